@@ -18,7 +18,7 @@ from ramify.constraint import regex as regex_constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.choices import DEFAULT_METHOD, METHODS, ChoicesSamplingMethod, token_length_normalized
-from ramify.lang.calls.limits import Limit, holding
+from ramify.lang.calls.limits import Limit, limiting
 from ramify.lang.common.caller import caller_line
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Function
@@ -169,7 +169,7 @@ def gen(
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices.", field="choices_method")
     wanted = with_json_options(_schema(constraints), of_json)
-    wire = graph.Gen(
+    node = graph.Gen(
         options=read_options(options, of="gen"),
         constraint=wanted.constraint,
         stop=wanted.stop,
@@ -177,7 +177,7 @@ def gen(
         **request,
     )
     return Gen(
-        wire.checked(), wanted.parse, schema, validate, retries, keep_failed, backend=backend, line=line
+        node.checked(), wanted.parse, schema, validate, retries, keep_failed, backend=backend, line=line
     )
 
 
@@ -185,8 +185,6 @@ GEN_ARGUMENTS = parameters_of(gen)
 
 
 def _at_most_one(constraints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constraint that is not None, by name, or an empty dict. Raises `InvalidConstraint` if
-    several are given."""
     found = {key: value for key, value in constraints.items() if value is not None}
     if len(found) > 1:
         raise InvalidConstraint(
@@ -203,8 +201,6 @@ def _scored(
     backend: Backend | str | None,
     line: str | None,
 ) -> Node:
-    """The `select` that a `gen` with choices stands for; raises `UnsupportedField` for an option of `gen`
-    that a `select` lacks."""
     given = read_options({"temperature": options.pop("temperature", None)}, of="gen")
     temperature = given.get("temperature", 0.0)
     for extra, value in options.items():
@@ -261,13 +257,11 @@ def _select(
         raise UnsupportedField("Choices are scored at temperature 0.", field="temperature")
     method = method or token_length_normalized
     known = next((name for name in METHODS if METHODS[name] is method), None)
-    wire = graph.Select(choices=tuple(choices), method=known or DEFAULT_METHOD, **request)
-    return Select(wire.checked(), None if known else method, backend=backend, line=line)
+    node = graph.Select(choices=tuple(choices), method=known or DEFAULT_METHOD, **request)
+    return Select(node.checked(), None if known else method, backend=backend, line=line)
 
 
 def _schema(given: Mapping[str, Any]) -> Schema:
-    """The constraint and the parser of the only argument in `given`. If `given` is empty, a `Schema` of
-    unconstrained text."""
     for kind, value in given.items():
         return CONSTRAINTS[kind](value)
     return Schema(None, str)
@@ -392,7 +386,7 @@ def limit(
     bounds = Bounds(timeout, max_total_tokens, max_calls)
     if not bounds:
         raise InvalidRequest("limit needs timeout, max_total_tokens or max_calls.", field="max_total_tokens")
-    return holding(bounds, f"the limit at {caller_line()}")
+    return limiting(bounds, f"the limit at {caller_line()}")
 
 
 MODEL_TYPES = (
@@ -427,8 +421,8 @@ def _separated(step: Step) -> Step:
         return step
     if step.variable is None:
         raise InvalidRequest("separate_reasoning needs the gen to have a name.", field="name")
-    thinking = step.wire.thinking or Thinking(max_tokens=step.wire.options.get("max_tokens"))
-    return replace(step, wire=structs.replace(step.wire, thinking=thinking), separate=True)
+    thinking = step.node.thinking or Thinking(max_tokens=step.node.options.get("max_tokens"))
+    return replace(step, node=structs.replace(step.node, thinking=thinking), separate=True)
 
 
 def flush_cache(backend: Backend | None = None) -> Any:

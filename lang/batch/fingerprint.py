@@ -42,7 +42,7 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.batch.json_text import valid
 from ramify.lang.batch.masking import SECRET, hidden, masked
 from ramify.lang.common.caller import is_users
-from ramify.lang.graph.tracing import Traced
+from ramify.lang.graph.execute import Traced
 from ramify.lang.tools.tool import Tool
 from ramify.messages import ModelInfo
 

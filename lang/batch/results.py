@@ -26,7 +26,7 @@ from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
 from ramify.lang.common.caller import is_users
 from ramify.lang.trace.calls import Call
-from ramify.lang.trace.meta_info import add_usage
+from ramify.lang.trace.outputs import add_usage
 from ramify.lang.trace.report import together
 
 if TYPE_CHECKING:

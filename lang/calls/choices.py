@@ -14,8 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ramify.errors import BackendError
 from ramify.graph import Method
-from ramify.messages import TokenLogprobs
+from ramify.lang.trace.calls import Call
+from ramify.lang.trace.outputs import token_logprobs
+from ramify.messages import ChoiceScore, TokenLogprobs
+from ramify.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,45 @@ def _mean(values: Sequence[float]) -> float:
 
 def _best(scores: Sequence[float]) -> int:
     return max(range(len(scores)), key=lambda index: scores[index])
+
+
+SCORING = SamplingParams(max_tokens=0, temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen choice. `ids` are its tokens; empty if its first token begins inside the prompt."""
+
+    text: str
+    ids: tuple[int, ...]
+    meta: dict[str, Any]
+
+
+def decide(
+    found: Sequence[ChoiceScore], step: Call, choices: Sequence[str], method: ChoicesSamplingMethod
+) -> Choice:
+    """The choice that `method` decides for by the scores `found`. The scores are recorded in `step`.
+
+    Raises `BackendError` if the backend has not returned all scores.
+    """
+    unconditional = method.requires_unconditional_logprobs
+    if len(found) != len(choices) or (unconditional and any(one.unconditional is None for one in found)):
+        raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")
+    step.finish = None  # nothing was generated
+    step.choices = tuple(zip(choices, found, strict=True))
+    scored = [Scored(text, score.tokens, score.unconditional) for text, score in step.choices]
+    decision = method(scored)
+    chosen = found[decision.index]
+    return Choice(
+        text=choices[decision.index],
+        ids=chosen.tokens.ids if chosen.behind else (),
+        meta={
+            "choices": list(choices),
+            "normalized_prompt_logprobs": [one.mean for one in scored],
+            "input_token_logprobs": [token_logprobs(one.tokens) for one in scored],
+            "unconditional_token_logprobs": [
+                token_logprobs(one.unconditional) for one in scored if one.unconditional is not None
+            ],
+            **decision.meta_info,
+        },
+    )

@@ -22,11 +22,10 @@ from ramify.answers import AnswerStore
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
 from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
-from ramify.lang.calls.session import Session
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Session, Target
 from ramify.lang.prompt.thinking import ThoughtSplitter
 from ramify.lang.trace.calls import Call
-from ramify.lang.trace.meta_info import add_usage
+from ramify.lang.trace.outputs import add_usage
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs, Usage
 from ramify.retry import IN_BATCH_S, Retry
@@ -94,7 +93,6 @@ class Delivery:
         return rid
 
     async def _revision(self, request: Generate) -> str:
-        """The revision of the request's LoRA adapter; empty without one."""
         if not request.lora:
             return ""
         find = getattr(self._backend, "lora_revisions", None)
@@ -125,7 +123,6 @@ class Delivery:
                 request = msgspec.structs.replace(request, rid=session.next_rid())
 
     def _taker(self) -> Callable[[TextChunk], None]:
-        """A function that takes the chunks of one attempt."""
         session, call = self._session, self._call
         generated: list[TextChunk] = []
         received: list[TextChunk] = []
@@ -178,7 +175,6 @@ class Delivery:
 
 
 def _text(chunk: TextChunk) -> str:
-    """All text of a chunk, with its thoughts."""
     return chunk.reasoning + chunk.text
 
 
@@ -215,7 +211,6 @@ def key_of(request: Generate, info: ModelInfo, lora: str = "") -> bytes | None:
 
 
 def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
-    """`chunk` without its first `chars` characters and `ids` tokens."""
     if not chars and not ids:
         return chunk
     logprobs = chunk.logprobs

@@ -42,7 +42,6 @@ class Limit:
     def __init__(self, bounds: Bounds, where: str, *, later: bool = False, remedy: str = RAISE) -> None:
         self.bounds = bounds
         self.where = where
-        """Name of the limit in error messages."""
         self._remedy = remedy
         self.id = uuid.uuid4().hex
         self.refuse: Callable[[], NoReturn] | None = None
@@ -106,36 +105,24 @@ class Limit:
     def time_is_over(self) -> BudgetExceeded:
         timeout = self.bounds.timeout or 0.0
         seconds = max(timeout, self._elapsed())  # an event loop's timer may be early by its resolution
-        return BudgetExceeded(
-            f"timeout={timeout:g} of {self.where} is over: {seconds:.2f} s have passed.",
-            field="timeout",
-            bound=timeout,
-            spent=seconds,
-            remedy=self._remedy,
-        )
+        message = f"timeout={timeout:g} of {self.where} is over: {seconds:.2f} s have passed."
+        return self._exceeded("timeout", seconds, message)
 
     def tokens_are_spent(self, known: int = 0) -> BudgetExceeded:
         """The error for a limit whose tokens are spent. `known` is the number of tokens that the runtime has
         counted for the limit's requests."""
         most, spent = self.bounds.max_total_tokens, max(self._tokens, known)
         rest = ", and this step does not fit into the rest" if spent < (most or 0) else ""
-        return BudgetExceeded(
-            f"max_total_tokens={most} of {self.where}: "
-            f"{spent} tokens are spent in {self._calls} calls{rest}.",
-            field="max_total_tokens",
-            bound=most,
-            spent=spent,
-            remedy=self._remedy,
-        )
+        told = f"{spent} tokens are spent in {self._calls} calls{rest}."
+        return self._exceeded("max_total_tokens", spent, f"max_total_tokens={most} of {self.where}: {told}")
 
     def calls_are_spent(self) -> BudgetExceeded:
-        return BudgetExceeded(
-            f"max_calls={self.bounds.max_calls} of {self.where}: {self._calls} calls are spent.",
-            field="max_calls",
-            bound=self.bounds.max_calls,
-            spent=self._calls,
-            remedy=self._remedy,
-        )
+        message = f"max_calls={self.bounds.max_calls} of {self.where}: {self._calls} calls are spent."
+        return self._exceeded("max_calls", self._calls, message)
+
+    def _exceeded(self, field: str, spent: float, message: str) -> BudgetExceeded:
+        bound = getattr(self.bounds, field)
+        return BudgetExceeded(message, field=field, bound=bound, spent=spent, remedy=self._remedy)
 
 
 Limits = tuple[Limit, ...]
@@ -146,7 +133,7 @@ LIMITS: ContextVar[Limits] = ContextVar("ramify_limits", default=())
 
 
 @contextlib.contextmanager
-def holding(bounds: Bounds, where: str) -> Iterator[Limit]:
+def limiting(bounds: Bounds, where: str) -> Iterator[Limit]:
     """A ``with`` block whose steps have a new limit with these `bounds` in addition."""
     limit = Limit(bounds, where, remedy=LEAVE)
     with under((limit,)):
@@ -235,7 +222,6 @@ def allow_call(limits: Limits, sampling: SamplingParams, thinking: Thinking | No
 
 
 def _counted(limits: Limits, sampling: SamplingParams) -> SamplingParams:
-    """Count a request for each limit, and return `sampling` with max_tokens cut to what they leave."""
     deadline(limits)
     for limit in reversed(limits):
         if limit.calls_left is not None and limit.calls_left <= 0:

@@ -10,13 +10,11 @@ from typing import Any, TypeVar
 from ramify.errors import BackendError, Cancelled, RamifyError
 from ramify.lang.calls.delivery import Delivery, least_usage
 from ramify.lang.calls.limits import Allowance, check_answer
-from ramify.lang.calls.session import Session
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Session, Target
 from ramify.lang.prompt.chat import Thought
 from ramify.lang.prompt.thinking import ThoughtSplitter, thinking_of
 from ramify.lang.trace.calls import CURRENT, Call
-from ramify.lang.trace.meta_info import meta_info
-from ramify.lang.trace.tokens import tokens_of
+from ramify.lang.trace.outputs import meta_info, tokens_of
 from ramify.loop import cancel_at_end
 from ramify.messages import (
     ChoiceScore,

@@ -1,10 +1,14 @@
-"""The parts of a program's run that its requests need."""
+"""What the requests of one run share, and the backends with their models that the run uses."""
 
 from __future__ import annotations
 
 import itertools
 import time
 import uuid
+from dataclasses import dataclass, field
+
+from ramify.lang.backends.base import Backend
+from ramify.lang.prompt.view import PromptModel
 
 
 class Session:
@@ -13,7 +17,6 @@ class Session:
     def __init__(self, *, scope: str, stream: bool, in_batch: bool, started: float | None = None) -> None:
         self.program = uuid.uuid4().hex
         self.scope = scope
-        """The cache scope of the run's requests."""
         self.stream = stream
         """Whether the caller may iterate over the text while the program runs."""
         self.in_batch = in_batch
@@ -32,3 +35,16 @@ class Session:
     def next_rid(self) -> str:
         """The id of a new request."""
         return f"{self.program}-{next(self._numbers)}"
+
+
+@dataclass(eq=False, slots=True)
+class Target(PromptModel):
+    """A model that a run sends requests to. One target is the run's own; steps may name other backends."""
+
+    backend: Backend
+    name: str
+    """The name of the backend in the run's `Router`; without a router, the name of the model."""
+    priority: int = 0
+    lora: str = ""
+    ended: list[str] = field(default_factory=list)
+    """The keys of branches and forks that have ended since the last request to this backend."""

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest
 from ramify.lang.calls.request import Output
-from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
-from ramify.lang.prompt.model import PromptModel
+from ramify.lang.prompt.chat import Content, begin_turn, end_turn
 from ramify.lang.prompt.transcript import Piece, append_marked, append_output, append_text, marked
-from ramify.lang.prompt.view import M, View
-from ramify.lang.tools.forms import CallForm, JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
+from ramify.lang.prompt.view import M, PromptModel, View
+from ramify.lang.tools.forms import JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
 from ramify.messages import ToolPieces
 from ramify.tool_calls.formats import FORMATS, GENERIC
 
@@ -28,7 +27,7 @@ RESULTS = "user"
 """The role of the turn that holds the results, if the chat template has no tool turns."""
 
 
-def form_of(target: PromptModel) -> CallForm:
+def form_of(target: PromptModel) -> TaggedCalls | JsonCalls:
     """The form in which the model of `target` reads and writes calls."""
     if target.takes_messages:
         return JsonCalls()
@@ -50,23 +49,21 @@ class Describe(msgspec.Struct, frozen=True):
 
     tools: Tools
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        return describe(dialogue, tail, target, self.tools)
+    def write(self, content: Content, target: PromptModel) -> Content:
+        return describe(content, target, self.tools)
 
 
-def describe(
-    dialogue: Dialogue, tail: Piece | None, target: PromptModel, tools: Tools
-) -> tuple[Dialogue, Piece | None]:
+def describe(content: Content, target: PromptModel, tools: Tools) -> Content:
     """Append the descriptions of `tools` to the open turn."""
+    dialogue, tail = content.dialogue, content.tail
     dialogue = replace(dialogue, tools=dialogue.tools | {tool.name for tool in tools})
     pieces = pieces_of(target)
     if pieces is None:
         text = form_of(target).instructions(tools)
         if tail is not dialogue.start:
             text = "\n\n" + text  # the turn begins with the caller's own content
-        return dialogue, append_marked(tail, text if dialogue.role else text + "\n", Describe(tools))
+        text = text if dialogue.role else text + "\n"
+        return Content(append_marked(tail, text, Describe(tools)), dialogue)
     if dialogue.role != "system" or dialogue.messages:
         raise InvalidRequest(
             f"The chat template of {target.info.name} describes tools in the first system turn.",
@@ -74,18 +71,18 @@ def describe(
         )
     text = native_instructions(pieces, tools)
     if pieces.place == "user":
-        return replace(dialogue, pending=text), append_marked(tail, "", Describe(tools))
-    return dialogue, append_marked(tail, text, Describe(tools))
+        dialogue, text = replace(dialogue, pending=text), ""
+    return Content(append_marked(tail, text, Describe(tools)), dialogue)
 
 
 def open_calls(view: View[M], opening: str, turns: bool) -> View[M]:
     """`view` with `opening` appended, after which the calls are generated. If `turns`, an assistant turn is
     begun first."""
-    dialogue, tail = view.dialogue, view.tail
+    content = view.content
     if turns:
-        dialogue, tail = begin_turn(dialogue, tail, "assistant", view.target.info)
-    tail = append_text(tail, opening)
-    return view._replace(dialogue=dialogue, tail=tail, until=tail)
+        content = begin_turn(content, "assistant", view.target.info)
+    content = content.at(append_text(content.tail, opening))
+    return view._replace(content=content, until=content.tail)
 
 
 class CallTurn(msgspec.Struct, frozen=True):
@@ -94,42 +91,37 @@ class CallTurn(msgspec.Struct, frozen=True):
     opening: str
     output: Output
     words: str
-    """The model's words in the turn, without the calls."""
     written: WrittenCalls
     shown: tuple[str, ...]
-    """The results, as the model is shown them."""
     turns: bool
     """Whether the calls and the results are chat turns; otherwise they are plain text."""
 
-    def append(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
+    def append(self, content: Content, target: PromptModel) -> Content:
         """Append the turn as `write` does, and set this object as the mark of the appended pieces."""
-        dialogue, written = self.write(dialogue, tail, target)
-        return dialogue, marked(written, tail, self)
+        written = self.write(content, target)
+        return written.at(marked(written.tail, content.tail, self))
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
+    def write(self, content: Content, target: PromptModel) -> Content:
         info, pieces = target.info, pieces_of(target)
         if self.turns:
-            dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
-        tail = self._append_calls(tail, target)
+            content = begin_turn(content, "assistant", info)
+        content = content.at(self._append_calls(content.tail, target))
         results = "\n".join(result.join(GENERIC.result) for result in self.shown)
         if not self.turns:
             text = f"\n{results}\n" if self.shown else "\n"
-            target.check_text(dialogue, text)
-            return dialogue, append_text(tail, text)
-        dialogue, tail = end_turn(dialogue, tail, "assistant", info)
+            target.check_text(content.dialogue, text)
+            return content.at(append_text(content.tail, text))
+        content = end_turn(content, "assistant", info)
         if pieces is not None:
             for result in self.shown:
                 text = json.dumps(result, ensure_ascii=False)[1:-1] if pieces.quoted else result
-                dialogue, tail = begin_turn(dialogue, tail, "tool", info)
-                dialogue, tail = end_turn(dialogue, append_text(tail, text), "tool", info, content=result)
+                content = begin_turn(content, "tool", info)
+                content = content.at(append_text(content.tail, text))
+                content = end_turn(content, "tool", info, written=result)
         elif self.shown:
-            dialogue, tail = begin_turn(dialogue, tail, RESULTS, info)
-            dialogue, tail = end_turn(dialogue, append_text(tail, results), RESULTS, info)
-        return dialogue, tail
+            content = begin_turn(content, RESULTS, info)
+            content = end_turn(content.at(append_text(content.tail, results)), RESULTS, info)
+        return content
 
     def _append_calls(self, tail: Piece | None, target: PromptModel) -> Piece | None:
         """Append the calls as they were generated, or, if `target` has another form of calls, in the form of

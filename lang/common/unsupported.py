@@ -19,7 +19,6 @@ UNSUPPORTED = {
     "LiteLLM": OTHER_BACKEND,
     "VertexAI": OTHER_BACKEND,
 }
-"""Public name → the remedy."""
 
 
 def unsupported(name: str, remedy: str) -> Callable[..., NoReturn]:

@@ -1,7 +1,6 @@
 """Decorated functions: the program objects that users run, bind, compile and run in batches.
 
-program          the base of sync and async programs: arguments, options, the start of a run
+program          the bases of sync, async and compiled programs: arguments, options, the start of a run
 function         programs whose body is a plain function
 async_function   programs whose body is a coroutine function
-compiled         programs of both kinds that run as graphs
 """

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
@@ -16,15 +16,12 @@ from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.estimate import BatchEstimate
 from ramify.lang.batch.summary import BatchSummary
-from ramify.lang.functions.program import Batch, Program, Started
+from ramify.lang.functions.program import Batch, CompiledProgram, Program, Started
 from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.place import PLACE, placed
 from ramify.lang.state.state import ProgramState
 from ramify.loop import submit
 from ramify.messages import ModelInfo
-
-if TYPE_CHECKING:
-    from ramify.lang.functions.compiled import AsyncCompiled
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,11 +31,10 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
     """A program whose body is a coroutine function, run in the caller's event loop; made by `function`."""
 
     _graph_body = staticmethod(async_body_of)
+    _asynchronous = True
 
     def compile(self, **given: Any) -> AsyncCompiled[...]:
         """Compile the program as `Function.compile` does. The body may await only its own steps."""
-        from ramify.lang.functions.compiled import AsyncCompiled
-
         traced, left, bound = self._compile(given)
         return AsyncCompiled(traced, left, self.body, bound)
 
@@ -50,7 +46,7 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
         info = await _info(settings.backend)
-        started = self._start(settings, info, lambda: bound, PLACE.get(), asynchronous=True)
+        started = self._start(settings, info, lambda: bound, PLACE.get())
         if settings.stream:
             started.state._body = asyncio.create_task(_stream(started))
         else:
@@ -126,7 +122,7 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         work = functools.partial(self._run_row, batch, info)
 
         async def refuse(error: ProgramError, row: Any) -> ProgramState:
-            return self._refused_row(batch, info, error, row, asynchronous=True)
+            return self._refused_row(batch, info, error, row)
 
         async for state in runs.run_in_tasks(work, refuse, batch.in_order(rows)):
             yield state
@@ -134,14 +130,17 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
     async def _run_row(
         self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any
     ) -> ProgramState:
-        started = self._start_row(batch, info, row, asynchronous=True)
+        started = self._start_row(batch, info, row)
         with register(started.run):
             await _stream(started)
         return started.state
 
 
+class AsyncCompiled(CompiledProgram[P, Coroutine[Any, Any, ProgramState]], AsyncFunction[P]):
+    """An async program that runs as a graph; made by `AsyncFunction.compile`."""
+
+
 async def _execute(started: Started) -> None:
-    """Await the body and all steps. An exception of the body cancels the run and is raised."""
     run = started.run
     try:
         with placed(run, run.root.call):

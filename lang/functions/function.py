@@ -9,7 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, overload
+from typing import Any, Literal, ParamSpec, overload
 
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.base import Backend
@@ -18,15 +18,12 @@ from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.estimate import BatchEstimate
 from ramify.lang.batch.summary import BatchSummary
-from ramify.lang.functions.program import Batch, Program, Started
+from ramify.lang.functions.program import Batch, CompiledProgram, Program, Started
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.place import PLACE, placed
 from ramify.lang.state.state import ProgramState
 from ramify.loop import wait
 from ramify.messages import ModelInfo
-
-if TYPE_CHECKING:
-    from ramify.lang.functions.compiled import Compiled
 
 P = ParamSpec("P")
 
@@ -35,6 +32,7 @@ class Function(Program[P, ProgramState]):
     """A program whose body is a plain function; made by `function`."""
 
     _graph_body = staticmethod(body_of)
+    _asynchronous = False
 
     def compile(self, **given: Any) -> Compiled[...]:
         """Compile the program to a graph, which runs without Python code between its calls; see
@@ -45,8 +43,6 @@ class Function(Program[P, ProgramState]):
         to each run of the graph. `given` may also hold options of `run`. Raises `CompileError`, which names
         the line, if the body branches on a placeholder.
         """
-        from ramify.lang.functions.compiled import Compiled
-
         traced, left, bound = self._compile(given)
         return Compiled(traced, left, self.body, bound)
 
@@ -164,8 +160,11 @@ class Function(Program[P, ProgramState]):
         return started.state
 
 
+class Compiled(CompiledProgram[P, ProgramState], Function[P]):
+    """A program that runs as a graph; made by `Function.compile`."""
+
+
 def _execute(started: Started) -> None:
-    """Call the body and wait for all steps. An exception of the body cancels the run and is raised."""
     run = started.run
     try:
         with placed(run, run.root.call):

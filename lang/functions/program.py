@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
@@ -19,8 +19,10 @@ from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
 from ramify.lang.common.unsupported import unsupported
 from ramify.lang.graph.body import compile_body
+from ramify.lang.graph.execute import Traced
 from ramify.lang.graph.prefix import submit_prefix
-from ramify.lang.graph.tracing import Traced, trace_prefix
+from ramify.lang.graph.tracing import trace_prefix
+from ramify.lang.graph.view import GraphView
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.state.state import ProgramState
@@ -30,7 +32,6 @@ from ramify.spelling import nearest, parameters_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-"""The type that `run` returns: a state, or a coroutine that returns a state."""
 
 RESERVED = ("backend", "stream", "cache_scope", "compiled")
 """Arguments of `run` that no program can have as parameters of its own."""
@@ -59,7 +60,6 @@ class Started:
 
     run: Run
     state: ProgramState
-    """The state that the caller gets."""
     body: Callable[[], Any]
     """Calls the program's body. Raises TypeError or `InvalidRequest` if the arguments do not fit the body's
     parameters."""
@@ -73,7 +73,6 @@ class Batch:
     common: Mapping[str, Any]
     """The program's arguments that are the same for all rows, by name."""
     limit: int
-    """Most rows that run at once."""
     progress: bool
     give_up_after: float | None
     plan: results.Plan | None
@@ -91,8 +90,9 @@ class Program(Generic[P, R]):
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
     """Makes a body that runs a traced graph: `body_of` or `async_body_of`."""
+    _asynchronous: ClassVar[bool]
+    """Whether the body is a coroutine function."""
     traced: Traced | None = None
-    """The graph of a compiled program."""
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         self.body = body
@@ -176,7 +176,6 @@ class Program(Generic[P, R]):
         return self._with(options)
 
     def _sort(self, kwargs: Mapping[str, Any], of: str) -> tuple[Settings, dict[str, Any]]:
-        """Split `kwargs` and the bound arguments into the run's settings and the program's own arguments."""
         given = {**self.bound, **kwargs}
         backend, stream = given.pop("backend", None), given.pop("stream", False)
         scope, compiled = given.pop("cache_scope", ""), given.pop("compiled", False)
@@ -207,8 +206,6 @@ class Program(Generic[P, R]):
                 )
 
     def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Call the body on the `state` of another program, with the bound arguments added. If `backend` is
-        given, the steps of the body run on it."""
         given = {**self.bound, **kwargs}
         backend = given.pop("backend", None)
         for name in given:
@@ -231,7 +228,6 @@ class Program(Generic[P, R]):
         return *compile_body(self.body, self._signature, own), bound
 
     def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
-        """A function that runs the program on a state: its body, or with `compiled` its graph."""
         if compiled:
             traced = trace_prefix(self.body, copy.copy(bound))
             if isinstance(traced, Traced):
@@ -246,7 +242,6 @@ class Program(Generic[P, R]):
         arguments: Callable[[], inspect.BoundArguments],
         place: Place | None,
         *,
-        asynchronous: bool = False,
         in_batch: bool = False,
     ) -> Started:
         """Begin a run. `place` is the place in the program that starts this one; None outside of programs.
@@ -262,7 +257,7 @@ class Program(Generic[P, R]):
             settings.options,
             scope=settings.scope,
             stream=settings.stream,
-            asynchronous=asynchronous,
+            asynchronous=self._asynchronous,
             place=place,
             in_batch=in_batch,
             limits=limits,
@@ -274,24 +269,17 @@ class Program(Generic[P, R]):
 
         return Started(run, ProgramState(run.root, outside=True), body)
 
-    def _start_row(self, batch: Batch, info: ModelInfo, row: Any, *, asynchronous: bool = False) -> Started:
-        """`_start` for a row of a batch."""
-
+    def _start_row(self, batch: Batch, info: ModelInfo, row: Any) -> Started:
         def arguments() -> inspect.BoundArguments:
             try:
                 return self._row(batch.common, row)
             except (TypeError, InvalidRequest) as error:
                 raise ProgramError(f"The row was not run: {error}") from error
 
-        return self._start(
-            batch.settings, info, arguments, batch.place, asynchronous=asynchronous, in_batch=True
-        )
+        return self._start(batch.settings, info, arguments, batch.place, in_batch=True)
 
-    def _refused_row(
-        self, batch: Batch, info: ModelInfo, error: ProgramError, row: Any, *, asynchronous: bool = False
-    ) -> ProgramState:
-        """The state of a row that was not run because of `error`."""
-        started = self._start_row(batch, info, row, asynchronous=asynchronous)
+    def _refused_row(self, batch: Batch, info: ModelInfo, error: ProgramError, row: Any) -> ProgramState:
+        started = self._start_row(batch, info, row)
         started.run.reject(error)
         return started.state
 
@@ -335,7 +323,6 @@ class Program(Generic[P, R]):
         return Batch(settings, common, limit, progress, give_up_after, plan)
 
     def _record(self, batch: Batch, info: ModelInfo, loras: Mapping[str, str]) -> Record:
-        """The fingerprint of the program and its arguments, as the results file records it."""
         settings = batch.settings
         return record_of(self, settings.options, batch.common, settings.backend, info, loras)
 
@@ -361,3 +348,28 @@ class Program(Generic[P, R]):
         other = copy.copy(self)
         other.bound = self._bind(bound)
         return other
+
+
+class CompiledProgram(Program[P, R]):
+    """Base of `Compiled` and `AsyncCompiled`. The signature lacks the parameters that were given a value at
+    compile time."""
+
+    traced: Traced
+
+    def __init__(
+        self, traced: Traced, left: inspect.Signature, body: Callable[..., Any], bound: Mapping[str, Any]
+    ) -> None:
+        super().__init__(self._graph_body(traced, left, body), bound)
+        self.traced = traced
+
+    def graph(self) -> GraphView:
+        """The graph of the program, which can be printed, drawn and sent to a server."""
+        local = {place: step.local() for place, step in self.traced.steps.items()}
+        return GraphView(self.traced.graph, self.traced.lines, local)
+
+    def compile(self, **given: Any) -> Self:
+        """A copy of the program with values bound to some of its parameters or to options of `run`."""
+        return self._with(given)
+
+    def _calling(self, bound: inspect.BoundArguments, compiled: bool) -> Callable[[ProgramState], Any]:
+        return super()._calling(bound, False)

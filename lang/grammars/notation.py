@@ -48,7 +48,6 @@ def words_but(words: Collection[str], first: str, others: str, begun: str = "") 
 
 
 def _class(chars: str) -> str:
-    """A character class of `chars`, which are letters, digits or ``_``. Adjacent characters become ranges."""
     runs: list[list[str]] = []
     for char in sorted(chars):
         if runs and ord(char) == ord(runs[-1][-1]) + 1:

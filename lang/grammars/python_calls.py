@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import collections.abc
-import dataclasses
 import enum
 import inspect
 import json
@@ -24,15 +23,15 @@ import keyword
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.lang.common.caller import caller_names
 from ramify.lang.grammars.notation import either, grammar, listed, quoted, texts
 from ramify.lang.tools.tool import Tool, ToolCall
+from ramify.lang.typed.adapters import members_of
 from ramify.lang.typed.schema import convert
-from ramify.lang.typed.typed_dict import modern
 
 Functions = (
     Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any] | inspect.Signature]
@@ -116,7 +115,7 @@ def _converted(value: Any, parameter: inspect.Parameter) -> Any:
     if parameter.annotation is parameter.empty:
         return value
     try:
-        return convert(value, modern(parameter.annotation))
+        return convert(value, parameter.annotation)
     except ValueError as error:
         raise ValueError(f"{value!r} cannot be {parameter.name}: {error}") from error
 
@@ -174,7 +173,6 @@ def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _named(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
-    """The parameters except ``*args`` and ``**kwargs``, by name."""
     parameters = signature.parameters.items()
     return {name: one for name, one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
@@ -290,9 +288,14 @@ class _Values:
                 raise _refused(where, f"{kind!r} contains itself")
             return self._known[kind]
         rule = self._known[kind] = f"{self._prefix}{len(self._known)}"
+        found = members_of(kind)
+        if found is None:
+            raise _refused(
+                where, f"{kind!r} has no literals", "Take a str or an int, and make the value of it."
+            )
         members = [
             _Member(f"{json.dumps(name, ensure_ascii=False)}: ", self.of(of, f"{where}.{name}"), required)
-            for name, of, required in _fields(kind, where)
+            for name, (of, required) in found.items()
         ]
         self.rules |= _members(rule, members)
         self.rules[rule] = f'"{{" {rule}-named0 "}}"'
@@ -323,34 +326,6 @@ def _plain(kind: Any, where: str) -> Any:
             kind = kind.__value__
         else:
             return kind
-
-
-def _fields(kind: Any, where: str) -> list[tuple[str, Any, bool]]:
-    """(name, type, required) of the members of a dataclass, TypedDict or pydantic model."""
-    if hasattr(kind, "__required_keys__"):  # of typing or of typing_extensions
-        hints = typing.get_type_hints(kind, include_extras=True)
-        return [(name, *_required(hint, name in kind.__required_keys__)) for name, hint in hints.items()]
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind, include_extras=True)
-        missing = dataclasses.MISSING
-        return [
-            (one.name, hints[one.name], one.default is missing and one.default_factory is missing)
-            for one in dataclasses.fields(kind)
-            if one.init
-        ]
-    models = getattr(kind, "model_fields", None)
-    if not isinstance(models, dict):
-        raise _refused(where, f"{kind!r} has no literals", "Take a str or an int, and make the value of it.")
-    for name, one in models.items():
-        if one.metadata:
-            raise _refused(f"{where}.{name}", f"the condition {one.metadata[0]!r} is not enforced")
-    return [(one.alias or name, one.annotation, one.is_required()) for name, one in models.items()]
-
-
-def _required(hint: Any, required: bool) -> tuple[Any, bool]:
-    if get_origin(hint) in (Required, NotRequired):
-        return get_args(hint)[0], get_origin(hint) is Required
-    return hint, required
 
 
 def _refused(where: str, why: str, remedy: str | None = None) -> InvalidConstraint:

@@ -269,7 +269,6 @@ def _join(joins: Joins, scope: Scope, table: str) -> str:
 
 
 def _name(*parts: str) -> str:
-    """A name as SQL writes it, in quotes where needed."""
     return ".".join(
         part
         if _PLAIN.fullmatch(part) and part.lower() not in KEYWORDS

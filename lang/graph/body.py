@@ -12,9 +12,9 @@ from typing import Any, TypeGuard
 from ramify.graph import Argument, Result, argument_at, argument_text
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission
 from ramify.lang.calls.limits import tightest
-from ramify.lang.graph.execute import Execution, Row, execute
+from ramify.lang.graph.execute import Execution, Row, Traced
 from ramify.lang.graph.symbolic import SymbolicArgument, SymbolicText, SymbolicValue
-from ramify.lang.graph.tracing import Traced, TracedState, trace
+from ramify.lang.graph.tracing import TracedState, trace
 from ramify.lang.program.nodes import ModelStep, ResultRef
 from ramify.lang.program.variables import GatheredVariable, Skipped, Variable
 from ramify.lang.state.state import ProgramState
@@ -42,13 +42,11 @@ def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -
 
     @functools.wraps(like)
     def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        row = left.bind(*args, **kwargs).arguments
-        execution = _start(traced, s, row)
-        for variable, conditional in _read(traced, execution):
+        result = _Result(traced, s, left.bind(*args, **kwargs).arguments)
+        for variable, conditional in result.reads():
             s._block_on(variable.ready)
-            if not (conditional and isinstance(variable.error, Skipped)):
-                variable.read()
-        return _Result(traced, execution, row).value(traced.returned)
+            _check(variable, conditional)
+        return result.value(traced.returned)
 
     return _signed(body, left)
 
@@ -59,15 +57,19 @@ def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., A
 
     @functools.wraps(like)
     async def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        row = left.bind(*args, **kwargs).arguments
-        execution = _start(traced, s, row)
-        for variable, conditional in _read(traced, execution):
+        result = _Result(traced, s, left.bind(*args, **kwargs).arguments)
+        for variable, conditional in result.reads():
             await variable.ready.wait()
-            if not (conditional and isinstance(variable.error, Skipped)):
-                variable.read()
-        return _Result(traced, execution, row).value(traced.returned)
+            _check(variable, conditional)
+        return result.value(traced.returned)
 
     return _signed(body, left)
+
+
+def _check(variable: Variable, conditional: bool) -> None:
+    """Raise the error of a failed step. A read under a condition ignores that its step was skipped."""
+    if not (conditional and isinstance(variable.error, Skipped)):
+        variable.read()
 
 
 def _signed(body: Callable[..., Any], left: inspect.Signature) -> Callable[..., Any]:
@@ -82,23 +84,13 @@ def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
     traced.graph.check_row(row, "arguments")
     root = s._branch
     run = root.run
-    execution: Execution | None = None
+    execution = Execution(traced, root, row)
     if runs_graphs(run.backend) and not stays_here(traced.steps):
-        run.backend = run.backend.submit_program(
-            Submission(
-                traced.graph, dict(row), run.submitted_options, run.scope, tightest(run.limits), run.stream
-            ),
-            lambda: execution is None or execution.failed,
+        submission = Submission(
+            traced.graph, dict(row), run.submitted_options, run.scope, tightest(run.limits), run.stream
         )
-    execution = execute(
-        traced.graph,
-        root,
-        row,
-        steps=traced.steps,
-        lines=traced.lines,
-        values=traced.values,
-        blocks=traced.blocks,
-    )
+        run.backend = run.backend.submit_program(submission, lambda: execution.failed)
+    execution.submit()
     return execution
 
 
@@ -118,16 +110,6 @@ def stays_here(steps: Mapping[int, ModelStep]) -> bool:
     return any(BEFORE_THE_NEXT & step.local().keys() for step in steps.values())
 
 
-def _read(traced: Traced, execution: Execution) -> Iterator[tuple[Variable, bool]]:
-    """The reads of the traced body in order: (variable of this run, whether the read is under a condition).
-    The caller reads each variable, so that a failed step ends the program as it would end the body."""
-    for variable, conditional in traced.reads:
-        for part in _parts(variable):
-            source = traced.sources.get(part)
-            if isinstance(source, Result):
-                yield execution.outcomes[source.node], conditional
-
-
 def _parts(variable: Variable) -> Iterator[Variable]:
     if not isinstance(variable, GatheredVariable):
         yield variable
@@ -137,11 +119,21 @@ def _parts(variable: Variable) -> Iterator[Variable]:
 
 
 class _Result:
-    """The return value of the traced body, in which symbolic values are replaced by the results of one
-    run."""
+    """The reads and the return value of the traced body, in which symbolic values are replaced by the results
+    of one run."""
 
-    def __init__(self, traced: Traced, execution: Execution, row: Row) -> None:
-        self._traced, self._execution, self._row = traced, execution, row
+    def __init__(self, traced: Traced, s: ProgramState, row: Row) -> None:
+        self._traced, self._row = traced, row
+        self._execution = _start(traced, s, row)
+
+    def reads(self) -> Iterator[tuple[Variable, bool]]:
+        """The reads in order: (variable of this run, whether the read is under a condition). The caller reads
+        each variable, so that a failed step ends the program as it would end the body."""
+        for variable, conditional in self._traced.reads:
+            for part in _parts(variable):
+                source = self._traced.sources.get(part)
+                if isinstance(source, Result):
+                    yield self._execution.outcomes[source.node], conditional
 
     def value(self, value: Any) -> Any:
         kind = type(value)
@@ -171,7 +163,6 @@ class _Result:
         return self._outcome(part).read()
 
     def _outcome(self, part: ResultRef) -> ResultRef:
-        """A copy of `part` that refers to this run's variable instead of the trace's."""
         source = self._traced.sources[part.variable]
         assert isinstance(source, Result)
         return replace(part, variable=self._execution.outcomes[source.node])

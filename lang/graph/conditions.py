@@ -112,7 +112,6 @@ def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
 
 
 def _source(value: Any) -> ResultRef | None:
-    """The result or argument that `value` stands for; None if `value` is not symbolic."""
     if not issubclass(type(value), Symbolic):
         return None
     text = value.as_text() if type(value) is SymbolicValue else value

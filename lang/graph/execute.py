@@ -3,7 +3,8 @@ begins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -15,6 +16,8 @@ from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable, skipped
 from ramify.lang.tools.tool import Tool
 
+Source = graph.Argument | graph.Result
+
 Row = Mapping[str, Any]
 """The arguments of one run: name → JSON value."""
 
@@ -24,76 +27,67 @@ enough for a context of 10 million tokens. The limit is needed because a small g
 many times."""
 
 
-@dataclass
-class Execution:
-    """A running graph: its branches by number, and the results of its nodes."""
+@dataclass(frozen=True)
+class Traced:
+    """A program as a graph, with the Python objects that a graph cannot hold."""
 
-    branches: dict[int, Branch]
-    outcomes: dict[int, Variable] = field(default_factory=dict)
-    """Index of a node in the graph → the variable of its result."""
+    graph: graph.Graph
+    lines: Mapping[int, str] = field(default_factory=dict)
+    """Node index → source line."""
+    steps: Mapping[int, nodes.ModelStep] = field(default_factory=dict)
+    """Node index → the step as written, with its Python types and functions."""
+    blocks: Sequence[str] = ()
+    """The names of the graph's limits in error messages."""
+    values: Sequence[tuple[int, int, str, Any]] = ()
+    """Variables that the body set itself, in order: (index of the node before which the variable is set,
+    branch, name, value)."""
+    reads: Sequence[tuple[Variable, bool]] = ()
+    """The reads of the body in order: (variable, whether the read is under a condition)."""
+    sources: Mapping[Variable, Source] = field(default_factory=dict)
+    """Variable of the trace → the argument or node that it stands for."""
+    returned: Any = None
+    """The return value of the body, which may hold symbolic values."""
+
+
+class Execution:
+    """A run of a graph with the arguments in `row`. The nodes are submitted to `root`, which must be idle,
+    and to branches forked from it."""
+
+    def __init__(self, traced: Traced, root: Branch, row: Row) -> None:
+        self._traced, self._row = traced, row
+        self.branches = {0: root}
+        self.outcomes: dict[int, Variable] = {}
+        self._characters = 0
 
     @property
     def failed(self) -> bool:
         """Whether a step of any branch has failed."""
         return any(branch.error is not None for branch in self.branches.values())
 
+    def submit(self) -> None:
+        """Submit all nodes. Returns at once."""
+        root, made = self.branches[0], self._traced.graph
+        if root.run.options.get("n", 1) != 1:
+            raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
+        unnamed = [f"limit {index} of {made.name!r}" for index in range(len(made.limits))]
+        limits = [
+            Limit(bounds, where, later=True, remedy=LEAVE)
+            for bounds, where in zip(made.limits, self._traced.blocks or unnamed, strict=True)
+        ]
+        waiting = deque(self._traced.values)
+        with root.paused():
+            for place, node in enumerate(made.nodes):
+                while waiting and waiting[0][0] <= place:
+                    self._set_variable(*waiting.popleft())
+                of_node = node.limits if isinstance(node, graph.Limited) else ()
+                with under(tuple(limits[index] for index in of_node)):
+                    self._submit_node(place, node)
+            for value in waiting:
+                self._set_variable(*value)
+            root.run.end_body()
 
-def execute(
-    made: graph.Graph,
-    root: Branch,
-    row: Row,
-    *,
-    steps: Mapping[int, nodes.ModelStep] | None = None,
-    lines: Mapping[int, str] | None = None,
-    values: Iterable[tuple[int, int, str, Any]] = (),
-    blocks: Sequence[str] = (),
-) -> Execution:
-    """Submit the nodes of `made` to `root`, which must be idle, and to branches forked from it. Returns at
-    once.
-
-    Args:
-        steps: Node index → the step of the traced program, with the Python types and functions that a node
-            cannot hold.
-        lines: Node index → source line.
-        values: Variables that the program sets itself, in order: (index of the node before which the variable
-            is set, branch, name, value).
-        blocks: The names of the graph's limits in error messages.
-    """
-    if root.run.options.get("n", 1) != 1:
-        raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
-    submitter = _Submitter(Execution({0: root}), row, steps or {}, lines or {})
-    blocks = blocks or [f"limit {index} of {made.name!r}" for index in range(len(made.limits))]
-    limits = [
-        Limit(bounds, where, later=True, remedy=LEAVE)
-        for bounds, where in zip(made.limits, blocks, strict=True)
-    ]
-    waiting = list(values)
-    with root.held():
-        for place, node in enumerate(made.nodes):
-            while waiting and waiting[0][0] <= place:
-                submitter.set_variable(waiting.pop(0))
-            of_node = node.limits if isinstance(node, graph.Limited) else ()
-            with under(tuple(limits[index] for index in of_node)):
-                submitter.submit_node(place, node)
-        for value in waiting:
-            submitter.set_variable(value)
-        root.run.end_body()
-    return submitter.execution
-
-
-class _Submitter:
-    def __init__(
-        self,
-        execution: Execution,
-        row: Row,
-        steps: Mapping[int, nodes.ModelStep],
-        lines: Mapping[int, str],
-    ) -> None:
-        self.execution, self._row, self._steps, self._lines = execution, row, steps, lines
-        self._characters = 0
-
-    def submit_node(self, place: int, node: graph.AnyNode) -> None:
-        branches = self.execution.branches
+    def _submit_node(self, place: int, node: graph.AnyNode) -> None:
+        branches = self.branches
         branch = branches[node.branch]
         match node:
             case graph.Fork():
@@ -103,24 +97,23 @@ class _Submitter:
             case graph.Join():
                 branch.splice(branches[child] for child in node.children)
             case _:
-                step = self._steps.get(place) or self._step(place, node)
+                step = self._traced.steps.get(place) or self._step(place, node)
                 if node.when:
                     guards = self._guards(node.when)
                     if guards is None:
-                        outcome = self.execution.outcomes[place] = Variable(step.variable)
+                        outcome = self.outcomes[place] = Variable(step.variable)
                         outcome.fail(skipped(step.variable))
                         return
                     step = nodes.Guarded(step, guards) if guards else step
                 variable = branch.submit(step)
                 if variable is not None:
-                    self.execution.outcomes[place] = variable
+                    self.outcomes[place] = variable
 
-    def set_variable(self, value: tuple[int, int, str, Any]) -> None:
-        _, branch, name, given = value
-        self.execution.branches[branch].set_variable(name, given)
+    def _set_variable(self, _: int, branch: int, name: str, value: Any) -> None:
+        self.branches[branch].set_variable(name, value)
 
     def _step(self, place: int, node: graph.AnyNode) -> nodes.Step:
-        line = self._lines.get(place)
+        line = self._traced.lines.get(place)
         match node:
             case graph.Text():
                 return self._text(node)
@@ -141,7 +134,7 @@ class _Submitter:
             case graph.CallTools():
                 return nodes.CallTools(node, tuple(map(_tool, node.tools)), line=line)
             case graph.Either():
-                return nodes.Either(node.name, tuple(self.execution.outcomes[one] for one in node.of))
+                return nodes.Either(node.name, tuple(self.outcomes[one] for one in node.of))
             case _:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
@@ -174,7 +167,7 @@ class _Submitter:
 
     def _result_ref(self, part: graph.Result) -> nodes.ResultRef:
         return nodes.ResultRef(
-            self.execution.outcomes[part.node], part.index, part.then, part.type, part.path, part.thinking
+            self.outcomes[part.node], part.index, part.then, part.type, part.path, part.thinking
         )
 
     def _text(self, node: graph.Text) -> nodes.Step:

@@ -53,8 +53,6 @@ def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
 
 
 class _PrefixBackend(Wrapper):
-    """The backend of a run whose first steps were submitted as a graph."""
-
     def __init__(self, run: Run, prefix: GraphPrefix, backend: RunsPrograms, submission: Submission) -> None:
         self._run = run
         self._backend = cast(Backend, backend)
@@ -109,7 +107,6 @@ class _PrefixBackend(Wrapper):
         return any(variable.call is call for variable in self._same)
 
     def _is_other(self) -> bool:
-        """Whether the body's steps differ from the graph, or a step has failed."""
         return self._parted or bool(self._ahead) or _has_failed(self._run.root)
 
     def _watch(self, branch: Branch, step: Step, variable: Variable | None) -> None:
@@ -123,7 +120,6 @@ class _PrefixBackend(Wrapper):
                 self._same.append(variable)
 
     def _is_same(self, node: Step, step: Step) -> bool:
-        """Whether `step` of the body makes the same request as `node` of the graph."""
         if isinstance(node, Interpolated):
             return isinstance(step, Text) and step.value == self._text(node)
         return type(node) is type(step) and all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from types import CellType
 from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
@@ -14,6 +14,7 @@ import ramify.graph as graph
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.limits import LIMITS, Limit, Limits
+from ramify.lang.graph.execute import Source
 from ramify.lang.graph.symbolic import (
     About,
     NotConcrete,
@@ -23,34 +24,13 @@ from ramify.lang.graph.symbolic import (
     SymbolicText,
     SymbolicValue,
 )
+from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.nodes import (
-    CallTools,
-    DescribeTools,
-    Either,
-    Fork,
-    Gen,
-    Guard,
-    Guarded,
-    Interpolated,
-    ModelStep,
-    Node,
-    ResultRef,
-    RoleBegin,
-    RoleEnd,
-    ScopeBegin,
-    ScopeEnd,
-    Select,
-    Splice,
-    Step,
-    Text,
-    VariableStep,
-)
 from ramify.lang.program.run import Run
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
 from ramify.lang.state.state import ProgramState
-from ramify.lang.tools.tool import wire_tools
+from ramify.lang.tools.tool import descriptions_of
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.sampling_options import resolve_options
@@ -61,15 +41,13 @@ APPENDED = f"Results can be appended as they are, or with + and f-strings. {BY_S
 
 CALLS = f"The model sees the results; the program can return the calls. {BY_STEPS}"
 
-Source = graph.Argument | graph.Result
-
 
 class Submitted(NamedTuple):
     """A step as the body appended it."""
 
     branch: str
     """The branch's key, which is the same in every run."""
-    step: Step
+    step: nodes.Step
     variable: Variable | None
 
 
@@ -85,12 +63,12 @@ class GraphBuilder(Run):
         super().__init__(name, _Nowhere(), NO_MODEL, {})
         self.nodes: list[graph.AnyNode] = []
         self.lines: dict[int, str] = {}
-        self.steps: dict[int, ModelStep] = {}
+        self.steps: dict[int, nodes.ModelStep] = {}
         self.values: list[tuple[int, int, str, Any]] = []
         self.reads: list[tuple[Variable, bool]] = []
         """The reads of the body in order: (variable, whether the read is under a condition)."""
         self.sources: dict[Variable, Source] = {}
-        self.setters: dict[Variable, VariableStep] = {}
+        self.setters: dict[Variable, nodes.VariableStep] = {}
         """Variable of a result → the step that sets the variable. For an `Either`, the step of its first
         source."""
         self.submitted: list[Submitted] = []
@@ -101,14 +79,13 @@ class GraphBuilder(Run):
         self.known = 0
         """Number of nodes at the first refusal."""
         self.guards: tuple[graph.Guard, ...] = ()
-        """The conditions under which the next steps run."""
 
-    def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
+    def resolved(self, step: nodes.Step, backend: Backend | str | None = None) -> nodes.Step:
         """`step` with the backend that it names, else with `backend`. Names of backends are looked up only
         when the graph runs."""
-        if isinstance(step, Guarded):
+        if isinstance(step, nodes.Guarded):
             return replace(step, step=self.resolved(step.step, backend))
-        if isinstance(step, ModelStep) and step.backend is None:
+        if isinstance(step, nodes.ModelStep) and step.backend is None:
             return replace(step, backend=backend)
         return step
 
@@ -120,7 +97,9 @@ class GraphBuilder(Run):
         variable = Variable(name)
         self.sources[variable] = graph.Argument(name=name)
         remedy = f"Give it when compiling: compile({name}=...)."
-        return SymbolicArgument(About(f"The argument {name!r}", remedy, self.refuse), (ResultRef(variable),))
+        return SymbolicArgument(
+            About(f"The argument {name!r}", remedy, self.refuse), (nodes.ResultRef(variable),)
+        )
 
     def refuse(self, error: NotConcrete) -> None:
         if self.body_done.is_set():
@@ -171,28 +150,28 @@ class GraphBuilder(Run):
         self.nodes.append(node)
         return place
 
-    def thoughts_of(self, step: Gen, variable: Variable) -> Any:
+    def thoughts_of(self, step: nodes.Gen, variable: Variable) -> Any:
         """The symbolic thoughts that the program gets when it reads the thoughts of `variable`, which `step`
         sets. A list for a step with several outputs."""
         about = About(f"What the model thinks before {step.variable!r}", APPENDED, self.refuse)
         several = _samples(step)
         texts = [
-            SymbolicText(about, (ResultRef(variable, None if several == 1 else index, thinking=True),))
+            SymbolicText(about, (nodes.ResultRef(variable, None if several == 1 else index, thinking=True),))
             for index in range(several)
         ]
         return texts[0] if several == 1 else texts
 
-    def value_of(self, step: VariableStep, variable: Variable) -> Any:
+    def value_of(self, step: nodes.VariableStep, variable: Variable) -> Any:
         """The symbolic value that the program gets when it reads `variable`, which `step` sets. A list for a
         step with several outputs."""
         kind = type(step).__name__.lower()
         what = f"The result of {kind} {step.variable!r}" if step.variable else f"The result of a {kind}"
 
         def outcome(index: int | None = None) -> Symbolic:
-            source = ResultRef(variable, index)
-            if isinstance(step, CallTools):
+            source = nodes.ResultRef(variable, index)
+            if isinstance(step, nodes.CallTools):
                 return SymbolicCalls(About(what, CALLS, self.refuse), source)
-            if isinstance(step, Gen) and not _is_text(step):
+            if isinstance(step, nodes.Gen) and not _is_text(step):
                 return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
             return SymbolicText(About(what, APPENDED, self.refuse), (source,))
 
@@ -200,29 +179,26 @@ class GraphBuilder(Run):
         return outcome() if several == 1 else [outcome(index) for index in range(several)]
 
 
-def _samples(step: VariableStep) -> int:
-    """The number of outputs of the step: `n` for a gen, else 1."""
-    return resolve_options(step.wire.options).n if isinstance(step, Gen) else 1
+def _samples(step: nodes.VariableStep) -> int:
+    return resolve_options(step.node.options).n if isinstance(step, nodes.Gen) else 1
 
 
-def _kind_of(step: VariableStep) -> tuple[str, object]:
-    """The type of the step's value, in a form that can be compared with that of other steps."""
-    if not isinstance(step, Gen):
-        return ("calls" if isinstance(step, CallTools) else "text"), None
+def _kind_of(step: nodes.VariableStep) -> tuple[str, object]:
+    if not isinstance(step, nodes.Gen):
+        return ("calls" if isinstance(step, nodes.CallTools) else "text"), None
     several = _samples(step)
     if several > 1:
         return "list", several
     return ("text", None) if _is_text(step) else ("typed", repr(step.kind))
 
 
-def _is_text(step: Gen) -> bool:
-    """Whether the value is the generated text itself."""
+def _is_text(step: nodes.Gen) -> bool:
     if get_origin(step.kind) is Literal:
         return all(type(value) is str for value in get_args(step.kind))
     return step.parse in (None, str)
 
 
-class RecordedBranch(Branch):
+class RecordedBranch(Branch, nodes.StepVisitor):
     """A branch that adds its steps to the graph."""
 
     def __init__(self, builder: GraphBuilder, call: Call, parent: Branch | None = None) -> None:
@@ -231,11 +207,10 @@ class RecordedBranch(Branch):
         self.number = builder.branches
         builder.branches += 1
         self._busy = False
-        self._recorder = Recorder(self)
         self._conditional: dict[str, list[Variable]] = {}
         """Name → the variables of this name that steps under conditions have set since the last merge."""
 
-    def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
+    def submit(self, node: nodes.Node, backend: Backend | str | None = None) -> Variable | None:
         before = dict(self.variables)
         variable = super().submit(node, backend)
         conditional, self._conditional = self._conditional, {}
@@ -245,10 +220,10 @@ class RecordedBranch(Branch):
         return variable
 
     @contextlib.contextmanager
-    def under(self, guards: Sequence[Guard]) -> Iterator[None]:
+    def under(self, guards: Sequence[nodes.Guard]) -> Iterator[None]:
         """A ``with`` block whose steps are skipped unless all `guards` hold."""
         before, outer = dict(self.variables), self.builder.guards
-        self.builder.guards = (*outer, *self._recorder.guards_of(guards))
+        self.builder.guards = (*outer, *self._guards_of(guards))
         try:
             yield
         finally:
@@ -274,15 +249,15 @@ class RecordedBranch(Branch):
         builder.setters[merged] = setters[0]
         if len({_kind_of(step) for step in setters}) > 1:
             about = About(f"{name!r}, which steps of several types set,", BY_STEPS, builder.refuse)
-            merged.resolve(SymbolicValue(about, ResultRef(merged)))
+            merged.resolve(SymbolicValue(about, nodes.ResultRef(merged)))
         else:
             merged.resolve(builder.value_of(setters[0], merged))
 
-    def _submit(self, step: Step, statement: Statement) -> Variable | None:
+    def _submit(self, step: nodes.Step, statement: Statement) -> Variable | None:
         self.limits = statement.limits
         variable = self._declare(step)
-        step.accept(self._recorder, variable)
-        if isinstance(step, Guarded) and step.variable is not None and variable is not None:
+        self.visit(step, variable)
+        if isinstance(step, nodes.Guarded) and step.variable is not None and variable is not None:
             self._conditional.setdefault(step.variable, []).append(variable)
         if self.builder.refused is None:
             self.builder.submitted.append(Submitted(self.key, step, variable))
@@ -292,7 +267,7 @@ class RecordedBranch(Branch):
         self.builder.fork_key(size)  # branches have the keys that they have in a run
         calls = [Call("fork", f"fork {index}") for index in range(size)]
         children: list[Branch] = [RecordedBranch(self.builder, call, self) for call in calls]
-        self.submit(Fork(tuple(children)))
+        self.submit(nodes.Fork(tuple(children)))
         return children
 
     def gather(self, children: Any) -> None:
@@ -313,52 +288,30 @@ class RecordedBranch(Branch):
         super().set_variable(name, value)
         self.builder.values.append((len(self.builder.nodes), self.number, name, value))
 
+    # --- the visitor ---
 
-def _numbers(branches: Sequence[Branch]) -> tuple[int, ...]:
-    return tuple(cast(RecordedBranch, branch).number for branch in branches)
-
-
-class Done:
-    """An awaitable that is done at once. Steps return it while a program is traced."""
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield from ()
-
-
-class Recorder:
-    """A `ramify.lang.program.nodes.Visitor` that adds each step of one branch to the graph as a node."""
-
-    def __init__(self, branch: RecordedBranch) -> None:
-        self._branch = branch
-        self._number, self._builder = branch.number, branch.builder
-
-    def guards_of(self, guards: Sequence[Guard]) -> tuple[graph.Guard, ...]:
+    def _guards_of(self, guards: Sequence[nodes.Guard]) -> tuple[graph.Guard, ...]:
         return tuple(
             graph.Guard(value=self._source(guard.value), among=guard.among, negated=guard.negated)
             for guard in guards
         )
 
-    def guarded(self, node: Guarded, variable: Variable | None) -> Awaitable[None]:
-        outer = self._builder.guards
-        self._builder.guards = (*outer, *self.guards_of(node.guards))
+    def visit_Guarded(self, step: nodes.Guarded, variable: Variable | None) -> None:
+        outer = self.builder.guards
+        self.builder.guards = (*outer, *self._guards_of(step.guards))
         try:
-            node.step.accept(self, variable)
+            self.visit(step.step, variable)
         finally:
-            self._builder.guards = outer
-        return Done()
+            self.builder.guards = outer
 
-    def either(self, node: Either, variable: Variable) -> NoReturn:
-        raise AssertionError("only a graph has such a step")
+    def visit_Text(self, step: nodes.Text, variable: None) -> None:
+        self._append((step.value,))
 
-    def text(self, node: Text) -> None:
-        self._append((node.value,))
+    def visit_Interpolated(self, step: nodes.Interpolated, variable: None) -> None:
+        self._append([part if isinstance(part, str) else self._source(part) for part in step.parts])
 
-    def interpolated(self, node: Interpolated) -> Awaitable[None]:
-        self._append([part if isinstance(part, str) else self._source(part) for part in node.parts])
-        return Done()
-
-    def _source(self, part: ResultRef) -> Source:
-        source = self._builder.sources[part.variable]
+    def _source(self, part: nodes.ResultRef) -> Source:
+        source = self.builder.sources[part.variable]
         if isinstance(source, graph.Result):
             return graph.Result(
                 node=source.node,
@@ -373,76 +326,71 @@ class Recorder:
     def _append(self, parts: Sequence[str | Source]) -> None:
         """Append a text node. If the last node is a text node of the same branch with the same conditions,
         extend that node instead."""
-        nodes = self._builder.nodes
-        last = nodes[-1] if nodes else None
-        guards = self._builder.guards
-        if isinstance(last, graph.Text) and last.branch == self._number and last.when == guards:
-            nodes[-1] = graph.Text(branch=self._number, parts=_tied((*last.parts, *parts)), when=guards)
+        known = self.builder.nodes
+        last = known[-1] if known else None
+        guards = self.builder.guards
+        if isinstance(last, graph.Text) and last.branch == self.number and last.when == guards:
+            known[-1] = graph.Text(branch=self.number, parts=_tied((*last.parts, *parts)), when=guards)
         elif parts := _tied(parts):
-            self._builder.add_node(graph.Text(branch=self._number, parts=parts))
+            self.builder.add_node(graph.Text(branch=self.number, parts=parts))
 
-    def role_begin(self, node: RoleBegin) -> None:
-        self._builder.add_node(
-            graph.RoleBegin(branch=self._number, role=cast(graph.Role, node.role)), node.line
+    def visit_RoleBegin(self, step: nodes.RoleBegin, variable: None) -> None:
+        self.builder.add_node(
+            graph.RoleBegin(branch=self.number, role=cast(graph.Role, step.role)), step.line
         )
 
-    def role_end(self, node: RoleEnd) -> None:
-        self._builder.add_node(graph.RoleEnd(branch=self._number, role=cast(graph.Role, node.role)))
+    def visit_RoleEnd(self, step: nodes.RoleEnd, variable: None) -> None:
+        self.builder.add_node(graph.RoleEnd(branch=self.number, role=cast(graph.Role, step.role)))
 
-    def scope_begin(self, node: ScopeBegin) -> None:
-        self._builder.add_node(graph.ScopeBegin(branch=self._number, name=node.name))
+    def visit_ScopeBegin(self, step: nodes.ScopeBegin, variable: None) -> None:
+        self.builder.add_node(graph.ScopeBegin(branch=self.number, name=step.name))
 
-    def scope_end(self, node: ScopeEnd, variable: Variable) -> None:
-        place = self._builder.add_node(graph.ScopeEnd(branch=self._number, name=node.name))
-        self._resolve(node, variable, place)
-
-    def gen(self, node: Gen, variable: Variable) -> Awaitable[None]:
-        cells = getattr(node.validate, "__closure__", None) or ()
-        if any(issubclass(type(_inside(cell)), Symbolic | ProgramState) for cell in cells):
-            self._builder.refuse_node("validate uses a value that is not known before the program runs.")
-        if node.wire.thinking is not None:
-            variable.thinking = self._builder.thoughts_of(node, variable)
-        return self._outcome(node, variable)
-
-    def select(self, node: Select, variable: Variable) -> Awaitable[None]:
-        return self._outcome(node, variable)
-
-    def _outcome(self, step: ModelStep, variable: Variable) -> Awaitable[None]:
-        limits = self._builder.limits_of(self._branch.limits)
-        made = msgspec.structs.replace(step.wire, branch=self._number, limits=limits)
-        place = self._builder.add_node(made, step.line)
-        self._builder.steps[place] = step
+    def visit_ScopeEnd(self, step: nodes.ScopeEnd, variable: Variable) -> None:
+        place = self.builder.add_node(graph.ScopeEnd(branch=self.number, name=step.name))
         self._resolve(step, variable, place)
-        return Done()
 
-    def _resolve(self, step: VariableStep, variable: Variable, place: int) -> None:
-        source = self._builder.sources[variable] = graph.Result(node=place)
-        self._builder.setters[variable] = step
-        named = self._branch.variables.get(f"{step.variable}{THOUGHTS}")
+    def visit_Gen(self, step: nodes.Gen, variable: Variable) -> None:
+        cells = getattr(step.validate, "__closure__", None) or ()
+        if any(issubclass(type(_inside(cell)), Symbolic | ProgramState) for cell in cells):
+            self.builder.refuse_node("validate uses a value that is not known before the program runs.")
+        if step.node.thinking is not None:
+            variable.thinking = self.builder.thoughts_of(step, variable)
+        self._outcome(step, variable)
+
+    def _outcome(self, step: nodes.ModelStep, variable: Variable) -> None:
+        limits = self.builder.limits_of(self.limits)
+        made = msgspec.structs.replace(step.node, branch=self.number, limits=limits)
+        place = self.builder.add_node(made, step.line)
+        self.builder.steps[place] = step
+        self._resolve(step, variable, place)
+
+    visit_Select = visit_CallTools = _outcome
+
+    def _resolve(self, step: nodes.VariableStep, variable: Variable, place: int) -> None:
+        source = self.builder.sources[variable] = graph.Result(node=place)
+        self.builder.setters[variable] = step
+        named = self.variables.get(f"{step.variable}{THOUGHTS}")
         if isinstance(named, ThoughtsVariable) and named.source is variable:
-            self._builder.sources[named] = source
-        variable.resolve(self._builder.value_of(step, variable))
+            self.builder.sources[named] = source
+        variable.resolve(self.builder.value_of(step, variable))
 
-    def fork(self, node: Fork) -> None:
-        self._builder.add_node(graph.Fork(branch=self._number, children=_numbers(node.children)))
+    def visit_Fork(self, step: nodes.Fork, variable: None) -> None:
+        self.builder.add_node(graph.Fork(branch=self.number, children=_numbers(step.children)))
 
-    def splice(self, node: Splice) -> Awaitable[None]:
-        children = _numbers(node.children)
-        limits = self._builder.limits_of(self._branch.limits)
-        self._builder.add_node(
-            graph.Join(branch=self._number, children=children, mode="append", limits=limits)
-        )
-        return Done()
+    def visit_Splice(self, step: nodes.Splice, variable: None) -> None:
+        children = _numbers(step.children)
+        limits = self.builder.limits_of(self.limits)
+        self.builder.add_node(graph.Join(branch=self.number, children=children, mode="append", limits=limits))
 
-    def describe_tools(self, node: DescribeTools) -> None:
-        self._builder.add_node(graph.Tools(branch=self._number, tools=wire_tools(node.tools)))
+    def visit_DescribeTools(self, step: nodes.DescribeTools, variable: None) -> None:
+        self.builder.add_node(graph.Tools(branch=self.number, tools=descriptions_of(step.tools)))
 
-    def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]:
-        return self._outcome(node, variable)
+
+def _numbers(branches: Sequence[Branch]) -> tuple[int, ...]:
+    return tuple(cast(RecordedBranch, branch).number for branch in branches)
 
 
 def _inside(cell: CellType) -> object:
-    """The value of a closure cell; None if the cell is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -450,7 +398,6 @@ def _inside(cell: CellType) -> object:
 
 
 def _tied(parts: Sequence[str | Source]) -> tuple[str | Source, ...]:
-    """`parts` with adjacent strings merged and empty ones dropped."""
     tied: list[str | Source] = []
     for part in parts:
         if isinstance(part, str) and tied and isinstance(tied[-1], str):
@@ -474,8 +421,6 @@ NO_MODEL = ModelInfo(
 
 
 class _Nowhere:
-    """A backend that refuses to generate."""
-
     async def info(self) -> ModelInfo:
         return NO_MODEL
 

@@ -83,7 +83,6 @@ def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
 def _compiled(
     function: ast.FunctionDef | ast.AsyncFunctionDef, like: types.CodeType, free: Sequence[str]
 ) -> types.CodeType:
-    """The compiled code of `function`, in which the names in `free` are closure variables."""
     outer = _factory(function, free)
     module = _compile(ast.fix_missing_locations(ast.Module([outer], [])), like)
     return _inner(_inner(module, outer.name), function.name)
@@ -107,7 +106,6 @@ def _factory(function: ast.stmt, free: Sequence[str]) -> ast.FunctionDef:
 
 
 def _inner(code: types.CodeType, name: str) -> types.CodeType:
-    """The code of the function `name` that `code` defines."""
     return next(
         constant
         for constant in code.co_consts

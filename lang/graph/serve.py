@@ -17,7 +17,7 @@ from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend, Wrapper
 from ramify.lang.backends.submitted import ranks, renamed
 from ramify.lang.calls.limits import Limit
-from ramify.lang.graph.execute import Row, execute
+from ramify.lang.graph.execute import Execution, Row, Traced
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable
 from ramify.lang.tools.tool import ToolCalls
@@ -27,7 +27,6 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 logger = logging.getLogger(__name__)
 
 MAX_TURNS = 4096
-"""Most turns of tool calls of one run."""
 
 Events = Literal["nodes", "requests", "chunks"]
 """The kind of events that a run emits. nodes: the result of each node. requests: the chunks of each request,
@@ -48,7 +47,6 @@ class Job:
     scope: str
     events: Events
     bounds: Bounds = field(default_factory=Bounds)
-    """The bounds of each run."""
 
 
 class ToolResults:
@@ -109,7 +107,8 @@ async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = No
     )
     results: dict[int, dict[str, Any]] = {}
     try:
-        execution = execute(job.graph, run.root, row)
+        execution = Execution(Traced(job.graph), run.root, row)
+        execution.submit()
         if nodes:
             for place, variable in execution.outcomes.items():
 
@@ -118,7 +117,7 @@ async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = No
                     emit(results[place])
 
                 variable.ready.on_set(done)
-        # `finish` runs in a new task, which begins after the tasks that `execute` has started.
+        # `finish` runs in a new task, which begins after the tasks that `submit` has started.
         await asyncio.create_task(run.finish())
     finally:
         await asyncio.shield(run.cancel())
@@ -131,7 +130,6 @@ async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = No
 
 
 def _node(graph: Graph, place: int, variable: Variable) -> dict[str, Any]:
-    """The event for the node at index `place`, whose step has ended."""
     node = graph.nodes[place]
     assert isinstance(node, WITH_RESULT)
     event: dict[str, Any] = {"node": place, "branch": node.branch, "name": node.name}

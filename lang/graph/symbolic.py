@@ -31,9 +31,7 @@ class About:
     what: str
     """The name of the value in messages."""
     remedy: str
-    """The remedy of the error."""
     report: Callable[[NotConcrete], None]
-    """Called with every error before it is raised."""
 
 
 class Symbolic:
@@ -214,7 +212,6 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
 
 
 def _text_of(value: Any) -> Any:
-    """The symbolic text of `value` if it is a symbolic scalar; otherwise `value` itself."""
     text = value.as_text() if type(value) is SymbolicValue else None
     return value if text is None else text
 

@@ -11,34 +11,13 @@ from typing import Any, NoReturn
 
 import ramify.graph as graph
 from ramify.errors import CompileError, InvalidRequest
-from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, Source, Submitted
+from ramify.lang.graph.execute import Traced
+from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, Submitted
 from ramify.lang.graph.rewrite import rewritten
 from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicCalls, SymbolicText, SymbolicValue
 from ramify.lang.program.nodes import ModelStep
 from ramify.lang.program.variables import Variable
 from ramify.lang.state.state import ProgramState
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A program as a graph, with the Python objects that a graph cannot hold."""
-
-    graph: graph.Graph
-    lines: dict[int, str]
-    """Node index → source line."""
-    steps: dict[int, ModelStep]
-    """Node index → the step as written, with its Python types and functions."""
-    blocks: list[str]
-    """The names of the graph's limits in error messages."""
-    values: list[tuple[int, int, str, Any]]
-    """Variables that the body set itself, in order: (index of the node before which the variable is set,
-    branch, name, value)."""
-    reads: list[tuple[Variable, bool]]
-    """The reads of the body in order: (variable, whether the read is under a condition)."""
-    sources: dict[Variable, Source]
-    """Variable of the trace → the argument or node that it stands for."""
-    returned: Any
-    """The return value of the body, which may hold symbolic values."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +31,6 @@ class GraphPrefix:
     submitted: list[Submitted]
     """The steps as the body appended them."""
     error: CompileError
-    """The reason why the whole program cannot be a graph."""
 
 
 def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str]) -> Traced:
@@ -200,7 +178,6 @@ for _name in ("usage", "trace"):
 
 
 def _compile_error(error: BaseException, code: CodeType) -> CompileError:
-    """`error` as a `CompileError` that names the line of the program."""
     if isinstance(error, CompileError):
         return error
     line = _line_of(error.__traceback__, code) or f"{code.co_filename}:{code.co_firstlineno}"

@@ -28,10 +28,8 @@ from ramify.graph import (
 from ramify.text import shortened
 
 MAX_TEXT = 40
-"""Most characters that are shown of a constant text."""
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
-"""Escapes within a label of Mermaid."""
 
 
 class GraphView:
@@ -40,12 +38,12 @@ class GraphView:
     def __init__(
         self,
         graph: Graph,
-        lines: Mapping[int, str] | None = None,
-        local: Mapping[int, Mapping[str, object]] | None = None,
+        lines: Mapping[int, str],
+        local: Mapping[int, Mapping[str, object]],
     ) -> None:
         self._graph = graph
-        self._lines = lines or {}
-        self._local = local or {}
+        self._lines = lines
+        self._local = local
         """Node index → those arguments of its step for which a graph has no field."""
 
     @property
@@ -136,7 +134,6 @@ class GraphView:
                     before[node.branch].add(place)
 
     def _calls(self, place: int) -> set[int]:
-        """The calls that the result of node `place` may come from."""
         node = self._graph.nodes[place]
         if isinstance(node, Either):
             return {call for earlier in node.of for call in self._calls(earlier)}

@@ -3,7 +3,7 @@
 run          one run: backend, options, branches, end
 nodes        the steps that a body appends
 branch       the queue of one branch's steps; `interpreter` runs them
-sending      a step's request: prompt, hint (`hints`), limits
+sending      a step's request: prompt, limits, hint
 retries      further attempts of a `gen` whose output is not valid
 tool_steps   a turn of tool calls
 variables    the results of steps, which readers wait for

@@ -23,7 +23,17 @@ from ramify.errors import ProgramError
 from ramify.lang.calls.limits import LIMITS, Limits, combined
 from ramify.lang.common.event import Event
 from ramify.lang.program.interpreter import Interpreter
-from ramify.lang.program.nodes import Fork, Gen, ModelStep, Node, RoleBegin, RoleEnd, Splice, Step
+from ramify.lang.program.nodes import (
+    Fork,
+    Gen,
+    ModelStep,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Splice,
+    Step,
+    VariableStep,
+)
 from ramify.lang.program.statement import Statement
 from ramify.lang.program.variables import (
     THOUGHTS,
@@ -32,7 +42,7 @@ from ramify.lang.program.variables import (
     Variable,
     unknown_variable,
 )
-from ramify.lang.prompt.chat import Dialogue, turn
+from ramify.lang.prompt.chat import Content, turn
 from ramify.lang.prompt.transcript import EMPTY, Piece, Prompt, append_output, text_of
 from ramify.lang.prompt.view import View, extended
 from ramify.lang.trace.calls import Call
@@ -40,7 +50,7 @@ from ramify.lang.trace.calls import Call
 if TYPE_CHECKING:
     from ramify.lang.backends.base import Backend
     from ramify.lang.calls.request import Output
-    from ramify.lang.calls.target import Target
+    from ramify.lang.calls.session import Target
     from ramify.lang.program.run import Run
 
 
@@ -55,7 +65,7 @@ class Branch:
         self.key = run.branch_key()
         self.forks = forks
         """The keys of the forks that the branch comes from, outermost first."""
-        self.tail: Piece | None = None
+        self.content = Content()
         self.fork_point: Piece | None = None
         """The last piece before the fork. Pieces after it belong to this branch alone. None for a branch that
         was not forked."""
@@ -66,7 +76,6 @@ class Branch:
         self._views: dict[Target, View[Target]] = {}
         """Model → the content as that model reads it, up to the model's last step. The run's own model has no
         entry."""
-        self.dialogue = Dialogue()
         self.scopes: dict[str, Piece | None] = {}
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self._inherited = dict(self.variables)
@@ -82,9 +91,7 @@ class Branch:
         self._block: Statement | None = None
         """The innermost ``with`` block of this branch that the body is in."""
         self.limits: Limits = ()
-        """The limits of the step that runs now."""
         self._inherited_limits = run.limits if parent is None else parent._limits_here()
-        """The limits of all steps of the branch."""
         self.joined = False
         self._end_noted = False
         self._interpreter = Interpreter(self)
@@ -117,7 +124,6 @@ class Branch:
         self._submit_all(end, block)
 
     def _limits_here(self) -> Limits:
-        """The limits of steps that are appended now."""
         return combined(self._inherited_limits, LIMITS.get())
 
     def _submit_all(
@@ -130,7 +136,7 @@ class Branch:
         return variable
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """A ``with`` block in which submitted steps are only queued. They start at the end of the block. The
         branch must be idle."""
         self._busy = True
@@ -144,11 +150,13 @@ class Branch:
         ended."""
         if self.joined or self.run.body_done.is_set():
             raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
-        variable = Variable(step.variable) if step.sets else None
-        if step.variable is not None and variable is not None:
-            self.variables[step.variable] = variable
+        if not isinstance(step.bare, VariableStep):
+            return None
+        variable, name = Variable(step.variable), step.variable
+        if name is not None:
+            self.variables[name] = variable
             if isinstance(step, Gen) and step.separate:
-                self.variables[step.variable + THOUGHTS] = ThoughtsVariable(variable)
+                self.variables[name + THOUGHTS] = ThoughtsVariable(variable)
         return variable
 
     def _why_ended(self) -> str:
@@ -170,7 +178,7 @@ class Branch:
             else:
                 try:
                     statement.note_before(self)
-                    step.accept(self._interpreter, variable)
+                    self._interpreter.visit(step, variable)
                 except Exception as error:
                     self._fail(_as_program_error(error, step), variable, statement)
         if self.run.stream:
@@ -191,8 +199,8 @@ class Branch:
         """Take the content of `parent`, and start the queued steps. Called when the parent has reached the
         fork."""
         with self._lock:
-            self.tail = self.fork_point = parent.tail
-            self._prompt, self.dialogue = parent._prompt, parent.dialogue
+            self.content, self._prompt = parent.content, parent._prompt
+            self.fork_point = parent.content.tail
             self._views = dict(parent._views)
             self.call.start_s = self.run.clock()
             if self.run.stream:
@@ -256,7 +264,7 @@ class Branch:
                 step, variable, statement = entry
                 statement.note_before(self)
                 self.running = variable
-                waiting = step.accept(self._interpreter, variable)
+                waiting = self._interpreter.visit(step, variable)
                 if waiting is not None:
                     await waiting
         except asyncio.CancelledError:
@@ -347,7 +355,7 @@ class Branch:
                 )
             before = self._failed.closed().before
             assert before is not None
-            self.tail, self.dialogue, self.scopes = before.tail, before.dialogue, dict(before.scopes)
+            self.content, self.scopes = before[0], dict(before[1])
             error, self.error, self._failed = self.error, None, None
             self.call.error = None
             return error
@@ -386,44 +394,40 @@ class Branch:
         skipped.__cause__ = error
         if variable is not None:
             variable.fail(skipped)
-        step.abandon(error)
+        if isinstance(step, Fork):
+            for child in step.children:
+                child.fail(error)
 
     # --- the content for a model ---
 
-    def view(
-        self, target: Target, tail: Piece | None = None, dialogue: Dialogue | None = None
-    ) -> View[Target]:
-        """The content up to `tail` (None: all of it) as `target` reads it. `dialogue` has the turns up to
-        `tail`; None stands for those of the branch.
-
-        Raises the errors of `extended`.
-        """
-        tail = self.tail if tail is None else tail
+    def view(self, target: Target, content: Content | None = None) -> View[Target]:
+        """`content` (None: that of the branch) as `target` reads it. Raises the errors of `extended`."""
+        content = content or self.content
         if target is self.run.home:
-            return View(target, tail, dialogue or self.dialogue, tail, self._prompt)
-        return extended(self._views.get(target) or View(target, None, Dialogue(), None), tail)
+            return View(target, content, content.tail, self._prompt)
+        return extended(self._views.get(target) or View(target, Content(), None), content.tail)
 
     def remember(self, view: View[Target], prompt: Prompt) -> None:
         """Keep `view` and `prompt`, which is sent now. The next prompt for the model of `view` is built from
         them."""
-        if view.until is not self.tail:
+        if view.until is not self.content.tail:
             return
         if view.target is self.run.home:
             self._prompt = prompt
         else:
             self._views[view.target] = view._replace(prompt=prompt)
 
-    def after(self, dialogue: Dialogue, tail: Piece | None, output: Output) -> tuple[Dialogue, Piece | None]:
-        """`dialogue` and `tail` with `output` appended."""
+    def after(self, content: Content, output: Output) -> Content:
+        """`content` with `output` appended."""
         home, ids, text, kept_ids = self.run.home, output.ids, output.text, output.kept_ids
         thought = output.thought
         if thought is not None:
-            dialogue, tail = thought.append(dialogue, tail, home)
+            content = thought.append(content, home)
             before = len(thought.ids)
             ids, text = ids[before:], text.removeprefix(thought.head)
             kept_ids = kept_ids - before if before or not thought.text else 0
         by = None if output.target is home else output.target
-        return dialogue, append_output(tail, text, ids, kept_ids, output.tail, by)
+        return content.at(append_output(content.tail, text, ids, kept_ids, output.tail, by))
 
     # --- reading ---
 
@@ -442,17 +446,12 @@ class Branch:
     @property
     def text(self) -> str:
         """The content as text."""
-        return text_of(self.tail)
+        return text_of(self.content.tail)
 
     @property
     def ended(self) -> bool:
         """Whether no step runs, and no further step can be submitted."""
         return not self._busy and (self.joined or self.run.body_done.is_set())
-
-    def is_final(self, name: str) -> bool:
-        """Whether the variable `name` is set or failed, or will never be made because the body has ended."""
-        variable = self.variables.get(name)
-        return self.run.body_done.is_set() if variable is None else variable.ready.is_set()
 
     def variable(self, name: str) -> Variable:
         """The variable `name`. If there is none, raises the error of the program's body, else

@@ -1,4 +1,4 @@
-"""The interpreter of a program's steps. Each kind of node calls the method for its kind (double dispatch)."""
+"""The interpreter of a program's steps."""
 
 from __future__ import annotations
 
@@ -11,29 +11,12 @@ import msgspec
 
 from ramify.constraint import choices
 from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
-from ramify.lang.calls.choices import token_length_normalized
+from ramify.lang.calls.choices import SCORING, decide, token_length_normalized
 from ramify.lang.calls.limits import Limits, deadline
 from ramify.lang.calls.request import Output, all_of
-from ramify.lang.calls.select import SCORING, decide, scoring_of
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Target
 from ramify.lang.calls.tool_turns import CallTurn, describe, form_of, open_calls
-from ramify.lang.program.nodes import (
-    CallTools,
-    DescribeTools,
-    Either,
-    Fork,
-    Gen,
-    Guarded,
-    Interpolated,
-    ModelStep,
-    RoleBegin,
-    RoleEnd,
-    ScopeBegin,
-    ScopeEnd,
-    Select,
-    Splice,
-    Text,
-)
+from ramify.lang.program import nodes
 from ramify.lang.program.retries import attempt, final_value
 from ramify.lang.program.sending import send
 from ramify.lang.program.tool_steps import (
@@ -44,7 +27,7 @@ from ramify.lang.program.tool_steps import (
     warn_of_untold,
 )
 from ramify.lang.program.variables import Skipped, Variable, skipped
-from ramify.lang.prompt.chat import begin_turn, end_turn
+from ramify.lang.prompt.chat import Content, begin_turn, end_turn
 from ramify.lang.prompt.transcript import (
     Piece,
     append_output,
@@ -57,7 +40,7 @@ from ramify.lang.prompt.view import View
 from ramify.lang.tools.forms import TaggedCalls
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import Call
-from ramify.messages import TextChunk
+from ramify.messages import Choices, TextChunk
 from ramify.sampling_options import DEFAULT_MAX_TOKENS, resolve_options
 from ramify.sampling_params import SamplingParams
 
@@ -67,7 +50,7 @@ if TYPE_CHECKING:
 OPTION_DEFAULTS = {"max_tokens": DEFAULT_MAX_TOKENS}
 
 
-class Interpreter:
+class Interpreter(nodes.StepVisitor):
     """The interpreter of one branch's steps. It runs in the task or thread that may change the branch's
     content."""
 
@@ -77,87 +60,79 @@ class Interpreter:
 
     # --- steps that do not wait ---
 
-    def text(self, node: Text) -> None:
-        self._run.home.check_text(self._branch.dialogue, node.value)
-        self._append(append_text(self._branch.tail, node.value))
+    def visit_Text(self, step: nodes.Text, variable: None) -> None:
+        self._append_text(step.value)
 
-    def role_begin(self, node: RoleBegin) -> None:
-        branch = self._branch
-        branch.dialogue, tail = begin_turn(
-            branch.dialogue, branch.tail, node.role, self._run.info, tools=node.tools
-        )
-        self._append(tail)
+    def visit_RoleBegin(self, step: nodes.RoleBegin, variable: None) -> None:
+        self._append(begin_turn(self._branch.content, step.role, self._run.info, tools=step.tools))
 
-    def role_end(self, node: RoleEnd) -> None:
-        branch = self._branch
-        branch.dialogue, tail = end_turn(branch.dialogue, branch.tail, node.role, self._run.info)
-        self._append(tail)
+    def visit_RoleEnd(self, step: nodes.RoleEnd, variable: None) -> None:
+        self._append(end_turn(self._branch.content, step.role, self._run.info))
 
-    def scope_begin(self, node: ScopeBegin) -> None:
-        self._branch.scopes[node.name] = self._branch.tail
+    def visit_ScopeBegin(self, step: nodes.ScopeBegin, variable: None) -> None:
+        self._branch.scopes[step.name] = self._branch.content.tail
 
-    def scope_end(self, node: ScopeEnd, variable: Variable) -> None:
-        text = text_of(self._branch.tail, self._branch.scopes.pop(node.name))
+    def visit_ScopeEnd(self, step: nodes.ScopeEnd, variable: Variable) -> None:
+        text = text_of(self._branch.content.tail, self._branch.scopes.pop(step.name))
         variable.resolve(text, text=text)
 
-    def fork(self, node: Fork) -> None:
-        self._branch.call.children.extend(child.call for child in node.children)
-        for child in node.children:
+    def visit_Fork(self, step: nodes.Fork, variable: None) -> None:
+        self._branch.call.children.extend(child.call for child in step.children)
+        for child in step.children:
             child.call.parent = self._branch.call
             child.start_at_fork(self._branch)
 
-    def describe_tools(self, node: DescribeTools) -> None:
-        branch = self._branch
-        branch.dialogue, tail = describe(branch.dialogue, branch.tail, self._run.home, node.tools)
-        self._append(tail)
+    def visit_DescribeTools(self, step: nodes.DescribeTools, variable: None) -> None:
+        self._append(describe(self._branch.content, self._run.home, step.tools))
 
     # --- steps that wait ---
 
-    async def interpolated(self, node: Interpolated) -> None:
+    async def visit_Interpolated(self, step: nodes.Interpolated, variable: None) -> None:
         texts: list[str] = []
-        for part in node.parts:
+        for part in step.parts:
             if isinstance(part, str):
                 texts.append(part)
                 continue
             await part.variable.ready.wait()
             texts.append(part.read())
-            if node.count is not None:
-                node.count(texts[-1])
-        self.text(Text("".join(texts)))
+            if step.count is not None:
+                step.count(texts[-1])
+        self._append_text("".join(texts))
 
-    async def splice(self, node: Splice) -> None:
-        if self._run.home.takes_messages and self._branch.dialogue.role is None:
+    async def visit_Splice(self, step: nodes.Splice, variable: None) -> None:
+        if self._run.home.takes_messages and self._branch.content.dialogue.role is None:
             raise UnsupportedNode(
                 f"{self._run.info.name} takes whole messages only: branches cannot be joined."
             )
         async with _within(None, self._branch.limits):
-            for child in node.children:
+            for child in step.children:
                 await child.idle().wait()
                 if child.error is not None:
                     raise child.error
-        tail = self._branch.tail
-        for child in node.children:
-            tail = append_pieces(tail, pieces(child.tail, child.fork_point))
-        self._append(tail)
+        content = self._branch.content
+        for child in step.children:
+            added = pieces(child.content.tail, child.fork_point)
+            content = content.at(append_pieces(content.tail, added))
+        self._append(content)
 
-    async def gen(self, node: Gen, variable: Variable) -> None:
+    async def visit_Gen(self, step: nodes.Gen, variable: Variable) -> None:
         branch = self._branch
-        variable.kind = node.kind
-        variable.thinking = None if node.wire.thinking is None else ""
-        with self._step("gen", node, variable) as call:
-            view = await self._view(node, call)
-            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.wire.options)
-            if node.wire.stop:
-                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *node.wire.stop))
-            async with _within(node.wire.timeout, self._branch.limits):
-                if node.retries:
-                    await self._attempts(call, view.target, sampling, node, variable)
+        variable.kind = step.kind
+        variable.thinking = None if step.node.thinking is None else ""
+        with self._step("gen", step, variable) as call:
+            view = await self._view(step, call)
+            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, step.node.options)
+            if step.node.stop:
+                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *step.node.stop))
+            async with _within(step.node.timeout, self._branch.limits):
+                if step.retries:
+                    await self._attempts(call, view.target, sampling, step, variable)
                     return
-                outputs = await self._outputs(call, view, sampling, node, variable)
-            values = [final_value(node, output.text) for output in outputs]
+                outputs = await self._outputs(call, view, sampling, step, variable)
+            values = [final_value(step, output.text) for output in outputs]
         first = outputs[0]
-        branch.dialogue, branch.tail = branch.after(branch.dialogue, branch.tail, first)
-        if node.wire.thinking is not None:
+        branch.content = branch.after(branch.content, first)
+        if step.node.thinking is not None:
             variable.thinking = first.thinking if sampling.n == 1 else [one.thinking for one in outputs]
         if sampling.n == 1:
             variable.resolve(values[0], text=first.text, meta=lambda: first.meta)
@@ -165,12 +140,12 @@ class Interpreter:
             variable.resolve(values, meta=lambda: [output.meta for output in outputs])
 
     async def _attempts(
-        self, call: Call, target: Target, sampling: SamplingParams, node: Gen, variable: Variable
+        self, call: Call, target: Target, sampling: SamplingParams, step: nodes.Gen, variable: Variable
     ) -> None:
         """Generate with retries, and append the valid output. Only the valid output is streamed."""
         if sampling.n != 1:
             raise InvalidRequest("A gen with retries has n=1.", field="n")
-        valid = await attempt(self._branch, call, target, sampling, node)
+        valid = await attempt(self._branch, call, target, sampling, step)
         output = valid.output
         variable.chunks.append(
             TextChunk(
@@ -181,26 +156,25 @@ class Interpreter:
                 usage=output.usage,
             )
         )
-        if node.wire.thinking is not None:
+        if step.node.thinking is not None:
             variable.thinking = output.thinking
-        self._branch.dialogue = valid.dialogue
-        self._append(valid.tail)
+        self._append(valid.content)
         variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
 
     async def _outputs(
-        self, call: Call, view: View[Target], sampling: SamplingParams, node: Gen, variable: Variable
+        self, call: Call, view: View[Target], sampling: SamplingParams, step: nodes.Gen, variable: Variable
     ) -> list[Output]:
         """The outputs of n independent generations. Only the first output is streamed."""
-        wire = node.wire
+        node = step.node
         if sampling.n == 1:
             sent = send(
                 self._branch,
                 call,
                 view,
                 sampling,
-                wire.constraint,
+                node.constraint,
                 variable,
-                thinking=wire.thinking,
+                thinking=node.thinking,
             )
             return [await sent]
         seeds = [None if sampling.seed is None else sampling.seed + index for index in range(sampling.n)]
@@ -210,101 +184,107 @@ class Interpreter:
                 call.child("sample", call.name, call.prompt_end, self._run.clock()),
                 view,
                 msgspec.structs.replace(sampling, n=1, seed=seed),
-                wire.constraint,
+                node.constraint,
                 variable if index == 0 else None,
                 next_use=None if index == 0 else "never",
-                thinking=wire.thinking,
+                thinking=node.thinking,
             )
             for index, seed in enumerate(seeds)
         )
         call.text, call.finish = outputs[0].text, outputs[0].finish
-        if wire.thinking is not None:
+        if node.thinking is not None:
             call.thinking = outputs[0].thinking
         return outputs
 
-    async def select(self, node: Select, variable: Variable) -> None:
+    async def visit_Select(self, step: nodes.Select, variable: Variable) -> None:
         branch = self._branch
-        with self._step("select", node, variable) as call:
-            view = await self._view(node, call)
+        with self._step("select", step, variable) as call:
+            view = await self._view(step, call)
             target = view.target
             if target.takes_messages:
-                await self._constrained_select(call, view, node, variable)
+                await self._constrained_select(call, view, step, variable)
                 return
-            async with _within(node.wire.timeout, branch.limits):
-                scoring = scoring_of(node.wire.choices, node.method)
+            async with _within(step.node.timeout, branch.limits):
+                alone = step.method.requires_unconditional_logprobs
+                scoring = Choices(texts=step.node.choices, unconditional=alone)
                 output = await send(branch, call, view, SCORING, choices=scoring)
-            chosen = decide(output.choices, call, node.wire.choices, node.method)
+            chosen = decide(output.choices, call, step.node.choices, step.method)
             call.text = chosen.text
         by = None if target is self._run.home else target
-        self._append(append_output(branch.tail, chosen.text, chosen.ids, len(chosen.ids), "", by))
+        tail = append_output(branch.content.tail, chosen.text, chosen.ids, len(chosen.ids), "", by)
+        self._append(branch.content.at(tail))
         variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
 
     async def _constrained_select(
-        self, call: Call, view: View[Target], node: Select, variable: Variable
+        self, call: Call, view: View[Target], step: nodes.Select, variable: Variable
     ) -> None:
-        """Have the model generate one of the choices, on a backend that cannot score them."""
-        if node.method is not token_length_normalized:
+        if step.method is not token_length_normalized:
             raise UnsupportedNode(
                 f"{view.target.info.name} takes whole messages only, so it cannot score choices "
-                f"by {node.method}."
+                f"by {step.method}."
             )
         branch, sampling = self._branch, SamplingParams(temperature=0.0)
-        async with _within(node.wire.timeout, branch.limits):
-            output = await send(branch, call, view, sampling, choices(node.wire.choices))
-        branch.dialogue, tail = branch.after(branch.dialogue, branch.tail, output)
-        self._append(tail)
+        async with _within(step.node.timeout, branch.limits):
+            output = await send(branch, call, view, sampling, choices(step.node.choices))
+        self._append(branch.after(branch.content, output))
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
-    async def call_tools(self, node: CallTools, variable: Variable) -> None:
+    async def visit_CallTools(self, step: nodes.CallTools, variable: Variable) -> None:
         branch, turns = self._branch, in_turns(self._branch)
-        warn_of_untold(branch, node, turns)
-        with self._step("gen", node, variable) as call:
-            view = await self._view(node, call)
+        warn_of_untold(branch, step, turns)
+        with self._step("gen", step, variable) as call:
+            view = await self._view(step, call)
             form, target = form_of(view.target), view.target
             call.form = form if isinstance(form, TaggedCalls) else None
-            opening = form.opening(node.wire.required)
+            opening = form.opening(step.node.required)
             opened = open_calls(view, opening, turns)
-            self._feed(opened.tail, view.tail)
-            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, node.wire.options)
-            constraint = form.constraint(node.tools, node.wire.required, node.wire.max_calls)
-            async with _within(node.wire.timeout, branch.limits):
-                output = await send_calls(branch, node, call, opened, sampling, constraint, variable)
+            self._feed(opened.content.tail, view.content.tail)
+            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, step.node.options)
+            constraint = form.constraint(step.tools, step.node.required, step.node.max_calls)
+            async with _within(step.node.timeout, branch.limits):
+                output = await send_calls(branch, step, call, opened, sampling, constraint, variable)
             text, written = form.read(opening + output.text)
         try:
             async with _within(None, branch.limits):
-                calls = await run_calls(branch, node, target, call, written)
+                calls = await run_calls(branch, step, target, call, written)
         except ToolFailed as error:
-            raise _located(error, node, call) from error.__cause__
+            raise _located(error, step, call) from error.__cause__
         done = CallTurn(opening, output, text, written, tuple(one.shown for one in calls), turns)
-        _, shown = done.write(view.dialogue, view.tail, target)
-        self._feed(shown, view.tail, text_of(opened.tail, view.tail) + output.text)
-        branch.dialogue, branch.tail = done.append(branch.dialogue, branch.tail, self._run.home)
+        begin, shown = view.content.tail, text_of(opened.content.tail, view.content.tail) + output.text
+        self._feed(done.write(view.content, target).tail, begin, shown)
+        branch.content = done.append(branch.content, self._run.home)
         variable.resolve(ToolCalls(calls, text), text=opening + output.text, meta=lambda: output.meta)
 
-    async def guarded(self, node: Guarded, variable: Variable | None) -> None:
-        for guard in node.guards:
+    async def visit_Guarded(self, step: nodes.Guarded, variable: Variable | None) -> None:
+        for guard in step.guards:
             await guard.value.variable.ready.wait()
             if (guard.value.read() in guard.among) == guard.negated:
                 if variable is not None:
-                    variable.fail(skipped(node.variable))
+                    variable.fail(skipped(step.variable))
                 return
-        waiting = node.step.accept(self, variable)
+        waiting = self.visit(step.step, variable)
         if waiting is not None:
             await waiting
 
-    async def either(self, node: Either, variable: Variable) -> None:
-        for source in node.sources:
+    async def visit_Either(self, step: nodes.Either, variable: Variable) -> None:
+        for source in step.sources:
             await source.ready.wait()
             if not isinstance(source.error, Skipped):
                 variable.take(source)
                 return
-        variable.fail(skipped(node.name))
+        variable.fail(skipped(step.name))
 
     # --- helpers ---
 
-    def _append(self, tail: Piece | None) -> None:
-        self._feed(tail, self._branch.tail)
-        self._branch.tail = tail
+    def _append_text(self, text: str) -> None:
+        content = self._branch.content
+        self._run.home.check_text(content.dialogue, text)
+        self._append(content.at(append_text(content.tail, text)))
+
+    def _append(self, content: Content) -> None:
+        if self._run.stream:
+            self._feed(content.tail, self._branch.content.tail)
+        self._branch.content = content
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
         """Show readers the text after `since` up to `tail`, if the run streams. `shown` is the beginning of
@@ -313,11 +293,15 @@ class Interpreter:
             self._branch.feed.append(text)
 
     @contextlib.contextmanager
-    def _step(self, kind: Literal["gen", "select"], node: ModelStep, variable: Variable) -> Iterator[Call]:
+    def _step(
+        self, kind: Literal["gen", "select"], step: nodes.ModelStep, variable: Variable
+    ) -> Iterator[Call]:
         """A ``with`` block with the call of a step. An error in the block is raised as a `ProgramError` with
         the step's line, prompt and output."""
         branch = self._branch
-        call = branch.call.child(kind, node.variable or "", branch.tail, self._run.clock(), line=node.line)
+        call = branch.call.child(
+            kind, step.variable or "", branch.content.tail, self._run.clock(), line=step.line
+        )
         variable.call = call
         try:
             yield call
@@ -326,19 +310,19 @@ class Interpreter:
             raise
         except Exception as error:
             call.error = str(error)
-            raise _located(error, node, call) from (
+            raise _located(error, step, call) from (
                 error.__cause__ if isinstance(error, ProgramError) else error
             )
         finally:
             call.end_s = self._run.clock()
 
-    async def _view(self, node: ModelStep, call: Call) -> View[Target]:
-        """The content of the branch as the model of the step `node` reads it. Sets the fields of `call` that
+    async def _view(self, step: nodes.ModelStep, call: Call) -> View[Target]:
+        """The content of the branch as the model of `step` reads it. Sets the fields of `call` that
         depend on the model."""
-        target = await self._run.target(node)
+        target = await self._run.target(step)
         view = self._branch.view(target)
-        call.model, call.prompt_end = target.name, view.tail
-        call.priority, call.lora = node.wire.priority, node.wire.lora
+        call.model, call.prompt_end = target.name, view.content.tail
+        call.priority, call.lora = step.node.priority, step.node.lora
         return view
 
 
@@ -363,16 +347,15 @@ async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
         ) from None
 
 
-def _located(error: Exception, node: ModelStep, call: Call) -> ProgramError:
-    """`error` as a `ProgramError` with the step's name, line, prompt and partial output."""
-    step = f"{call.kind} {node.variable!r}" if node.variable else f"A {call.kind}"
-    where = f" at {node.line}" if node.line else ""
+def _located(error: Exception, step: nodes.ModelStep, call: Call) -> ProgramError:
+    what = f"{call.kind} {step.variable!r}" if step.variable else f"A {call.kind}"
+    where = f" at {step.line}" if step.line else ""
     kind = type(error) if isinstance(error, ProgramError) else ProgramError
     message = error.told if isinstance(error, RamifyError) else str(error) or type(error).__name__
     return kind(
-        f"{step}{where} failed: {message}",
-        variable=node.variable,
-        line=node.line,
+        f"{what}{where} failed: {message}",
+        variable=step.variable,
+        line=step.line,
         prompt=call.prompt,
         partial=call.text,
         finish_reason=call.finish.reason if call.finish else None,

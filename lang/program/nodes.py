@@ -1,13 +1,13 @@
-"""The nodes of a program: frozen values, each of which calls the method of its class on a visitor.
+"""The nodes of a program: frozen values, which a visitor interprets.
 
-`Interpreter` is the visitor that runs a program; the recorder in `lang/graph` is the one that traces it.
+`Interpreter` is the visitor that runs a program; `RecordedBranch` in `lang/graph` is the one that traces it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import ramify.graph as graph
 from ramify.graph import Change, Scalar, changed, scalar_text
@@ -20,24 +20,14 @@ if TYPE_CHECKING:
     from ramify.lang.tools.tool import Tool
 
 
-class Visitor(Protocol):
-    """An interpretation of nodes, with a method for each kind. The methods for nodes that wait return an
-    awaitable."""
+class StepVisitor:
+    """An interpretation of steps. As in `ast.NodeVisitor`, the method ``visit_NAME`` takes the steps of the
+    class NAME. The method for a step that waits returns an awaitable."""
 
-    def text(self, node: Text) -> None: ...
-    def role_begin(self, node: RoleBegin) -> None: ...
-    def role_end(self, node: RoleEnd) -> None: ...
-    def scope_begin(self, node: ScopeBegin) -> None: ...
-    def scope_end(self, node: ScopeEnd, variable: Variable) -> None: ...
-    def fork(self, node: Fork) -> None: ...
-    def describe_tools(self, node: DescribeTools) -> None: ...
-    def interpolated(self, node: Interpolated) -> Awaitable[None]: ...
-    def splice(self, node: Splice) -> Awaitable[None]: ...
-    def gen(self, node: Gen, variable: Variable) -> Awaitable[None]: ...
-    def select(self, node: Select, variable: Variable) -> Awaitable[None]: ...
-    def call_tools(self, node: CallTools, variable: Variable) -> Awaitable[None]: ...
-    def guarded(self, node: Guarded, variable: Variable | None) -> Awaitable[None]: ...
-    def either(self, node: Either, variable: Variable) -> Awaitable[None]: ...
+    def visit(self, step: Step, variable: Variable | None) -> Awaitable[None] | None:
+        """Interpret `step`, whose result is for `variable`; None for a step without a result."""
+        method: Callable[..., Awaitable[None] | None] = getattr(self, step.visited_by)
+        return method(step, variable)
 
 
 @dataclass(frozen=True)
@@ -68,8 +58,11 @@ class Node:
 class Step(Node):
     """A single step."""
 
-    sets: ClassVar[bool] = False
-    """Whether the step has a result. The result is kept in a variable, which may have no name."""
+    visited_by: ClassVar[str]
+    """The name of the method of a `StepVisitor` for steps of the class."""
+
+    def __init_subclass__(cls) -> None:
+        cls.visited_by = f"visit_{cls.__name__}"
 
     def steps(self) -> Iterator[Step]:
         yield self
@@ -84,18 +77,10 @@ class Step(Node):
         """The step without its conditions."""
         return self
 
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None] | None:
-        raise NotImplementedError
-
-    def abandon(self, error: Exception) -> None:
-        """Called instead of `accept` when an earlier step has failed."""
-
 
 @dataclass(frozen=True)
 class VariableStep(Step):
     """A step with a result. The result is kept in a variable, which may have no name."""
-
-    sets: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -103,7 +88,7 @@ class ModelStep(VariableStep):
     """A step that calls a model: its node in a graph, and the arguments that a graph cannot hold."""
 
     waits: ClassVar[bool] = True
-    wire: graph.Gen | graph.Select | graph.CallTools
+    node: graph.Gen | graph.Select | graph.CallTools
     """The options of the step in the form of a graph's node."""
     backend: Backend | str | None = field(default=None, kw_only=True)
     """The backend that the step names. None stands for the run's own backend."""
@@ -111,7 +96,7 @@ class ModelStep(VariableStep):
 
     @property
     def variable(self) -> str | None:
-        return self.wire.name
+        return self.node.name
 
     def local(self) -> dict[str, object]:
         """Argument → value, for the arguments that a graph has no field for."""
@@ -132,9 +117,6 @@ class Row(Node):
 class Text(Step):
     value: str
 
-    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
-        visitor.text(self)
-
 
 @dataclass(frozen=True)
 class Interpolated(Step):
@@ -144,9 +126,6 @@ class Interpolated(Step):
     parts: tuple[str | ResultRef, ...]
     count: Callable[[str], None] | None = field(default=None, compare=False)
     """Called with the text of each result. Raises `InvalidRequest` if the run has inserted too much text."""
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        return visitor.interpolated(self)
 
 
 @dataclass(frozen=True)
@@ -188,18 +167,11 @@ class RoleBegin(Step):
     role: str
     line: str | None = None
     tools: bool = False
-    """Whether the turn describes tools."""
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
-        visitor.role_begin(self)
 
 
 @dataclass(frozen=True)
 class RoleEnd(Step):
     role: str
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
-        visitor.role_end(self)
 
 
 @dataclass(frozen=True)
@@ -208,9 +180,6 @@ class ScopeBegin(Step):
     `name`."""
 
     name: str
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
-        visitor.scope_begin(self)
 
 
 @dataclass(frozen=True)
@@ -221,16 +190,12 @@ class ScopeEnd(VariableStep):
     def variable(self) -> str:
         return self.name
 
-    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
-        assert variable is not None
-        visitor.scope_end(self, variable)
-
 
 @dataclass(frozen=True)
 class Gen(ModelStep):
     """Generate text."""
 
-    wire: graph.Gen
+    node: graph.Gen
     parse: Callable[[str], Any] | None = None
     """Parses the generated text to the value; None keeps the text as the value. Any exception fails the
     step."""
@@ -247,30 +212,22 @@ class Gen(ModelStep):
         own = {"validate": self.validate, "retries": self.retries or None}
         return super().local() | {name: value for name, value in own.items() if value is not None}
 
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        assert variable is not None
-        return visitor.gen(self, variable)
-
 
 @dataclass(frozen=True)
 class Select(ModelStep):
     """Append the choice that the model finds most likely."""
 
-    wire: graph.Select
+    node: graph.Select
     own_method: ChoicesSamplingMethod | None = None
-    """A method for which graphs have no name; None if the method is the one that `wire` names."""
+    """A method for which graphs have no name; None if the method is the one that `node` names."""
 
     @property
     def method(self) -> ChoicesSamplingMethod:
-        return self.own_method or METHODS[self.wire.method]
+        return self.own_method or METHODS[self.node.method]
 
     def local(self) -> dict[str, object]:
         own = {} if self.own_method is None else {"choices_method": self.own_method}
         return super().local() | own
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        assert variable is not None
-        return visitor.select(self, variable)
 
 
 @dataclass(frozen=True)
@@ -279,25 +236,18 @@ class DescribeTools(Step):
 
     tools: tuple[Tool[..., Any], ...]
 
-    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
-        visitor.describe_tools(self)
-
 
 @dataclass(frozen=True)
 class CallTools(ModelStep):
     """Generate tool calls, run them, and append their results."""
 
-    wire: graph.CallTools
+    node: graph.CallTools
     tools: tuple[Tool[..., Any], ...]
     raises: bool = False
     """Whether the error of a tool fails the step, instead of being shown to the model."""
 
     def local(self) -> dict[str, object]:
         return super().local() | ({"errors": "raise"} if self.raises else {})
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        assert variable is not None
-        return visitor.call_tools(self, variable)
 
 
 @dataclass(frozen=True)
@@ -306,13 +256,6 @@ class Fork(Step):
 
     children: tuple[Branch, ...]
 
-    def accept(self, visitor: Visitor, variable: Variable | None) -> None:
-        visitor.fork(self)
-
-    def abandon(self, error: Exception) -> None:
-        for child in self.children:
-            child.fail(error)
-
 
 @dataclass(frozen=True)
 class Splice(Step):
@@ -320,9 +263,6 @@ class Splice(Step):
 
     waits: ClassVar[bool] = True
     children: tuple[Branch, ...]
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        return visitor.splice(self)
 
 
 @dataclass(frozen=True)
@@ -343,22 +283,12 @@ class Guarded(Step):
     guards: tuple[Guard, ...]
 
     @property
-    def sets(self) -> bool:  # type: ignore[override]
-        return self.step.sets
-
-    @property
     def variable(self) -> str | None:
         return self.step.variable
 
     @property
     def bare(self) -> Step:
         return self.step
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        return visitor.guarded(self, variable)
-
-    def abandon(self, error: Exception) -> None:
-        self.step.abandon(error)
 
 
 @dataclass(frozen=True)
@@ -372,10 +302,6 @@ class Either(VariableStep):
     @property
     def variable(self) -> str | None:
         return self.name
-
-    def accept(self, visitor: Visitor, variable: Variable | None) -> Awaitable[None]:
-        assert variable is not None
-        return visitor.either(self, variable)
 
 
 def as_node(item: object) -> Node:

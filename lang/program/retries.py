@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
 from ramify.lang.calls.request import Output
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Target
 from ramify.lang.program.nodes import Gen
 from ramify.lang.program.sending import send
-from ramify.lang.prompt.chat import Dialogue, begin_turn, end_turn
+from ramify.lang.prompt.chat import Content, begin_turn, end_turn
 from ramify.lang.prompt.transcript import Piece, append_pieces, append_text, pieces
 from ramify.lang.trace.calls import Call
 from ramify.messages import ModelInfo
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
 
 CORRECTION = "That is not valid. {problem}\nGive the whole answer again, corrected."
-"""The user turn after an invalid output."""
 PLAIN_CORRECTION = "\nThat is not valid. {problem}\nThe same again, corrected:\n"
 """The text after an invalid output outside of an assistant turn."""
 MAX_PROBLEM = 600
 """Most characters of an error that the model is shown."""
 MAX_SHOWN = 200
-"""Most characters of a rejected value in an error message."""
 
 
 @dataclass(frozen=True)
@@ -44,64 +42,63 @@ class Attempted:
 
     output: Output
     value: Any
-    tail: Piece | None
-    dialogue: Dialogue
+    content: Content
 
 
 async def attempt(
-    branch: Branch, step: Call, target: Target, sampling: SamplingParams, node: Gen
+    branch: Branch, call: Call, target: Target, sampling: SamplingParams, step: Gen
 ) -> Attempted:
-    """Generate until an output is valid, at most ``1 + node.retries`` times. Raises the error of the last
-    output if none is valid."""
-    tail, dialogue = branch.tail, branch.dialogue
-    opening = pieces(tail, dialogue.start) if dialogue.role == "assistant" else []
-    for left in range(node.retries, -1, -1):
-        call = step.child("attempt", step.name, None, branch.run.clock())
-        view = branch.view(target, tail, dialogue)
-        output = await send(branch, call, view, sampling, node.wire.constraint, thinking=node.wire.thinking)
-        step.text, step.finish, step.prompt_end = output.text, output.finish, call.prompt_end
-        step.thinking = call.thinking
+    """Generate until an output is valid, at most ``1 + step.retries`` times. `call` is the call of the step.
+    Raises the error of the last output if none is valid."""
+    content = branch.content
+    dialogue = content.dialogue
+    opening = pieces(content.tail, dialogue.start) if dialogue.role == "assistant" else []
+    for left in range(step.retries, -1, -1):
+        sent = call.child("attempt", call.name, None, branch.run.clock())
+        view = branch.view(target, content)
+        output = await send(branch, sent, view, sampling, step.node.constraint, thinking=step.node.thinking)
+        call.text, call.finish, call.prompt_end = output.text, output.finish, sent.prompt_end
+        call.thinking = sent.thinking
         try:
-            value = read_value(node, output.text)
+            value = read_value(step, output.text)
         except (ValueError, AssertionError) as error:
-            call.error = str(error)
+            sent.error = str(error)
             if not left:
-                raise _rejection(node, output.text, error) from error
-            dialogue, tail = branch.after(dialogue, tail, output)
-            tail, dialogue = _correct(tail, dialogue, opening, describe(error), branch.run.info)
+                raise _rejection(step, output.text, error) from error
+            content = branch.after(content, output)
+            content = _correct(content, opening, describe(error), branch.run.info)
             continue
-        if not node.keep_failed:
-            tail, dialogue = branch.tail, branch.dialogue
-        dialogue, tail = branch.after(dialogue, tail, output)
-        return Attempted(output, value, tail, dialogue)
+        if not step.keep_failed:
+            content = branch.content
+        return Attempted(output, value, branch.after(content, output))
     raise AssertionError("unreachable")
 
 
-def read_value(node: Gen, text: str) -> Any:
-    """The value of the output `text`. Raises the errors of `node.parse` and of `node.validate`."""
-    value = text if node.parse is None else node.parse(text)
-    if node.validate is not None:
-        node.validate(value)
+def read_value(step: Gen, text: str) -> Any:
+    """The value of the output `text`. Raises the errors of `step.parse` and of `step.validate`."""
+    value = text if step.parse is None else step.parse(text)
+    if step.validate is not None:
+        step.validate(value)
     return value
 
 
-def final_value(node: Gen, text: str) -> Any:
+def final_value(step: Gen, text: str) -> Any:
     """The value that `read_value` returns. Its errors become a `ProgramError` that quotes the rejected output
     or value."""
     try:
-        return read_value(node, text)
+        return read_value(step, text)
     except (ValueError, AssertionError) as error:
-        raise _rejection(node, text, error) from error
+        raise _rejection(step, text, error) from error
 
 
-def _rejection(node: Gen, text: str, error: Exception) -> ProgramError:
+def _rejection(step: Gen, text: str, error: Exception) -> ProgramError:
     try:
-        value = text if node.parse is None else node.parse(text)
+        value = text if step.parse is None else step.parse(text)
     except (ValueError, AssertionError):
         what = f"the output {shortened(repr(text), MAX_SHOWN)} is not valid"
     else:
         what = f"validate rejected {shortened(repr(value), MAX_SHOWN)}"
-    attempts = f" in the last of {node.retries + 1} attempts" if node.retries else ""
+    attempts = f" in the last of {step.retries + 1} attempts" if step.retries else ""
     return ProgramError(f"{what}{attempts}: {describe(error)}", pointer=getattr(error, "pointer", None))
 
 
@@ -118,13 +115,10 @@ def describe(error: Exception) -> str:
     return sentence(shortened(text, MAX_PROBLEM))
 
 
-def _correct(
-    tail: Piece | None, dialogue: Dialogue, opening: list[Piece], problem: str, info: ModelInfo
-) -> tuple[Piece | None, Dialogue]:
-    if dialogue.role != "assistant":
-        return append_text(tail, PLAIN_CORRECTION.format(problem=problem)), dialogue
-    dialogue, tail = end_turn(dialogue, tail, "assistant", info)
-    dialogue, tail = begin_turn(dialogue, tail, "user", info)
-    dialogue, tail = end_turn(dialogue, append_text(tail, CORRECTION.format(problem=problem)), "user", info)
-    dialogue, tail = begin_turn(dialogue, tail, "assistant", info)
-    return append_pieces(tail, opening), dialogue
+def _correct(content: Content, opening: list[Piece], problem: str, info: ModelInfo) -> Content:
+    if content.dialogue.role != "assistant":
+        return content.at(append_text(content.tail, PLAIN_CORRECTION.format(problem=problem)))
+    content = begin_turn(end_turn(content, "assistant", info), "user", info)
+    content = content.at(append_text(content.tail, CORRECTION.format(problem=problem)))
+    content = begin_turn(end_turn(content, "user", info), "assistant", info)
+    return content.at(append_pieces(content.tail, opening))

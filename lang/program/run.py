@@ -17,8 +17,7 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.backends.model_info import model_info
 from ramify.lang.backends.router import Router, default_of
 from ramify.lang.calls.limits import Limits
-from ramify.lang.calls.session import Session
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Session, Target
 from ramify.lang.common.caller import raised_line
 from ramify.lang.common.event import Event
 from ramify.lang.program.branch import Branch
@@ -128,7 +127,6 @@ class Run(Session):
         self._targets = {own: self.home}
         self.options = options
         self.limits = limits
-        """The limits of all steps."""
         self.asynchronous = asynchronous
         """Whether the body is a coroutine. No read in it may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
@@ -138,14 +136,12 @@ class Run(Session):
         self.tasks: set[asyncio.Task[None]] = set()
         """One task for each branch that has steps to run. Used only on `loop`."""
         self.error: ProgramError | None = None
-        """The exception of the body as a `ProgramError`; None without an exception."""
         self.body_done = Event()
         """Set when the body has ended. After that no step can be appended."""
         self.finished = Event()
         """Set when all steps are done."""
         self._end_sent = False
         self._open_forks: dict[str, int] = {}
-        """Fork key → number of its branches that may still be extended."""
         self._queued_calls: Counter[Target | Backend | str | None] = Counter()
         """Number of queued steps of all branches that will call a model, by the `backend` of the step."""
         self._keys = itertools.count()

@@ -1,4 +1,5 @@
-"""The request of a step, with its prompt, hint, limits, priority and LoRA adapter."""
+"""The request of a step: its prompt, limits, priority, LoRA adapter and hint. The hint names the program
+and the branch, and tells when the KV pages of the request are needed again."""
 
 from __future__ import annotations
 
@@ -11,15 +12,14 @@ from ramify.errors import UnsupportedNode
 from ramify.lang.calls import request
 from ramify.lang.calls.limits import allow_call
 from ramify.lang.calls.request import Output
-from ramify.lang.calls.target import Target
-from ramify.lang.program.hints import hint_of
+from ramify.lang.calls.session import Target
 from ramify.lang.program.variables import Variable
 from ramify.lang.prompt.chat import open_answer
 from ramify.lang.prompt.thinking import preambles_of
-from ramify.lang.prompt.transcript import ends_on_token, prompt_of
+from ramify.lang.prompt.transcript import ends_on_token, place_of, prompt_of
 from ramify.lang.prompt.view import View
 from ramify.lang.trace.calls import Call
-from ramify.messages import HELD_S, Choices, Generate, NextUse, TextChunk, Thinking
+from ramify.messages import HELD_S, Choices, Generate, NextUse, ProgramHint, TextChunk, Thinking
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,13 +51,14 @@ async def send(
     run, target = branch.run, view.target
     opened = view
     if thinking is not None and not target.takes_messages:
-        dialogue, tail = open_answer(view.dialogue, view.tail, thinking, target.info)
-        opened = view._replace(dialogue=dialogue, tail=tail)
-    call.model, call.prompt_end = target.name, opened.tail
-    if ends_on_token(opened.tail):
+        opened = view._replace(content=open_answer(view.content, thinking, target.info))
+    call.model, call.prompt_end = target.name, opened.content.tail
+    if ends_on_token(opened.content.tail):
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     allowance = allow_call(branch.limits, sampling, thinking)
     call.followed = follow is not None and run.stream
+    # The run's adapter is one of its own backend.
+    lora = run.options.get("lora") if target is run.home else None
     made = Generate(
         rid=run.next_rid(),
         sampling=allowance.sampling,
@@ -66,8 +67,8 @@ async def send(
         hint=hint_of(branch, call, view, opened, next_use),
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
-        priority=_priority(branch, call, target),
-        lora=_lora(branch, call, target),
+        priority=_first(call.priority, run.options.get("priority"), target.priority),
+        lora=_first(call.lora, lora, target.lora),
         **_prompt(branch, view, opened, allowance.thinking),
     )
 
@@ -88,12 +89,12 @@ def _prompt(
 
     `opened` is `view` after `open_answer`, or the same as `view` without a setting of thinking.
     """
-    target, dialogue = view.target, view.dialogue
+    target, dialogue = view.target, view.content.dialogue
     if not target.takes_messages:
-        prompt = prompt_of(opened.tail, view.prompt)
+        prompt = prompt_of(opened.content.tail, view.prompt)
         branch.remember(view, prompt)
         return {"prompt": prompt.segments, "preambles": preambles_of(thinking, target.info)}
-    if dialogue.role != "assistant" or view.tail is not dialogue.start:
+    if dialogue.role != "assistant" or view.content.tail is not dialogue.start:
         raise UnsupportedNode(
             f"{target.info.name} takes whole messages only.",
             remedy="Put exactly one gen, and nothing before it, in each assistant turn.",
@@ -101,19 +102,58 @@ def _prompt(
     return {"chat": dialogue.messages, "thinking": thinking}
 
 
-def _priority(branch: Branch, call: Call, target: Target) -> int:
-    """The step's priority, else that of the run, else that of the backend."""
-    for given in (call.priority, branch.run.options.get("priority")):
-        if given is not None:
-            return int(given)
-    return target.priority
+def _first(*given: Any) -> Any:
+    """The first of the settings of the step, the run and the backend that is not None."""
+    return next(one for one in given if one is not None)
 
 
-def _lora(branch: Branch, call: Call, target: Target) -> str:
-    """The step's LoRA adapter, else that of the run, else that of the backend. The run's adapter applies only
-    to steps on the run's own backend."""
-    own = branch.run.options.get("lora") if target is branch.run.home else None
-    for given in (call.lora, own):
-        if given is not None:
-            return str(given)
-    return target.lora
+LEASE_S = 60.0
+"""Length in seconds of the lease on the pages of a branch that may continue. The lease ends earlier if the
+program ends."""
+
+
+def hint_of(
+    branch: Branch, call: Call, view: View[Target], opened: View[Target], next_use: NextUse | None
+) -> ProgramHint:
+    """The hint of the request of `call`.
+
+    Args:
+        view: The content before the request.
+        opened: `view` after `open_answer`; the same as `view` if the request has no setting of thinking.
+        next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
+    """
+    run, target = branch.run, view.target
+    if branch.is_last_step:
+        next_use = "never"
+    elif next_use is None:
+        next_use = "soon" if branch.returns_to(target) else "unknown"
+    return ProgramHint(
+        program=run.program,
+        name=run.root.call.name,
+        lease_s=0.0 if next_use == "never" and not branch.forks else LEASE_S,
+        path=call.path,
+        next_use=next_use,
+        branch=branch.key,
+        forks=branch.forks,
+        ended=run.take_ended(target),
+        parts=_parts(branch, view, opened),
+        calls_left=run.queued_calls(target) if run.body_done.is_set() else None,
+        limits=tuple([limit.hint(target.backend) for limit in branch.limits]),
+    )
+
+
+def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tuple[int, int], ...]:
+    """The places in the prompt after which later prompts of the program may differ from it.
+
+    One place is the fork of the branch. Only the first request of the branch tells it. The other is the
+    beginning of the thoughts, which are removed from later prompts.
+    """
+    target, found = view.target, []
+    if target is not branch.run.home or target.takes_messages:
+        return ()
+    if branch.fork_point is not None and not branch.fork_told:
+        branch.fork_told = True
+        found.append(place_of(branch.fork_point, view.prompt))
+    if opened.content.tail is not view.content.tail:
+        found.append(place_of(view.content.tail, view.prompt))
+    return tuple(found)

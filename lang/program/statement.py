@@ -3,22 +3,14 @@ failed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ramify.lang.calls.limits import Limits
-from ramify.lang.prompt.chat import Dialogue
+from ramify.lang.prompt.chat import Content
 from ramify.lang.prompt.transcript import Piece
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
-
-
-class Content(NamedTuple):
-    """The content of a branch between two steps."""
-
-    tail: Piece | None
-    dialogue: Dialogue
-    scopes: dict[str, Piece | None]
 
 
 class Statement:
@@ -38,17 +30,16 @@ class Statement:
         self.outer = outer
         """The innermost block around the statement; None outside of blocks."""
         self.limits = limits
-        """The limits of the statement's steps."""
         self.open = block
         """Whether this is a block that the body has not left yet."""
-        self.before: Content | None = None
-        """The branch's content before the first step; None until that step runs."""
+        self.before: tuple[Content, dict[str, Piece | None]] | None = None
+        """The branch's content and open scopes before the first step; None until that step runs."""
 
     def note_before(self, branch: Branch) -> None:
         """Keep the branch's content, if this is the statement's first step. Called before each step."""
         branch.limits = self.limits
         if self.before is None:
-            self.before = Content(branch.tail, branch.dialogue, dict(branch.scopes))
+            self.before = (branch.content, dict(branch.scopes))
 
     def closed(self) -> Statement:
         """The outermost block around this statement that the body has left; this statement if there is

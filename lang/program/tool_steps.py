@@ -12,7 +12,7 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.lang.calls.limits import LIMITS
 from ramify.lang.calls.request import Output, all_of
-from ramify.lang.calls.target import Target
+from ramify.lang.calls.session import Target
 from ramify.lang.program import retries
 from ramify.lang.program.nodes import CallTools
 from ramify.lang.program.place import placed
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHOWN_ERROR = "Error: {kind}: {message}"
-"""The result of a failed call, as the model is shown it."""
 
 _warned: set[tuple[str, str | None]] = set()
 """The program and line of each `call_tools` about which a warning was logged."""
@@ -40,21 +39,21 @@ _warned: set[tuple[str, str | None]] = set()
 def in_turns(branch: Branch) -> bool:
     """Whether the calls are written as chat turns: the model has a chat template, and the branch has turns or
     is empty. Raises `InvalidRequest` inside an open turn."""
-    dialogue = branch.dialogue
+    dialogue = branch.content.dialogue
     if dialogue.role is not None:
         raise InvalidRequest(
             f"call_tools writes turns of its own, and a {dialogue.role} turn is open.",
             remedy=f"End it with {dialogue.role}_end().",
         )
     chats = branch.run.info.chat_format is not None
-    return chats and (bool(dialogue.messages) or branch.tail is None)
+    return chats and (bool(dialogue.messages) or branch.content.tail is None)
 
 
-def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
+def warn_of_untold(branch: Branch, step: CallTools, turns: bool) -> None:
     """Log a warning about tools that no turn has described to the model, once for each program and line.
     Without `turns`, a tool counts as described if its name is in the text."""
-    place = (branch.run.root.call.name, node.line)
-    untold = [tool.name for tool in node.tools if tool.name not in branch.dialogue.tools]
+    place = (branch.run.root.call.name, step.line)
+    untold = [tool.name for tool in step.tools if tool.name not in branch.content.dialogue.tools]
     if not untold or place in _warned:
         return
     if not turns and all(name in branch.text for name in untold):
@@ -72,16 +71,16 @@ def warn_of_untold(branch: Branch, node: CallTools, turns: bool) -> None:
 
 async def send_calls(
     branch: Branch,
-    node: CallTools,
+    step: CallTools,
     call: Call,
     view: View[Target],
     sampling: SamplingParams,
     constraint: Constraint,
     variable: Variable,
 ) -> Output:
-    """Send the request in which the model writes the calls of `node`. An error or report about a schema names
+    """Send the request in which the model writes the calls of `step`. An error or report about a schema names
     the tool that the schema belongs to."""
-    described = [tool.described for tool in node.tools]
+    described = [tool.described for tool in step.tools]
     try:
         output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")
     except InvalidConstraint as error:
@@ -96,32 +95,32 @@ async def send_calls(
 
 
 async def run_calls(
-    branch: Branch, node: CallTools, target: Target, call: Call, written: WrittenCalls
+    branch: Branch, step: CallTools, target: Target, call: Call, written: WrittenCalls
 ) -> list[ToolCall]:
     """Run the calls in `written` concurrently, and return them with their results in the same order. `call`
-    is the request in which the model of `target` wrote them. If `node.raises`, the first error is raised."""
+    is the request in which the model of `target` wrote them. If `step.raises`, the first error is raised."""
     await_tools = getattr(target.backend, "await_tools", None)
     if await_tools is not None and written:
         await await_tools(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in written)))
     elsewhere = getattr(target.backend, "tool_results", None)
     if elsewhere is not None:
         for name, arguments in written:
-            branch.call.child("tool", name, None, branch.run.clock(), line=node.line).arguments = arguments
+            branch.call.child("tool", name, None, branch.run.clock(), line=step.line).arguments = arguments
         results = await elsewhere(call.place, written)
         return [
             ToolCall(name, {}, None, None, text) for (name, _), text in zip(written, results, strict=True)
         ]
-    calls = await all_of(_run_call(branch, node, name, arguments) for name, arguments in written)
+    calls = await all_of(_run_call(branch, step, name, arguments) for name, arguments in written)
     tools_returned = getattr(target.backend, "tools_returned", None)
     if tools_returned is not None:
         await tools_returned(call.place, [one.shown for one in calls])
     return calls
 
 
-async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) -> ToolCall:
+async def _run_call(branch: Branch, step: CallTools, name: str, arguments: str) -> ToolCall:
     run = branch.run
-    tool = next((one for one in node.tools if one.name == name), None)
-    call = branch.call.child("tool", name, None, run.clock(), line=node.line)
+    tool = next((one for one in step.tools if one.name == name), None)
+    call = branch.call.child("tool", name, None, run.clock(), line=step.line)
     call.arguments = arguments
     given: dict[str, object] = {}
     LIMITS.set(branch.limits)  # for programs that the function runs; the task of the call ends with it
@@ -141,7 +140,7 @@ async def _run_call(branch: Branch, node: CallTools, name: str, arguments: str) 
         raise
     except Exception as error:
         call.error = str(error) or type(error).__name__
-        if node.raises:
+        if step.raises:
             raise ToolFailed(name, call) from error
         text = SHOWN_ERROR.format(kind=type(error).__name__, message=retries.describe(error))
         return ToolCall(name, given, None, error, text)

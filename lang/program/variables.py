@@ -43,7 +43,6 @@ class Variable:
         self._meta: Any = None
         self.error: ProgramError | None = None
         self.chunks: list[TextChunk] = []
-        """The chunks that have arrived so far."""
         self.kind: Any = None
         """The schema of the `gen` that sets the variable, as the user gave it; None without a schema."""
         self.call: Call | None = None

@@ -18,16 +18,14 @@ from ramify.lang.prompt.transcript import Continued, Piece, append_marked, appen
 from ramify.messages import ChatFormat, ChatMessage, ModelInfo, Thinking
 
 if TYPE_CHECKING:
-    from ramify.lang.prompt.model import PromptModel
+    from ramify.lang.prompt.view import PromptModel
 
 
 class Dialogue(msgspec.Struct, frozen=True):
     """The turns of a branch so far. The object is frozen, so that forks can share it."""
 
     messages: tuple[ChatMessage, ...] = ()
-    """Finished turns."""
     role: str | None = None
-    """The role of the open turn; None between turns."""
     start: Piece | None = None
     """The last piece before the open turn's content; None between turns."""
     asked: Piece | None = None
@@ -47,16 +45,25 @@ class Dialogue(msgspec.Struct, frozen=True):
         return self.messages[-1].role if self.messages else ""
 
 
+class Content(msgspec.Struct, frozen=True):
+    """The content of a branch: its pieces up to `tail`, and its turns."""
+
+    tail: Piece | None = None
+    dialogue: Dialogue = Dialogue()
+
+    def at(self, tail: Piece | None) -> Content:
+        """Other pieces with the same turns."""
+        return Content(tail, self.dialogue)
+
+
 class Begin(msgspec.Struct, frozen=True):
     """The mark of the piece that `begin_turn` appends."""
 
     role: str
     tools: bool
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        return begin_turn(dialogue, tail, self.role, target.info, tools=self.tools)
+    def write(self, content: Content, target: PromptModel) -> Content:
+        return begin_turn(content, self.role, target.info, tools=self.tools)
 
 
 class End(msgspec.Struct, frozen=True):
@@ -64,23 +71,20 @@ class End(msgspec.Struct, frozen=True):
 
     role: str
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        return end_turn(dialogue, tail, self.role, target.info)
+    def write(self, content: Content, target: PromptModel) -> Content:
+        return end_turn(content, self.role, target.info)
 
 
 _begin, _end = functools.cache(Begin), functools.cache(End)
 
 
-def begin_turn(
-    dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, tools: bool = False
-) -> tuple[Dialogue, Piece | None]:
+def begin_turn(content: Content, role: str, info: ModelInfo, *, tools: bool = False) -> Content:
     """Begin a turn of `role`. Raises `InvalidRequest` if a turn is open, or if the model's template has no
     such turn here.
 
     `tools` says that the turn will describe tools.
     """
+    dialogue, tail = content.dialogue, content.tail
     if dialogue.role is not None:
         raise InvalidRequest(
             f"{turn(role).capitalize()} begins inside {turn(dialogue.role)}.",
@@ -103,7 +107,7 @@ def begin_turn(
         prefix, pending = prefix + pending, ""
     boundary = pending == dialogue.pending
     tail = append_marked(tail, prefix, _begin(role, tools), boundary=boundary)
-    return replace(dialogue, role=role, start=tail, pending=pending), tail
+    return Content(tail, replace(dialogue, role=role, start=tail, pending=pending))
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -121,31 +125,28 @@ class Thought(msgspec.Struct, frozen=True):
     head: str
     """The beginning of the answer that the last token of `ids` contains; usually empty."""
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
+    def write(self, content: Content, target: PromptModel) -> Content:
         if target is not self.by:
-            return dialogue, append_text(tail, self.head)
+            return content.at(append_text(content.tail, self.head))
         if target.takes_messages:
-            return replace(dialogue, reasoning=dialogue.reasoning + self.thoughts), tail
-        dialogue, tail = open_answer(dialogue, tail, self.thinking, target.info)
-        if self.text:
-            tail = Piece(tail, self.ids or self.text, self.text, mark=self, generated=True, later=self.head)
-        return dialogue, tail
+            reasoning = content.dialogue.reasoning + self.thoughts
+            return Content(content.tail, replace(content.dialogue, reasoning=reasoning))
+        content = open_answer(content, self.thinking, target.info)
+        if not self.text:
+            return content
+        segment = self.ids or self.text
+        return content.at(Piece(content.tail, segment, self.text, mark=self, generated=True, later=self.head))
 
-    def append(
-        self, dialogue: Dialogue, tail: Piece | None, home: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        """`dialogue` and `tail` of a branch with the thoughts appended. The branch keeps its content as the
-        model `home` reads it."""
-        if home is not self.by:
-            return dialogue, Piece(tail, self.head, self.head, ends_on_token(tail), mark=self)
-        return self.write(dialogue, tail, home)
+    def append(self, content: Content, home: PromptModel) -> Content:
+        """`content` of a branch with the thoughts appended. The branch keeps its content as the model `home`
+        reads it."""
+        if home is self.by:
+            return self.write(content, home)
+        tail = content.tail
+        return content.at(Piece(tail, self.head, self.head, ends_on_token(tail), mark=self))
 
 
-def open_answer(
-    dialogue: Dialogue, tail: Piece | None, thinking: Thinking, info: ModelInfo
-) -> tuple[Dialogue, Piece | None]:
+def open_answer(content: Content, thinking: Thinking, info: ModelInfo) -> Content:
     """Append the mark that begins the thoughts, or, if `thinking` is off, the mark that keeps the model from
     thinking.
 
@@ -156,17 +157,17 @@ def open_answer(
         raise UnsupportedNode(
             f"{info.name} has no setting of effort.", field="thinking.effort", remedy="Use max_tokens."
         )
-    marks = thinking_of(info)
+    marks, dialogue, tail = thinking_of(info), content.dialogue, content.tail
     if dialogue.role == "assistant" and tail is dialogue.start and tail and isinstance(tail.segment, str):
         prefix = tail.text.removesuffix(marks.default)
         text = prefix + (marks.on if thinking.enabled else marks.off)
         later, of = prefix + marks.past, tail.of or tail
         start = Piece(tail.before, text, text, True, tail.mark, later=later, of=of)
-        return replace(dialogue, start=start, thought=True), start
+        return Content(start, replace(dialogue, start=start, thought=True))
     if not thinking.enabled:
-        return dialogue, tail
+        return content
     start = Piece(tail, marks.start, marks.start, True, Continued(), later="")
-    return replace(dialogue, thought=True), start
+    return Content(start, replace(dialogue, thought=True))
 
 
 def turn(role: str) -> str:
@@ -174,14 +175,14 @@ def turn(role: str) -> str:
     return f"an {role} turn" if role == "assistant" else f"a {role} turn"
 
 
-def end_turn(
-    dialogue: Dialogue, tail: Piece | None, role: str, info: ModelInfo, *, content: str | None = None
-) -> tuple[Dialogue, Piece | None]:
-    """End the open turn, whose role must be `role`. `content` is the content of the finished message, if the
+def end_turn(content: Content, role: str, info: ModelInfo, *, written: str | None = None) -> Content:
+    """End the open turn, whose role must be `role`. `written` is the content of the finished message, if the
     template writes it in another form; None takes the text of the turn."""
+    dialogue, tail = content.dialogue, content.tail
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")
-    written = text_of(tail, dialogue.start, later=True).lstrip() if content is None else content
+    if written is None:
+        written = text_of(tail, dialogue.start, later=True).lstrip()
     message = ChatMessage(role=role, content=written, reasoning=dialogue.reasoning)
     if dialogue.thought and thinking_of(info).kept == "turn":
         tail = without_thoughts(tail, dialogue.start and dialogue.start.before)
@@ -189,7 +190,7 @@ def end_turn(
     suffix = _format_of(info).suffix.get(role, "")
     tail = append_marked(tail, suffix, _end(role), boundary=True)
     messages = (*dialogue.messages, message)
-    return replace(dialogue, messages=messages, role=None, start=None, reasoning=""), tail
+    return Content(tail, replace(dialogue, messages=messages, role=None, start=None, reasoning=""))
 
 
 def _format_of(info: ModelInfo) -> ChatFormat:

@@ -98,13 +98,11 @@ class ThoughtSplitter:
     def __init__(self, marks: ThinkingFormat) -> None:
         self._marks = marks
         self._texts: list[str] = []
-        """The chunks of text before the answer."""
         self._length = 0
         self._pending = ""
         """Text that is not assigned yet. It may be the beginning of the end mark, or, after that mark, of the
         gap."""
         self._ended = False
-        """Whether the end mark has arrived."""
         self._spaces: list[str] = []
         """White space that belongs to the thoughts only if more text of the thoughts follows."""
         self._shown = False
@@ -112,7 +110,6 @@ class ThoughtSplitter:
         self.head = ""
         """The beginning of the answer that is in the same token as the end of the thoughts; usually empty."""
         self.ids = 0
-        """Tokens of `before` and `head`."""
 
     @property
     def before(self) -> str:

@@ -16,18 +16,16 @@ from msgspec.structs import replace
 from ramify.messages import Segment
 
 if TYPE_CHECKING:
-    from ramify.lang.prompt.chat import Dialogue
-    from ramify.lang.prompt.model import PromptModel
+    from ramify.lang.prompt.chat import Content
+    from ramify.lang.prompt.view import PromptModel
 
 
 class Mark(Protocol):
     """The mark of a piece whose text and ids depend on the model. The mark can write the piece for another
     model."""
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        """`dialogue` and `tail` with the piece appended in the form that `target` reads."""
+    def write(self, content: Content, target: PromptModel) -> Content:
+        """`content` with the piece appended in the form that `target` reads."""
         ...
 
 
@@ -42,10 +40,8 @@ class Generated(msgspec.Struct, frozen=True):
 class Continued(msgspec.Struct, frozen=True):
     """The mark of a piece that the mark of an earlier piece writes, too."""
 
-    def write(
-        self, dialogue: Dialogue, tail: Piece | None, target: PromptModel
-    ) -> tuple[Dialogue, Piece | None]:
-        return dialogue, tail
+    def write(self, content: Content, target: PromptModel) -> Content:
+        return content
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -61,7 +57,6 @@ class Piece(msgspec.Struct, frozen=True):
     """The mark with which the piece can be written for other models. None for the program's text and for
     outputs of the run's own model."""
     generated: bool = False
-    """Whether `text` is a model's output."""
     later: str | None = None
     """The text that replaces the piece when thoughts are removed from the prompt; None if the piece stays."""
     of: Piece | None = None

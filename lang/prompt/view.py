@@ -14,11 +14,34 @@ A later prompt for the same model continues that model's last prompt, so the pre
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from ramify.lang.prompt.chat import Dialogue
-from ramify.lang.prompt.model import PromptModel
+from ramify.errors import UnsupportedNode
+from ramify.lang.prompt.chat import Content, Dialogue
 from ramify.lang.prompt.transcript import EMPTY, Generated, Piece, Prompt, append_text, pieces
+from ramify.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from ramify.lang.prompt.chat import Content, Dialogue
+
+
+@dataclass(eq=False, slots=True)
+class PromptModel:
+    """A model with its chat template. Its backend takes prompts, or only whole chat messages."""
+
+    info: ModelInfo
+    takes_messages: bool
+    """Whether the backend takes only finished chat messages, no prompts."""
+
+    def check_text(self, dialogue: Dialogue, text: str) -> None:
+        """Raise `UnsupportedNode` if `text` is outside of turns and the backend takes only messages."""
+        if self.takes_messages and dialogue.role is None and text.strip():
+            raise UnsupportedNode(
+                f"{self.info.name} takes whole messages only, and this text is in none: {text!r}.",
+                remedy="Put it into system(...), user(...) or assistant(...).",
+            )
+
 
 M = TypeVar("M", bound=PromptModel)
 
@@ -27,8 +50,7 @@ class View(NamedTuple, Generic[M]):
     """The content of a branch as the model `target` reads it."""
 
     target: M
-    tail: Piece | None
-    dialogue: Dialogue
+    content: Content
     until: Piece | None
     """The last piece of the branch that is in the view."""
     prompt: Prompt = EMPTY
@@ -45,15 +67,15 @@ def extended(view: View[M], tail: Piece | None) -> View[M]:
     target = view.target
     new = pieces(tail, view.until)
     if (new[0].before if new else tail) is not view.until:
-        view, new = View(target, None, Dialogue(), None), pieces(tail)
-    dialogue, own = view.dialogue, view.tail
+        view, new = View(target, Content(), None), pieces(tail)
+    content = view.content
     for piece in new:
         match piece.mark:
             case Generated(by=by, ids=ids) if by is target:
-                own = Piece(own, ids, piece.text)
+                content = content.at(Piece(content.tail, ids, piece.text))
             case None | Generated():
-                target.check_text(dialogue, piece.text)
-                own = append_text(own, piece.text)
+                target.check_text(content.dialogue, piece.text)
+                content = content.at(append_text(content.tail, piece.text))
             case mark:
-                dialogue, own = mark.write(dialogue, own, target)
-    return View(target, own, dialogue, tail, view.prompt)
+                content = mark.write(content, target)
+    return View(target, content, tail, view.prompt)

@@ -26,9 +26,10 @@ from ramify.lang.program.nodes import (
 )
 from ramify.lang.program.variables import Variable
 from ramify.lang.state import streaming
+from ramify.lang.state.display import follow, in_notebook, show, state_html
 from ramify.lang.state.fork import ForkGroup
-from ramify.lang.state.partial_stream import ObjectStream, snapshot
-from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, wire_tools
+from ramify.lang.state.streaming import ObjectStream, snapshot
+from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, descriptions_of
 from ramify.lang.trace.calls import Call
 from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.schema import convert, schema_of
@@ -134,9 +135,9 @@ class ProgramState:
         if max_calls < 1:
             raise InvalidRequest(f"max_calls is {max_calls}; it must be at least 1.", field="max_calls")
         found = as_tools(tools)
-        wire = graph.CallTools(
+        node = graph.CallTools(
             name=name,
-            tools=wire_tools(found),
+            tools=descriptions_of(found),
             max_calls=max_calls,
             required=required,
             options=read_options({"max_tokens": max_tokens, **options}, of="call_tools"),
@@ -144,8 +145,8 @@ class ProgramState:
             priority=priority,
             lora=lora,
         )
-        node = CallTools(wire.checked(), found, errors == "raise", backend=backend, line=caller_line())
-        variable = self._submit(node)
+        step = CallTools(node.checked(), found, errors == "raise", backend=backend, line=caller_line())
+        variable = self._submit(step)
         assert variable is not None
 
         def read() -> ToolCalls:
@@ -191,7 +192,6 @@ class ProgramState:
         return type(self)(branch, backend=self._backend)
 
     def _on(self, backend: Backend | str | None) -> Self:
-        """Another object for this state. Steps appended through it run on `backend` unless they name one."""
         return type(self)(self._branch, backend=self._backend if backend is None else backend)
 
     @contextlib.contextmanager
@@ -273,7 +273,8 @@ class ProgramState:
         """The finished chat turns, as ``{"role": …, "content": …}``."""
         self.sync()
         self._raise()
-        return [{"role": turn.role, "content": turn.content} for turn in self._branch.dialogue.messages]
+        messages = self._branch.content.dialogue.messages
+        return [{"role": turn.role, "content": turn.content} for turn in messages]
 
     def sync(self) -> None:
         """Block until all steps so far are done. For a state returned by `run`, block until the program is
@@ -358,18 +359,12 @@ class ProgramState:
 
         For a running async program the call returns at once, and a thread shows the state.
         """
-        from ramify.lang.state.show import show
-
         show(self)
 
     def _repr_html_(self) -> str:
-        from ramify.lang.state.state_html import state_html
-
         return state_html(self)
 
     def _ipython_display_(self) -> None:
-        from ramify.lang.state.show import follow, in_notebook
-
         if self._all_done().is_set() or not in_notebook():
             raise NotImplementedError  # IPython then shows static HTML or text
         follow(self)

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Variable
-from ramify.lang.trace.meta_info import meta_info, token_logprobs
+from ramify.lang.trace.outputs import meta_info, token_logprobs
+from ramify.lang.typed.partial import Partial, PartialReader
+from ramify.lang.typed.partial_types import checker_of
+from ramify.lang.typed.schema import schema_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage, concatenated
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
     from ramify.lang.state.state import ProgramState
 
-T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
-class Source(Protocol[T_co]):
-    """Something that is read while it grows during a run."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will be added any more. Read it before `new`, so that no addition is missed."""
-        ...
-
-    def new(self) -> Iterator[T_co]:
-        """The additions since the last call."""
-        ...
-
-
-def follow(run: Run, source: Source[T]) -> Iterator[T]:
+def follow(run: Run, source: Source) -> Iterator[Any]:
     """Yield the additions to `source` until it has ended. Blocks until the run changes."""
     for _ in run.changes():
         ended = source.ended  # read before the additions, so that none is missed
@@ -42,7 +31,7 @@ def follow(run: Run, source: Source[T]) -> Iterator[T]:
             break
 
 
-async def async_follow(run: Run, source: Source[T]) -> AsyncGenerator[T, None]:
+async def async_follow(run: Run, source: Source) -> AsyncGenerator[Any, None]:
     """Yield the additions to `source` until it has ended, in any event loop."""
     async with aclosing(run.async_changes()) as changes:
         async for _ in changes:
@@ -106,8 +95,6 @@ def _source(
 
 
 class _BranchText:
-    """All text of a branch."""
-
     def __init__(self, state: ProgramState, branch: Branch) -> None:
         self._state, self._branch, self._read = state, branch, 0
 
@@ -206,3 +193,105 @@ class _VariableThoughts(_VariableText):
         variable = self._branch.variable(self._name)
         if variable.ready.is_set() or variable.thinking is None:
             variable.read_thinking()
+
+
+class ObjectStream(Generic[T]):
+    """The result of `ProgramState.stream_objects`. It may be iterated several times."""
+
+    def __init__(self, state: ProgramState, branch: Branch, name: str, kind: Any) -> None:
+        self._state, self._branch, self._name, self._kind = state, branch, name, kind
+
+    def __iter__(self) -> Iterator[Partial[T]]:
+        run = self._branch.run
+        if run.stream:
+            yield from follow(run, _PartialValue(self._branch, self._name, self._kind))
+        yield _complete(self._state._read(self._name), self._kind)
+
+    async def __aiter__(self) -> AsyncIterator[Partial[T]]:
+        run = self._branch.run
+        if run.stream:
+            source = _PartialValue(self._branch, self._name, self._kind)
+            async with aclosing(async_follow(run, source)) as partials:
+                async for partial in partials:
+                    yield partial
+        await self._state.aget(self._name)
+        yield _complete(self._branch.variable(self._name), self._kind)
+
+
+def snapshot(branch: Branch, name: str, kind: Any) -> Partial[Any]:
+    """The implementation of `ProgramState.partial`."""
+    variable = branch.variables.get(name)
+    if variable is not None and variable.ready.is_set():
+        return _complete(variable, kind)
+    return next(_PartialValue(branch, name, kind).new(), Partial(None))
+
+
+class _PartialValue:
+    def __init__(self, branch: Branch, name: str, kind: Any) -> None:
+        self._branch, self._name, self._kind = branch, name, kind
+        self._reader: PartialReader | None = None
+        self._read = 0
+
+    @property
+    def ended(self) -> bool:
+        variable = self._branch.variables.get(self._name)
+        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
+
+    def new(self) -> Iterator[Partial[Any]]:
+        """The partial value, if it has changed since the last call."""
+        variable = self._branch.variables.get(self._name)
+        if variable is None or not variable.chunks:
+            return
+        kind = _kind_of(variable, self._kind)
+        if not _is_json(kind):
+            return
+        if self._reader is None:
+            self._reader = PartialReader(checker_of(kind))
+        chunks = variable.chunks[self._read :]
+        self._read += len(chunks)
+        try:
+            changed = self._reader.push("".join([chunk.text for chunk in chunks]))
+        except ValueError as error:
+            raise _located(error, variable) from error
+        if changed and not self._reader.ended:  # the step sets and validates the complete value
+            yield self._reader.partial
+
+
+def _kind_of(variable: Variable, kind: Any) -> Any:
+    found = variable.kind if kind is None else kind
+    if found is None:
+        raise InvalidRequest(
+            f"{variable.name!r} was generated without a schema, so its parts have no types.",
+            field="kind",
+            remedy="Pass one: stream_objects(name, T).",
+        )
+    return found
+
+
+def _is_json(kind: Any) -> bool:
+    constraint = schema_of(kind).constraint
+    return constraint is not None and constraint.kind == "json_schema"
+
+
+def _complete(variable: Variable, kind: Any) -> Partial[Any]:
+    value = variable.read()
+    if kind is not None and variable.text is not None and kind != variable.kind:
+        value = schema_of(kind).parse(variable.text)
+    return Partial(value, complete=True)
+
+
+def _located(error: Exception, variable: Variable) -> ProgramError:
+    call = variable.call
+    where = f" at {call.line}" if call is not None and call.line else ""
+    return ProgramError(
+        f"gen {variable.name!r}{where} is going wrong: {error}",
+        variable=variable.name,
+        line=call.line if call is not None else None,
+        prompt=call.prompt if call is not None else None,
+        partial="".join([chunk.text for chunk in variable.chunks]),
+    )
+
+
+Source = _BranchText | _VariableText | _PartialValue
+"""Something that is read while it grows: `new` yields the additions since the last call, and `ended` tells
+whether nothing will be added any more."""

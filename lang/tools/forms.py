@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ramify.constraint import Constraint, closed_object, json_schema
 from ramify.errors import UnsupportedNode
@@ -29,40 +29,15 @@ WrittenCalls = list[tuple[str, str]]
 """The calls of an output in order: (name, arguments as JSON text)."""
 
 
-class CallForm(Protocol):
-    """A form of tool calls: the texts and the constraint of a turn of calls."""
-
-    def instructions(self, tools: Tools) -> str:
-        """The text that describes the tools to the model and tells how to call them."""
-        ...
-
-    def opening(self, required: bool) -> str:
-        """The beginning of the turn of calls, which is a part of the prompt. `required`: whether the model
-        must call a tool."""
-        ...
-
-    def write(self, content: str, calls: WrittenCalls) -> str:
-        """The text of a turn with the words `content` and the `calls`, including the opening."""
-        ...
-
-    def constraint(self, tools: Tools, required: bool, most: int) -> Constraint:
-        """The constraint on the output after the opening: at most `most` calls of the tools, and at least one
-        if `required`."""
-        ...
-
-    def read(self, text: str) -> tuple[str, WrittenCalls]:
-        """The words and the calls in `text`, a turn that begins with the opening. Raises ValueError if a call
-        is cut off."""
-        ...
-
-
 @dataclass(frozen=True)
 class TaggedCalls:
-    """Calls in a format of `ramify.tool_calls`."""
+    """Calls in a format of `ramify.tool_calls`. A turn of calls begins with the opening, which is a part of
+    the prompt."""
 
     form: ToolFormat = GENERIC
 
     def instructions(self, tools: Tools) -> str:
+        """The text that describes the tools to the model and tells how to call them."""
         turns = plain_turns(self.form, [tool.described for tool in tools], (), system_role=True)
         return turns[0].content
 
@@ -70,11 +45,14 @@ class TaggedCalls:
         return self.form.trigger if required else ""
 
     def write(self, content: str, calls: WrittenCalls) -> str:
+        """The text of a turn with the words `content` and the `calls`, including the opening."""
         called = tuple(WrittenCall(id="", name=name, arguments=arguments) for name, arguments in calls)
         turn = ChatMessage(role="assistant", content=content, tool_calls=called)
         return plain_turns(self.form, (), (turn,), system_role=True)[0].content
 
     def constraint(self, tools: Tools, required: bool, most: int) -> Constraint:
+        """The constraint on the output after the opening: at most `most` calls of the tools, and at least one
+        if `required`."""
         described = [tool.described for tool in tools]
         parallel = most > 1
         if required:
@@ -90,6 +68,8 @@ class TaggedCalls:
         return calls_or_content(self.form, described, parallel=parallel, content=words, most=most)
 
     def read(self, text: str) -> tuple[str, WrittenCalls]:
+        """The words and the calls in `text`, a turn that begins with the opening. Raises ValueError if a call
+        is cut off."""
         parser = CallParser(self.form)
         content = ""
         names: list[str] = []
@@ -123,7 +103,7 @@ def native_instructions(pieces: ToolPieces, tools: Tools) -> str:
 
 @dataclass(frozen=True)
 class JsonCalls:
-    """Calls as one JSON object."""
+    """Calls as one JSON object, with the methods of `TaggedCalls`."""
 
     def instructions(self, tools: Tools) -> str:
         listed = "\n".join(json.dumps(_facts(tool), ensure_ascii=False) for tool in tools)

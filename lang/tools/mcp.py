@@ -217,8 +217,6 @@ class McpServer:
 
 
 class _Http:
-    """A server that is reached by HTTP."""
-
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self.name = url
         self._headers = headers
@@ -277,12 +275,10 @@ class _Command:
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` with ``additionalProperties: false`` added, unless it has a keyword in `OPEN`."""
     return schema if OPEN & schema.keys() else {**schema, "additionalProperties": False}
 
 
 def _reason(error: BaseException | None) -> str:
-    """The message of `error`. For a group of exceptions, the message of its first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return (str(error) or type(error).__name__).rstrip(".")

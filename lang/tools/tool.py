@@ -21,7 +21,7 @@ from ramify.graph import ToolDescription
 from ramify.json_text import read_json
 from ramify.lang.common.caller import caller_names
 from ramify.lang.common.event import Event
-from ramify.lang.typed.typed_dict import modern
+from ramify.lang.typed.adapters import modern
 from ramify.tool_calls.grammar import Tool as DescribedTool
 
 P = ParamSpec("P")
@@ -243,9 +243,6 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
     list of tools and functions with different names."""
     if not isinstance(tools, list | tuple) or not tools:
         raise InvalidRequest("tools must be a list of functions, and not empty.", field="tools")
-    for one in tools:
-        if not callable(one):
-            raise InvalidRequest(f"{one!r} is no function, so it cannot be a tool.", field="tools")
     found = tuple(one if isinstance(one, Tool) else make_tool(one) for one in tools)
     names = [one.name for one in found]
     for name in names:
@@ -254,7 +251,7 @@ def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
     return found
 
 
-def wire_tools(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
+def descriptions_of(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, ...]:
     """The descriptions of the tools in the form of a graph's nodes."""
     return tuple(
         ToolDescription(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from ramify.lang.prompt.transcript import Piece, text_of
-from ramify.lang.trace.meta_info import add_usage
-from ramify.lang.trace.tokens import Tokens
+from ramify.lang.trace.outputs import Tokens, add_usage
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 from ramify.text import shortened
 
@@ -192,20 +191,9 @@ class Call:
             "model": self.model or None,
             "start_s": self.start_s,
             "end_s": self.end_s,
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
-            "distinct_tokens": usage.distinct_tokens,
-            "evicted_tokens": usage.evicted_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "reasoning_tokens": usage.reasoning_tokens,
-            "forced_tokens": usage.forced_tokens,
-            "draft_tokens": usage.draft_tokens,
-            "accepted_tokens": usage.accepted_tokens,
-            "model_draft_tokens": usage.model_draft_tokens,
-            "model_accepted_tokens": usage.model_accepted_tokens,
+            "computed_tokens": self.computed_tokens,
+            **{name: getattr(usage, name) for name in COUNTS},
             "arguments": self.arguments,
-            "stored_tokens": usage.stored_tokens,
             "stored": self.stored,
             "resent": self.resent,
             "text": self.text,
@@ -230,6 +218,8 @@ class Call:
 
         Path(path).write_text(report(self), encoding="utf-8", errors="backslashreplace")
 
+
+COUNTS = [name for name in Usage.__struct_fields__ if name.endswith("_tokens")]
 
 CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
 """The call for which a backend's `generate` is running. A scripted backend finds its answer by the name of

@@ -39,7 +39,6 @@ def _row(call: Call, several: bool, span: tuple[float, float], depth: int) -> li
 
 
 def _bar(call: Call, span: tuple[float, float]) -> str:
-    """The time of the call within the run, as a bar."""
     start, end = span
     begin = (call.start_s - start) / (end - start)
     length = ((end if call.end_s is None else call.end_s) - call.start_s) / (end - start)
@@ -51,7 +50,6 @@ def _bar(call: Call, span: tuple[float, float]) -> str:
 
 
 def _said(call: Call) -> str:
-    """The output of a call or its error, and its prompt or arguments, folded."""
     cell = tag("div", escaped(call.error), "bad") if call.error is not None else ""
     if call.kind == "tool":
         cell += text([(f"{call.arguments or ''} → {call.text}", False)])

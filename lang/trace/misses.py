@@ -18,7 +18,7 @@ import bisect
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from ramify.lang.prompt.transcript import Piece, pieces
@@ -43,14 +43,11 @@ class Miss:
     reason: Reason
     computed_tokens: int
     nearest: Call | None = None
-    """The earlier request with the longest common prefix."""
     shared_chars: int = 0
-    """Length of the common prefix with `nearest`, in characters."""
     token: str = ""
     """The first token of the prompt after the common prefix. In constant text, whose tokens are not known
     here, it is the first word."""
     token_id: int | None = None
-    """The id of `token`; None for a word."""
     other: str = ""
     """The token or word of `nearest` in the same place; empty if `nearest` ends there."""
     other_id: int | None = None
@@ -89,17 +86,8 @@ class Miss:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "reason": self.reason,
-            "computed_tokens": self.computed_tokens,
+            **{one.name: getattr(self, one.name) for one in fields(self)},
             "nearest": None if self.nearest is None else self.nearest.name,
-            "shared_chars": self.shared_chars,
-            "token": self.token,
-            "token_id": self.token_id,
-            "other": self.other,
-            "other_id": self.other_id,
-            "respelled": self.respelled,
-            "overlapping": self.overlapping,
-            "evicted_tokens": self.evicted_tokens,
             "evicted_by": self.evicted_by or None,
             "text": str(self),
         }
@@ -156,8 +144,6 @@ class Misses:
         return (self._seen[index], shared) if shared else (None, 0)
 
     def _known(self, call: Call) -> dict[int, int]:
-        """Character position in the prompt and output of `call` → number of tokens up to there, for positions
-        where that number is known."""
         usage, length = call.own_usage, len(call.prompt)
         if not usage.prompt_tokens:
             return {}
@@ -174,35 +160,31 @@ class Misses:
         self, call: Call, prompt: str, nearest: Call | None, shared: int, computed: int, known: dict[int, int]
     ) -> Miss:
         usage = call.own_usage
-        if nearest is None:
-            return Miss(
-                "first",
-                computed,
-                None,
-                0,
-                *self._token(call, prompt, 0),
-                evicted_tokens=usage.evicted_tokens,
-                evicted_by=usage.evicted_by,
-            )
-        whole = nearest.prompt + nearest.output
-        token, other = self._token(call, prompt, shared), self._token(nearest, whole, shared)
-        expected = max(tokens for place, tokens in known.items() if place <= shared)
-        reason: Reason = "extends" if shared == len(whole) else "diverges"
-        # The last token of a prompt is computed again, and healing may take another one.
-        if usage.cached_tokens < min(expected, usage.prompt_tokens) - 2:
-            reason = "lost"
-        began = nearest.first_text_s if nearest.first_text_s is not None else nearest.end_s
-        return Miss(
-            reason,
+        miss = Miss(
+            "first",
             computed,
             nearest,
             shared,
-            *token,
-            *other,
-            respelled=reason == "lost" and _respelled(call, nearest, shared),
-            overlapping=reason == "lost" and (began is None or began > call.start_s),
+            *self._token(call, prompt, shared),
             evicted_tokens=usage.evicted_tokens,
             evicted_by=usage.evicted_by,
+        )
+        if nearest is None:
+            return miss
+        whole = nearest.prompt + nearest.output
+        other, other_id = self._token(nearest, whole, shared)
+        reason: Reason = "extends" if shared == len(whole) else "diverges"
+        miss = replace(miss, reason=reason, other=other, other_id=other_id)
+        # The last token of a prompt is computed again, and healing may take another one.
+        expected = max(tokens for place, tokens in known.items() if place <= shared)
+        if usage.cached_tokens >= min(expected, usage.prompt_tokens) - 2:
+            return miss
+        began = nearest.first_text_s if nearest.first_text_s is not None else nearest.end_s
+        return replace(
+            miss,
+            reason="lost",
+            respelled=_respelled(call, nearest, shared),
+            overlapping=began is None or began > call.start_s,
         )
 
     def _token(self, call: Call, text: str, place: int) -> tuple[str, int | None]:
@@ -297,7 +279,6 @@ def _respelled(call: Call, nearest: Call, shared: int) -> bool:
 
 
 def _id_places(parts: list[Piece]) -> set[int]:
-    """Character positions at which pieces begin that were sent as token ids."""
     places: set[int] = set()
     place = 0
     for part in parts:

@@ -12,7 +12,7 @@ from ramify.html.template import fill, script
 from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.misses import Misses, token_texts
-from ramify.lang.trace.tokens import Span, scores_of
+from ramify.lang.trace.outputs import Span, scores_of
 
 
 def report(call: Call) -> str:
@@ -102,7 +102,6 @@ def report_data(root: Call) -> dict[str, Any]:
 
 
 def _answer(spans: Iterator[Span], call: Call) -> Iterator[Span]:
-    """`spans` without those of the thoughts."""
     left = len(call.before)
     for span in spans:
         if left < len(span.text) or (not left and not span.text):

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ramify.lang.typed.partial_types import Checker
+from ramify.lang.typed.partial_types import TypeChecker
+
+if TYPE_CHECKING:
+    from ramify.lang.typed.partial_schema import SchemaChecker
 
 T = TypeVar("T")
 
@@ -49,9 +52,7 @@ class InvalidPart(ValueError):
 
 @dataclass
 class _Open:
-    """An open object or array."""
-
-    checker: Checker
+    checker: TypeChecker | SchemaChecker
     start: int
     members: dict[str, Any] | list[Any]
     key: str | None = None
@@ -73,18 +74,16 @@ class PartialReader:
     it is closed.
     """
 
-    def __init__(self, checker: Checker) -> None:
+    def __init__(self, checker: TypeChecker | SchemaChecker) -> None:
         self._root = checker
         self._text = ""
         self._at = 0
-        """Number of characters read."""
         self._stack: list[_Open] = []
         self._start: int | None = None
         """The index at which the open string or other scalar begins; None if none is open."""
         self._in_string = False
         self._closed: Any = None
         self.ended = False
-        """Whether the root value is closed."""
 
     def push(self, text: str) -> bool:
         """Read `text`; return whether `partial` has changed."""
@@ -191,7 +190,7 @@ class PartialReader:
         top = self._stack[-1] if self._stack else None
         self._put(self._root if top is None else top.checker.child(top.place), start)
 
-    def _put(self, checker: Checker, start: int) -> None:
+    def _put(self, checker: TypeChecker | SchemaChecker, start: int) -> None:
         """Validate the value that begins at `start` and is closed here, and add it to the object or array
         around it."""
         raw = self._text[start : self._at]

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import operator
 import types
-import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from ramify.json_text import read_json
-from ramify.lang.typed.typed_dict import modern
+from ramify.lang.typed.adapters import adapter_of, members_of
+
+if TYPE_CHECKING:
+    from ramify.lang.typed.partial_schema import SchemaChecker
 
 
-class Checker(Protocol):
-    """A checker of the values at one place inside a value."""
-
-    def check(self, raw: str) -> Any:
-        """Parse and validate `raw`, the JSON text of a value, and return the value. Raises ValueError if it
-        is invalid."""
-        ...
-
-    def child(self, key: str | int) -> Checker:
-        """The checker of the object's member or the array's item at `key`."""
-        ...
-
-
-def checker_of(kind: Any) -> Checker:
+def checker_of(kind: Any) -> TypeChecker | SchemaChecker:
     """The checker of a Python type, or of a JSON schema as a mapping or as text."""
     if isinstance(kind, str):
         kind = json.loads(kind)
@@ -40,32 +28,22 @@ def checker_of(kind: Any) -> Checker:
 
 
 class TypeChecker:
-    """A checker of values of a type, which pydantic validates."""
+    """A checker of the values at one place inside a value. pydantic validates them against the type at this
+    place."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
 
     def check(self, raw: str) -> Any:
+        """Parse and validate `raw`, the JSON text of a value, and return the value. Raises ValueError if it
+        is invalid."""
         if self._kind is Any:
             return read_json(raw, strict=False)
-        return _adapter(self._kind).validate_json(raw)
+        return adapter_of(self._kind).validate_json(raw)
 
     def child(self, key: str | int) -> TypeChecker:
+        """The checker of the object's member or the array's item at `key`."""
         return TypeChecker(_member(self._kind, key))
-
-
-def _adapter(kind: Any) -> Any:
-    try:
-        return _known_adapter(kind)
-    except TypeError:  # unhashable
-        return _known_adapter.__wrapped__(kind)
-
-
-@functools.lru_cache(maxsize=1024)
-def _known_adapter(kind: Any) -> Any:
-    import pydantic
-
-    return pydantic.TypeAdapter(modern(kind))
 
 
 def _member(kind: Any, key: str | int) -> Any:
@@ -100,7 +78,6 @@ def _bare(kind: Any) -> Any:
 
 
 def _holds(kind: Any, key: str | int) -> bool:
-    """Whether values of a `kind` may have this member or item."""
     kind = _bare(kind)
     plain = get_origin(kind) or kind
     if isinstance(key, int):
@@ -111,26 +88,8 @@ def _holds(kind: Any, key: str | int) -> bool:
 
 def _fields(kind: Any) -> dict[str, Any] | None:
     """Name in JSON → type, for the members of an object type; None for types without fixed members."""
-    models = getattr(kind, "model_fields", None)
-    if isinstance(models, Mapping):
-        return {_json_name(name, info): _annotated(info) for name, info in models.items()}
-    # Not `typing.is_typeddict`, which does not know the TypedDict of typing_extensions.
-    if isinstance(kind, type) and (hasattr(kind, "__required_keys__") or dataclasses.is_dataclass(kind)):
-        try:
-            hints = typing.get_type_hints(kind, include_extras=True)
-        except NameError:  # a name local to a function: members are validated only with their whole object
-            return {}
-        qualifiers = (typing.Required, typing.NotRequired)
-        return {
-            name: get_args(hint)[0] if get_origin(hint) in qualifiers else hint
-            for name, hint in hints.items()
-        }
-    return None
-
-
-def _annotated(info: Any) -> Any:
-    return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
-
-
-def _json_name(name: str, info: Any) -> str:
-    return info.validation_alias if isinstance(info.validation_alias, str) else info.alias or name
+    try:
+        members = members_of(kind)
+    except NameError:  # a name local to a function: members are validated only with their whole object
+        return {}
+    return None if members is None else {name: hint for name, (hint, _) in members.items()}

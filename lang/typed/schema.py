@@ -20,7 +20,7 @@ import msgspec
 from ramify.constraint import Constraint, choices, json_schema, regex, with_definitions
 from ramify.errors import InvalidConstraint
 from ramify.json_text import finite, read_json
-from ramify.lang.typed.typed_dict import modern
+from ramify.lang.typed.adapters import adapter_of
 from ramify.schema_bundle import finder
 
 END = (" ", "\n")
@@ -139,7 +139,6 @@ def _schema_of_type(kind: Any, today: datetime.date) -> Schema:
 
 
 def _named_values(kind: Any) -> dict[str, Any]:
-    """Text → value for a Literal or Enum of strings and integers; empty for other types."""
     if get_origin(kind) is Literal:
         pairs = [(value, value) for value in get_args(kind)]
     elif isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -170,7 +169,7 @@ def _json_of(kind: Any) -> Schema:
     if inspect.isfunction(kind):  # pydantic would call it with what the model wrote
         raise InvalidConstraint(f"{kind!r} is a function, not a type.", field="schema")
     try:
-        adapter = pydantic.TypeAdapter(modern(kind))
+        adapter = adapter_of(kind)
         source = adapter.json_schema(schema_generator=TypeSchema)
     except InvalidConstraint as error:
         error.message = f"{kind!r} cannot be generated. {error.message}"
@@ -211,6 +210,4 @@ def _close(schema: Any) -> None:
 
 def convert(value: Any, kind: Any) -> Any:
     """`value`, which is no JSON text, validated and converted to the type `kind` by pydantic."""
-    import pydantic
-
-    return pydantic.TypeAdapter(kind).validate_python(value)
+    return adapter_of(kind).validate_python(value)

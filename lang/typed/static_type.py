@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, cast
 
 from ramify.graph import Scalar
-from ramify.lang.typed.typed_dict import modern
+from ramify.lang.typed.adapters import adapter_of
 
 SCALARS: dict[str, frozenset[str]] = {
     "str": frozenset({"min_length", "max_length", "pattern", "regex_engine"}),
@@ -89,25 +88,15 @@ def static_type(kind: Any) -> StaticType | None:
     """The static type of a Python type; None for JSON schemas and types that pydantic does not support."""
     if isinstance(kind, Mapping | str) or kind is None:
         return None
-    try:
-        return _static_type(kind)
-    except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
-        return _static_type.__wrapped__(kind)
-
-
-@functools.lru_cache(maxsize=256)
-def _static_type(kind: Any) -> StaticType | None:
     import pydantic
 
     try:
-        return StaticType(pydantic.TypeAdapter(modern(kind)).core_schema, {})
+        return StaticType(adapter_of(kind).core_schema, {})
     except (pydantic.errors.PydanticUserError, RecursionError):
         return None
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether the fields of the class get their values from the JSON without code of the class that may
-    change them."""
     owner = schema.get("cls", dict)
     return (
         PLAIN_CONFIG.issuperset(schema.get("config", {}))

@@ -34,7 +34,6 @@ KEYS = {
     "number": r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?$",
     "boolean": "^(true|false)$",
 }
-"""JSON type of a key → the pattern of its text."""
 
 YEARS = "^([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 """Pattern of texts that begin with a year from 1 to 9999. RFC 3339 has a year 0, which Python lacks."""
@@ -292,7 +291,6 @@ def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: in
 
 
 def _check_readable(schema: core_schema.CoreSchema, values: Iterable[Any]) -> None:
-    """Refuse values, such as bytes, that pydantic can write as JSON but cannot read back."""
     validator = SchemaValidator(schema)
     for value in values:
         raw = value.value if isinstance(value, enum.Enum) else value

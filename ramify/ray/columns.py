@@ -16,7 +16,7 @@ from typing import Any
 
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.table import common_type, stored_type, to_array
-from ramify.lang.typed.typed_dict import modern
+from ramify.lang.typed.adapters import modern
 
 FIXED = ("row_id", "returned", "error", "usage")
 """Names of the columns that are added to those of the dataset and of the variables. A variable that has the

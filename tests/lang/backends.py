@@ -11,16 +11,19 @@ from ramify.messages import Generate, TextChunk
 
 
 class Breaking(ScriptedBackend):
-    """Raises `error` after `after` chunks of every generation whose prompt contains `where`."""
+    """Raises `error` after `after` chunks of every generation whose prompt contains `where`, or with `once`
+    only of the first generation."""
 
-    def __init__(self, answers, error: Exception, after: int, where: str = "") -> None:
+    def __init__(self, answers, error: Exception, after: int, where: str = "", *, once: bool = False) -> None:
         super().__init__(answers)
-        self.error, self.after, self.where = error, after, where
+        self.error, self.after, self.where, self.once = error, after, where, once
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        breaks = self.where in self.prompt_text(request)
         count = 0
         async for chunk in super().generate(request):
-            if count == self.after and self.where in self.prompt_text(request):
+            again = self.once and len(self.requests) > 1
+            if breaks and count == self.after and not again:
                 raise self.error
             yield chunk
             count += 1

@@ -48,6 +48,12 @@ async def awaiting(s, topic, count=2):
     return await s.aget("y", str)
 
 
+@rm.function
+async def short(s):
+    s += "a" + rm.gen("x")
+    return await s.aget("x")
+
+
 READS = {
     "text": lambda state: state.text(),
     "messages": lambda state: state.messages(),
@@ -114,29 +120,19 @@ class Slow(rm.ScriptedBackend):
 async def test_programs_run_at_once_in_one_loop():
     backend = Holding(lambda request: "a")
 
-    @rm.function
-    async def program(s):
-        s += "a" + rm.gen("x")
-        return await s.aget("x")
-
     async def release():
         while backend.holding < 8:
             await asyncio.sleep(0)
         backend.release.set()
 
-    *states, _ = await asyncio.gather(*(program.run(backend=backend) for _ in range(8)), release())
+    *states, _ = await asyncio.gather(*(short.run(backend=backend) for _ in range(8)), release())
     assert [state.ret_value for state in states] == ["a"] * 8
 
 
 async def test_cancelling_the_caller_aborts_the_request():
     backend = Holding(["long answer"])
 
-    @rm.function
-    async def program(s):
-        s += "a" + rm.gen("x")
-        await s.aget("x")
-
-    task = asyncio.create_task(program.run(backend=backend))
+    task = asyncio.create_task(short.run(backend=backend))
     await backend.started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -223,13 +219,8 @@ async def test_cancelling_a_stream():
 def test_a_loop_that_ends_with_the_error_of_a_stream():
     """`asyncio.run` cancels the program's task while that cancels the run."""
 
-    @rm.function
-    async def program(s):
-        s += "a" + rm.gen("x")
-        await s.aget("x")
-
     async def main():
-        state = await program.run(backend=Breaking(["b"], BackendError("gone"), 0), stream=True)
+        state = await short.run(backend=Breaking(["b"], BackendError("gone"), 0), stream=True)
         return [piece async for piece in state.text_async_iter("x")]
 
     with warnings.catch_warnings(record=True, action="always") as caught:

@@ -10,7 +10,7 @@ import pytest
 import ramify as rm
 from ramify.tool_calls.formats import FORMATS
 from tests.lang.chat_templates import TEMPLATES, pieces_of, rendered
-from tests.lang.steps import program_of
+from tests.lang.steps import add, program_of
 
 EXACT = ("smollm2", "qwen2.5", "qwen3")
 NATIVE_TOOLS = ("qwen2.5", "qwen3", "llama-3.1")
@@ -53,12 +53,6 @@ def weather(city: Literal["Delft", "Ghent"], day: int = 0) -> str:
         city: Where.
     """
     return f'It is {day} "degrees"\nin {city} & é.'
-
-
-@rm.tool
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
 
 
 TOOLS = [weather, add]

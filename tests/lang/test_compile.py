@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,13 +13,14 @@ from pydantic import BaseModel, Field
 import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.graph import Graph
-from ramify.lang.backends.submitted import SubmittedProgram
+from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.graph.serve import Job, run_row
 from ramify.loop import wait
-from ramify.messages import Generate
+from ramify.messages import Generate, TextChunk
 from tests.lang.backends import Holding
 from tests.lang.compiling import refusal
 from tests.lang.programs import CASES, Case
+from tests.lang.programs.random_program import Plan, answering
 from tests.lang.remote import ScriptedFrontend
 from tests.lang.steps import program_of
 from tests.lang.test_programs import outcome, run_all
@@ -40,31 +41,33 @@ CALLS_ALONE = {"react", "speculative-select"}
 # --- the ten programs -----------------------------------------------------------------------------
 
 
+class Counting(rm.RuntimeEndpoint):
+    """A server that counts the graphs and the single requests that it is sent."""
+
+    graphs = alone = 0
+
+    def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
+        self.graphs += 1
+        return super().submit_program(submission, failed)
+
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        self.alone += 1
+        return super().generate(request)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_ten_programs_compiled_are_the_programs(
-    case: Case, engine: rm.Engine, endpoint: rm.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
+    case: Case, engine: rm.Engine, endpoint: rm.RuntimeEndpoint
 ) -> None:
-    submitted: list[SubmittedProgram] = []
-    alone: list[str] = []
-    answer, send = SubmittedProgram.generate, rm.RuntimeEndpoint.generate
-    monkeypatch.setattr(
-        SubmittedProgram, "generate", lambda self, request: submitted.append(self) or answer(self, request)
-    )
-    monkeypatch.setattr(
-        rm.RuntimeEndpoint, "generate", lambda self, request: alone.append(request.rid) or send(self, request)
-    )
+    server = Counting(endpoint.base_url)
     steps = run_all(case, engine)
-
-    def run_compiled(backend: Any) -> list[dict[str, Any]]:
-        return [
-            outcome(state) for state in case.program.run_batch(case.arguments, backend=backend, compiled=True)
-        ]
-
-    assert run_compiled(engine) == steps
-    assert run_compiled(endpoint) == steps
-    assert len(set(submitted)) == len(case.arguments)
-    assert not alone or case.name in CALLS_ALONE
+    for backend in (engine, server):
+        states = case.program.run_batch(case.arguments, backend=backend, compiled=True)
+        assert [outcome(state) for state in states] == steps
+    assert server.graphs == len(case.arguments)
+    assert not server.alone or case.name in CALLS_ALONE
+    server.close()
 
 
 @pytest.mark.parametrize("name", ASKS)
@@ -113,54 +116,6 @@ def test_compiled_chats_run_on_endpoints_that_take_whole_messages() -> None:
         backend.close()
 
 
-class Plan:
-    """A random program: texts, calls, reads of earlier results, scopes, forks and joins."""
-
-    def __init__(self, seed: int) -> None:
-        self.lot = random.Random(seed)
-        self.names = 0
-
-    def write(self, s: rm.ProgramState, topic: str, depth: int = 0) -> list[Any]:
-        """Append some steps; returns the results read."""
-        read: list[Any] = [topic]
-        open_branches: list[rm.ProgramState] = []
-        for _ in range(self.lot.randint(1, 6)):
-            self.names += 1
-            name, pick = f"v{self.names}", self.lot.choice(read)
-            kind = self.lot.choice(["text", "gen", "select", "samples", "scope", "fork", "copy"])
-            if kind == "text":
-                s += "<" + pick.strip() + "|" + pick + ">"
-            elif kind == "gen":
-                s += "ask " + pick + rm.gen(name, max_tokens=self.lot.randint(1, 9), stop="x")
-                read.append(s[name])
-            elif kind == "select":
-                s += "which " + rm.select(name, ["one", "two", "three"])
-                read.append(s[name].upper())
-            elif kind == "samples":
-                s += rm.gen(name, n=2, seed=self.names, max_tokens=3)
-                read += s[name]
-            elif kind == "scope":
-                with s.var_scope(name):
-                    s += "in " + pick + rm.gen(None, max_tokens=2)
-                read.append(s[name])
-            elif kind == "copy":
-                with s.copy() as aside:
-                    aside += "aside " + rm.gen(name)
-                read += s[name]
-            elif depth < 2:
-                forks = s.fork(self.lot.randint(1, 3))
-                for fork in forks:
-                    read.append(self.write(fork, pick, depth + 1)[-1])
-                end = self.lot.choice(["gather_variable", "concate_and_append", None])
-                if end is not None:
-                    forks.join(end)
-                else:
-                    open_branches += forks
-        for branch in open_branches:
-            branch += "late " + self.lot.choice(read)
-        return read
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_any_program_without_control_flow_is_the_same_compiled(seed: int) -> None:
     @rm.function
@@ -168,16 +123,10 @@ def test_any_program_without_control_flow_is_the_same_compiled(seed: int) -> Non
         s += f"Begin with {topic}"
         return {"read": tuple(Plan(seed).write(s, topic))}
 
-    def answer(request: Generate) -> str:
-        if request.sampling.max_tokens == 0:
-            return "two"
-        drawn = random.Random(f"{backend.prompt_text(request)} {request.sampling.seed}")
-        return " ".join(drawn.choice(["red", "green", "box", "sky "]) for _ in range(4))
-
     def run(made: Any, **options: Any) -> dict[str, Any]:
         return outcome(made.run("tea", backend=backend, **options))
 
-    backend = rm.ScriptedBackend(answer)
+    backend = answering()
     steps = run(program)
     compiled = program.compile()
     assert run(compiled) == steps
@@ -254,12 +203,6 @@ def test_all_that_a_graph_can_hold():
     assert compiled.prompt_of("label") == steps.prompt_of("label")
     for call, other in zip(compiled.trace.walk(), steps.trace.walk(), strict=True):
         assert call.line == other.line
-
-
-def test_a_graph_survives_its_wire_form():
-    graph = everything.compile().graph().graph
-    wire = msgspec.json.encode(graph)
-    assert msgspec.json.encode(msgspec.json.decode(wire, type=Graph).check()) == wire
 
 
 def test_arguments_are_given_once():

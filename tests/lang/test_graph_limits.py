@@ -12,24 +12,13 @@ import pytest
 
 import ramify as rm
 from ramify.bounds import Bounds
-from ramify.errors import BudgetExceeded, InvalidRequest
+from ramify.errors import InvalidRequest
 from ramify.graph import Gen, Graph
 from ramify.programs.route import router
 from tests.lang.compiling import line_of, refusal
 from tests.lang.remote import ScriptedFrontend
-from tests.lang.steps import program_of
+from tests.lang.steps import cause, program_of
 from tests.server.conftest import LiveServer
-
-
-def budget(error: BaseException | None) -> BudgetExceeded:
-    while error is not None and not isinstance(error, BudgetExceeded):
-        error = error.__cause__
-    assert error is not None
-    return error
-
-
-def cause(state: rm.ProgramState) -> BudgetExceeded:
-    return budget(state.error())
 
 
 def facts(program: Any, **options: Any) -> Any:
@@ -37,7 +26,7 @@ def facts(program: Any, **options: Any) -> Any:
     try:
         return program.run(**options).text()
     except rm.ProgramError as error:
-        found = budget(error)
+        found = cause(error)
         spent = found.message, found.field, found.bound, found.spent
         return str(error), error.variable, error.prompt, error.partial, spent
 
@@ -153,8 +142,6 @@ async def test_async_programs() -> None:
 
 
 def test_programs_that_a_tool_runs_count() -> None:
-    backend = rm.ScriptedBackend({"calls": [[{"name": "ask", "arguments": {}}]], "x": "yes"})
-
     helper = program_of("?" + rm.gen("x"))
 
     @rm.tool
@@ -168,10 +155,11 @@ def test_programs_that_a_tool_runs_count() -> None:
         with rm.limit(max_calls=most):
             return s.call_tools([ask], name="calls")
 
-    (call,) = agent.compile(most=1).run(backend=backend).ret_value
-    assert "max_calls=1" in str(call.error)
-    backend = rm.ScriptedBackend({"calls": [[{"name": "ask", "arguments": {}}]], "x": "yes"})
-    assert agent.compile(most=2).run(backend=backend).ret_value[0].shown == "yes"
+    for given in (agent.bind, agent.compile):
+        backend = rm.ScriptedBackend({"calls": [[{"name": "ask", "arguments": {}}]] * 2, "x": "yes"})
+        (call,) = given(most=1).run(backend=backend).ret_value
+        assert cause(call.error).bound == 1
+        assert given(most=2).run(backend=backend).ret_value[0].shown == "yes"
 
 
 def test_the_time_of_a_block_begins_with_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +245,7 @@ def test_tokens_that_the_runtime_counts(endpoint: rm.RuntimeEndpoint) -> None:
     compiled = program.compile()
     with rm.limit(max_total_tokens=100_000):
         states = compiled.run(backend=endpoint, max_total_tokens=10_000).ret_value
-    errors = [budget(fork.error()) for fork in states]
+    errors = [cause(fork.error()) for fork in states]
     named = f"max_total_tokens=120 of the limit at {line_of(__file__, 'outer')}: "
     assert [error.message.startswith(named) for error in errors] == [True] * 2, errors
     assert all(100 <= error.spent <= 130 for error in errors)

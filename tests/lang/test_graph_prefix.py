@@ -140,21 +140,14 @@ def test_calls_of_tools_belong_to_the_beginning() -> None:
     assert backend.awaited == [("look_up",)]
 
 
-def test_what_asks_functions_of_this_process_stays_here() -> None:
+@pytest.mark.parametrize("options", [{}, {"validate": lambda x: x, "retries": 1}])
+def test_what_depends_on_this_process_is_not_submitted(options: dict[str, Any]) -> None:
+    """A read before the first call; functions that check an output."""
+
     @rm.function
     def program(s):
-        s += rm.gen("x", validate=lambda x: x, retries=1)
+        s += ("" if options else s.text()) + rm.gen("x", **options)
         bool(s["x"])
-
-    backend = Serving(answers)
-    assert program.run(backend=backend, compiled=True)["x"] == "yes"
-    assert backend.submissions == []
-
-
-def test_a_program_that_asks_before_its_first_call_is_not_submitted() -> None:
-    @rm.function
-    def program(s):
-        s += s.text() + rm.gen("x")
 
     backend = Serving(answers)
     assert program.run(backend=backend, compiled=True)["x"] == "yes"

@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -47,8 +48,26 @@ def agent(s, question):
     return s["answer"], turn
 
 
+@rm.function
+def one_turn(s):
+    s += rm.user("How?", tools=[weather])
+    s.call_tools([weather], "calls", max_tokens=90)
+    s += rm.assistant(rm.gen("answer", max_tokens=10))
+
+
 def call(city: str) -> dict[str, Any]:
     return {"name": "weather", "arguments": {"city": city}}
+
+
+def body_of(program: Any) -> dict[str, Any]:
+    """The body of a request that streams a run with the id ``mine``."""
+    return {"graph": msgspec.to_builtins(program.compile().graph().graph), "stream": True, "id": "mine"}
+
+
+def events_of(stream: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in stream.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
 
 
 SCRIPT = {
@@ -92,13 +111,7 @@ def test_a_server_waits_for_the_tools_of_its_client(stream: bool) -> None:
 
 
 def test_any_client_can_answer_the_calls() -> None:
-    @rm.function
-    def short(s):
-        s += rm.user("How?", tools=[weather])
-        s.call_tools([weather], "calls", max_tokens=90)
-        s += rm.assistant(rm.gen("answer", max_tokens=10))
-
-    body = {"graph": msgspec.to_builtins(short.compile().graph().graph), "stream": True, "id": "mine"}
+    body = body_of(one_turn)
     answers = {"calls": [[call("Rome"), call("Oslo")]], "answer": "Sunny."}
     with LiveServer(ScriptedFrontend(answers), router) as server, contextlib.ExitStack() as stack:
         client = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
@@ -118,13 +131,12 @@ def test_any_client_can_answer_the_calls() -> None:
             send("mine", tools=place, results=["dry", "wet"])
 
         with client.stream("POST", "/v1/programs", json=body) as stream:
-            for line in stream.iter_lines():
-                if line.startswith("data: {"):
-                    events.append(json.loads(line[6:]))
-                    if "tools" in events[-1]:
-                        thread = threading.Thread(target=answer, args=(events[-1]["tools"],))
-                        thread.start()
-                        stack.callback(thread.join)
+            for event in events_of(stream):
+                events.append(event)
+                if "tools" in event:
+                    thread = threading.Thread(target=answer, args=(event["tools"],))
+                    thread.start()
+                    stack.callback(thread.join)
         late = client.post("/v1/programs/mine/results", json={"tools": "0", "results": []})
     (asked,) = (event for event in events if "tools" in event)
     assert [one["name"] for one in asked["calls"]] == ["weather", "weather"]
@@ -154,23 +166,14 @@ async def test_equal_results_may_come_twice() -> None:
     results.put("1", ["late"])
 
 
-@rm.function
-def one_turn(s):
-    s += rm.user("How?", tools=[weather])
-    s.call_tools([weather], "calls", max_tokens=90)
-    s += rm.assistant(rm.gen("answer", max_tokens=10))
-
-
 def test_each_row_gets_the_results_of_its_own_calls() -> None:
-    graph = msgspec.to_builtins(one_turn.compile().graph().graph)
-    body = {"graph": graph, "rows": [{}, {}], "stream": True, "id": "mine"}
+    body = {**body_of(one_turn), "rows": [{}, {}]}
     frontend = ScriptedFrontend({"calls": [[call("Rome")], [call("Oslo")]], "answer": ["Sunny."] * 2})
     rows: dict[int, Any] = {}
     with LiveServer(frontend, router) as server, httpx.Client(base_url=server.url, timeout=20) as client:
         path = "/v1/programs/mine/results"
         with client.stream("POST", "/v1/programs", json=body) as stream:
-            for line in stream.iter_lines():
-                event = json.loads(line[6:]) if line.startswith("data: {") else {}
+            for event in events_of(stream):
                 if "tools" in event:
                     told = {"row": event["row"], "tools": event["tools"]}
                     fields = {**told, "results": [f"result of row {event['row']}"]}
@@ -183,7 +186,7 @@ def test_each_row_gets_the_results_of_its_own_calls() -> None:
 
 
 def test_an_id_that_runs_is_refused_and_is_free_again_at_the_end() -> None:
-    body = {"graph": msgspec.to_builtins(one_turn.compile().graph().graph), "stream": True, "id": "mine"}
+    body = body_of(one_turn)
     with LiveServer(ScriptedFrontend({"calls": [[call("Rome")]] * 2, "answer": "Sunny."}), router) as server:
         for _ in range(2):
             with httpx.stream("POST", f"{server.url}/v1/programs", json=body, timeout=20) as stream:
@@ -248,22 +251,17 @@ def test_a_server_that_forgot_the_program_does_not_fail_its_step(retries: int) -
 
 
 def test_a_wrong_number_of_results_fails_the_step() -> None:
-    @rm.function
-    def short(s):
-        s += rm.user("How?", tools=[weather])
-        s.call_tools([weather], "calls", max_tokens=90)
-
-    body = {"graph": msgspec.to_builtins(short.compile().graph().graph), "stream": True, "id": "mine"}
-    with LiveServer(ScriptedFrontend({"calls": call("Rome")}), router) as server:
-        last = ""
-        with httpx.stream("POST", f"{server.url}/v1/programs", json=body, timeout=20) as stream:
-            for line in stream.iter_lines():
-                if '"tools"' in line:
-                    place = json.loads(line[6:])["tools"]
-                    fields = {"tools": place, "results": ["a", "b"]}
-                    httpx.post(f"{server.url}/v1/programs/mine/results", json=fields)
-                last = line if "failed" in line else last
-    assert "2 results for 1 calls" in last
+    body = body_of(one_turn)
+    with (
+        LiveServer(ScriptedFrontend({"calls": call("Rome")}), router) as server,
+        httpx.stream("POST", f"{server.url}/v1/programs", json=body, timeout=20) as stream,
+    ):
+        for event in events_of(stream):
+            if "tools" in event:
+                fields = {"tools": event["tools"], "results": ["a", "b"]}
+                httpx.post(f"{server.url}/v1/programs/mine/results", json=fields)
+            failed = event.get("failed")
+    assert "2 results for 1 calls" in str(failed)
 
 
 def test_the_calls_are_no_text() -> None:

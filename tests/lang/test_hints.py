@@ -6,6 +6,7 @@ import json
 
 import ramify as rm
 from ramify.messages import ProgramHint
+from tests.lang.steps import add
 
 ANSWERS = {"x": "a", "y": "b", "z": "c"}
 
@@ -64,6 +65,7 @@ def test_the_branches_of_a_fork_say_that_the_parent_goes_on_from_there():
 
     (root, one, other, after), _ = hints_of(program)
     assert root.forks == after.forks == ()
+    assert (root.path, other.path) == (("gen x",), ("fork 1", "gen y"))
     assert len(one.forks) == 1
     assert one.forks == other.forks
     assert len({root.branch, one.branch, other.branch}) == 3
@@ -123,11 +125,6 @@ def test_nested_forks_name_the_outer_one_first():
 
 
 def test_a_turn_of_tool_calls_waits_for_tools():
-    @rm.tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
-
     @rm.function
     def program(s):
         s += "Add 1 and 2."
@@ -138,30 +135,6 @@ def test_a_turn_of_tool_calls_waits_for_tools():
     call = json.dumps({"name": "add", "arguments": {"a": 1, "b": 2}})
     hints, _ = hints_of(program, [f"\n{call}\n</tool_call>", "3"])
     assert [hint.next_use for hint in hints] == ["tool", "unknown"]
-
-
-def test_the_runtime_is_told_which_tools_a_branch_waits_for():
-    told: list[tuple[str, str, tuple[str, ...]]] = []
-
-    class Told(rm.ScriptedBackend):
-        async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-            told.append((program, branch, tools))
-
-    @rm.tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
-
-    @rm.function
-    def program(s):
-        s += "Add."
-        s.call_tools([add], "calls")
-
-    call = json.dumps({"name": "add", "arguments": {"a": 1, "b": 2}})
-    backend = Told([f"\n{call}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>"])
-    assert program.run(backend=backend).error() is None
-    (request,) = backend.requests
-    assert told == [(request.hint.program, request.hint.branch, ("add",))]
 
 
 def test_only_the_first_of_many_samples_is_gone_on_from():

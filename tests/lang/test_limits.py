@@ -9,16 +9,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BudgetExceeded, InvalidRequest, UnsupportedField
 from tests.lang.backends import Holding
-from tests.lang.steps import program_of
-
-
-def cause(state_or_error: object) -> BudgetExceeded:
-    error = state_or_error.error() if isinstance(state_or_error, rm.ProgramState) else state_or_error
-    assert isinstance(error, rm.ProgramError)
-    while error.__cause__ is not None and not isinstance(error, BudgetExceeded):
-        error = error.__cause__
-    assert isinstance(error, BudgetExceeded), error
-    return error
+from tests.lang.steps import cause, program_of
 
 
 @rm.function
@@ -195,35 +186,6 @@ async def test_async_programs():
     states = await asyncio.gather(*(program.run(backend=backend, max_calls=1) for _ in range(3)))
     assert all(cause(state).bound == 1 for state in states)
     assert [state["z"] for state in await program.run_batch([{}, {}], backend=backend)] == ["x", "x"]
-
-
-def test_programs_that_a_tool_runs_count():
-    backend = rm.ScriptedBackend(
-        {
-            "calls": '\n{"name": "ask", "arguments": {}}\n</tool_call>',
-            "x": "yes",
-        }
-    )
-
-    helper = program_of("?" + rm.gen("x"))
-
-    @rm.tool
-    def ask() -> str:
-        """Ask."""
-        return helper.run(backend=backend)["x"]
-
-    @rm.function
-    def agent(s):
-        s += rm.system("Ask.", tools=[ask])
-        s += rm.user("Go on.")
-        with rm.limit(max_calls=1) as spent:
-            calls = list(s.call_tools([ask], name="calls"))
-        return spent.calls, calls[0].error
-
-    count, error = agent.run(backend=backend).ret_value
-    assert count == 1
-    assert isinstance(error, rm.ProgramError)
-    assert cause(error).bound == 1
 
 
 def test_time_ends_the_step_in_flight_and_the_steps_after_it():

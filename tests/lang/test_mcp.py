@@ -37,8 +37,8 @@ def tools():
         yield tools
 
 
-@pytest.fixture(scope="module")
-def url():
+def serve():
+    """A server that is reached by HTTP: (its process, its URL)."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
@@ -48,7 +48,13 @@ def url():
     for line in process.stderr:
         if "Uvicorn running" in line:
             break
-    yield f"http://127.0.0.1:{port}/mcp"
+    return process, f"http://127.0.0.1:{port}/mcp"
+
+
+@pytest.fixture(scope="module")
+def url():
+    process, url = serve()
+    yield url
     process.kill()
     process.communicate()
 
@@ -128,20 +134,14 @@ def test_a_server_that_dies_fails_its_calls_and_no_others():
         assert "I cannot go on." in str(call.error)
 
 
-def test_a_url_that_dies_fails_its_calls(url):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "Uvicorn running" in line:
-            break
-    with rm.mcp(f"http://127.0.0.1:{port}/mcp") as tools:
+def test_a_url_that_dies_fails_its_calls():
+    process, url = serve()
+    with rm.mcp(url) as tools:
         process.send_signal(signal.SIGKILL)
         process.communicate()
         (call,) = called(tools, ("add", {"a": 1}))
     assert isinstance(call.error, BackendError)
-    assert f"http://127.0.0.1:{port}/mcp " in str(call.error)
+    assert f"{url} " in str(call.error)
 
 
 def test_a_call_that_takes_too_long_is_given_up():

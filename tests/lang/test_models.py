@@ -11,7 +11,7 @@ import pytest
 import ramify as rm
 from ramify.errors import UnsupportedNode
 from ramify.messages import ChatFormat, ToolPieces
-from tests.lang.steps import program_of
+from tests.lang.steps import add, program_of
 
 ROLES = ("system", "user", "assistant")
 PLAIN = ChatFormat(
@@ -266,11 +266,6 @@ def test_a_chat_is_refused_by_a_model_without_a_template():
 # --- tools --------------------------------------------------------------------------------------
 
 
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
-
-
 @rm.function
 def agent(s, first=None, second=None):
     s += rm.system("You help.", tools=[add]) + rm.user("2 + 3?")
@@ -335,11 +330,13 @@ def test_the_backend_that_made_the_calls_is_told_which_tools_run():
         told = ()
 
         async def await_tools(self, program, branch, tools):
-            self.told = (*self.told, tools)
+            self.told = (*self.told, (program, branch, tools))
 
-    own, other = Told({"answer": "5."}), Told({"calls": GENERIC.removeprefix("<tool_call>")})
+    called = f"{GENERIC}\n{GENERIC}".removeprefix("<tool_call>")
+    own, other = Told({"answer": "5."}), Told({"calls": called})
     agent.run(first=other, backend=own)
-    assert (own.told, other.told) == ((), (("add",),))
+    hint = other.requests[0].hint
+    assert (own.told, other.told) == ((), ((hint.program, hint.branch, ("add",)),))
 
 
 # --- the runtime is told ------------------------------------------------------------------------

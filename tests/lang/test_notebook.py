@@ -16,13 +16,9 @@ from ramify.messages import Finish, Usage
 from ramify.runtime.engine.completion import Completion
 from tests.browser import needs_browser, rendered, words
 from tests.lang.backends import Holding
+from tests.lang.steps import add
 
 NASTY = """<script>document.title='broken'</script> & "quotes' <b>"""
-
-
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
 
 
 @rm.function

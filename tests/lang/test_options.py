@@ -130,45 +130,47 @@ def test_a_run_refuses_what_neither_it_nor_the_program_knows():
     ],
 )
 def test_constraints_whose_value_stays_text(given, kind, source):
-    node = rm.gen("x", **given)
-    constraint = node.wire.constraint
+    step = rm.gen("x", **given)
+    constraint = step.node.constraint
     assert (constraint.kind, constraint.source) == (kind, source)
-    assert node.parse("as it is") == "as it is"
+    assert step.parse("as it is") == "as it is"
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("given", "error", "field"),
     [
-        ({"regex": "a", "schema": int}, "regex"),
-        ({"dtype": int, "regex": "a"}, "regex"),
-        ({"choices": ["a"], "schema": int}, "choices"),
-        ({"dtype": list}, "dtype"),
-        ({"dtype": "complex"}, "dtype"),
-        ({"regex": ""}, "regex"),
-        ({"json_schema": {1: object()}}, "json_schema"),
-        ({"json_schema": "x" * (1 << 21)}, "json_schema"),
+        ({"regex": "a", "schema": int}, InvalidConstraint, "regex"),
+        ({"dtype": int, "regex": "a"}, InvalidConstraint, "regex"),
+        ({"choices": ["a"], "schema": int}, InvalidConstraint, "choices"),
+        ({"dtype": list}, InvalidConstraint, "dtype"),
+        ({"dtype": "complex"}, InvalidConstraint, "dtype"),
+        ({"regex": ""}, InvalidConstraint, "regex"),
+        ({"grammar": ""}, InvalidConstraint, "grammar"),
+        ({"json_schema": {1: object()}}, InvalidConstraint, "json_schema"),
+        ({"json_schema": "x" * (1 << 21)}, InvalidConstraint, "json_schema"),
+        ({"schema": lambda x: x}, InvalidConstraint, "schema"),
+        ({"schema": dict, "any_order": 1}, InvalidConstraint, "any_order"),
+        ({"timeout": "soon"}, InvalidRequest, "timeout"),
+        ({"timeout": True}, InvalidRequest, "timeout"),
+        ({"timeout": 0}, InvalidRequest, "timeout"),
+        ({"lora": 3}, InvalidRequest, "lora"),
+        ({"name": 3}, InvalidRequest, "name"),
+        ({"retries": None}, InvalidRequest, "retries"),
+        ({"retries": "twice"}, InvalidRequest, "retries"),
+        ({"retries": -1}, InvalidRequest, "retries"),
+        ({"keep_failed": True}, InvalidRequest, "keep_failed"),
+        ({"choices": ["a", "b"], "temperature": "hot"}, InvalidRequest, "temperature"),
+        ({"choices": ["a"], "retries": 1}, UnsupportedField, "retries"),
+        ({"choices": ["a"], "validate": print}, UnsupportedField, "validate"),
+        ({"choices": ["a"], "thinking": True}, UnsupportedField, "thinking"),
+        ({"thinking": 5}, InvalidRequest, "thinking"),
+        ({"thinking": {"max_tokens": -1}}, InvalidRequest, "thinking.max_tokens"),
+        ({"thinking": {"max_tokens": "x"}}, InvalidRequest, "thinking"),
+        ({"thinking": {"budget": 4}}, UnsupportedField, "thinking.budget"),
     ],
+    ids=lambda given: f"{given!s:.40}",
 )
-def test_wrong_constraints_are_refused_where_they_are_written(given, field):
-    with pytest.raises(InvalidConstraint) as refused:
-        rm.gen("x", **given)
+def test_wrong_arguments_of_a_gen_are_refused_by_name(given, error, field):
+    with pytest.raises(error) as refused:
+        rm.gen(**given)
     assert refused.value.field == field
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"timeout": "soon"},
-        {"timeout": True},
-        {"lora": 3},
-        {"name": 3},
-        {"retries": None},
-        {"retries": "twice"},
-        {"choices": ["a", "b"], "temperature": "hot"},
-    ],
-    ids=str,
-)
-def test_a_value_of_another_type_is_refused_by_name(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequest) as raised:
-        rm.gen(**wrong)
-    assert raised.value.field in wrong

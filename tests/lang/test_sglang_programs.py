@@ -75,35 +75,6 @@ def test_begin_and_end_forms_are_the_same_chat():
     }
 
 
-def test_select_and_control_flow():
-    @sgl.function
-    def react(s, question):
-        s += "Question: " + question + "\n"
-        for i in range(1, 5):
-            s += f"Thought {i}:" + sgl.gen(stop=[".", "\n"]) + ".\n"
-            s += f"Action {i}: " + sgl.select(f"action_{i}", ["Search", "Finish"])
-            if s[f"action_{i}"] == "Search":
-                s += " [" + sgl.gen("query", stop="]") + "].\n"
-            else:
-                s += " [" + sgl.gen("answer", stop="]") + "].\n"
-                break
-
-    backend = sgl.ScriptedBackend(
-        {
-            "action_1": "Search",
-            "action_2": "Finish",
-            "query": "Linux]",
-            "answer": "Finland]",
-            "Thought": [" look it up.", " done."],
-        }
-    )
-    state = react.run(question="Where is it from?", backend=backend)
-    assert state.text() == (
-        "Question: Where is it from?\nThought 1: look it up.\nAction 1: Search [Linux].\n"
-        "Thought 2: done.\nAction 2: Finish [Finland].\n"
-    )
-
-
 def test_json_by_dtypes_and_regexes():
     @sgl.function
     def city(s):
@@ -119,45 +90,6 @@ def test_json_by_dtypes_and_regexes():
     assert (state["population"], state["area"]) == ("2102650", "105.4")
 
 
-def test_tool_use_between_steps():
-    @sgl.function
-    def product(s, a, b):
-        s += f"{a} times {b} is calculate(" + sgl.gen("expression", stop=")") + ") = "
-        with s.var_scope("answer"):
-            left, right = s["expression"].split("*")
-            s += str(int(left) * int(right))
-
-    state = product.run(257, 983, backend=sgl.ScriptedBackend(["257*983)"]))
-    assert int(state["answer"]) == 257 * 983
-
-
-def test_parallel_decoding_and_skeleton():
-    @sgl.function
-    def tips(s, topic):
-        s += "Tips for " + topic + ":\n"
-        for i in range(1, 4):
-            s += f"{i}." + sgl.gen(max_tokens=16, stop=[".", "\n"]) + ".\n"
-        forks = s.fork(3)
-        for i in range(3):
-            forks[i] += f"Now tip {i + 1}:"
-            forks[i] += sgl.gen("detailed_tip", 64, stop=["\n\n"])
-        forks.join()
-        for i in range(3):
-            s += f"Tip {i + 1}:" + forks[i]["detailed_tip"] + "\n"
-        s += "In summary," + sgl.gen("summary", max_tokens=512)
-
-    answers = {
-        r"summary,$": " eat.",
-        r"tip (\d):$": lambda r: " long\n\nrest",
-        r"\d\.$": [" A.", " B.", " C."],
-    }
-    state = tips.run(topic="health", backend=sgl.ScriptedBackend(answers))
-    assert state["detailed_tip"] == [" long"] * 3
-    assert state.text() == (
-        "Tips for health:\n1. A.\n2. B.\n3. C.\nTip 1: long\nTip 2: long\nTip 3: long\nIn summary, eat."
-    )
-
-
 def test_parallel_encoding():
     @sgl.function
     def answer(s, contexts):
@@ -169,25 +101,6 @@ def test_parallel_encoding():
 
     state = answer.run(["a", "b"], backend=sgl.ScriptedBackend([" ok"]))
     assert state.text() == "Statements:\n0: a\n1: b\nAnswer: ok"
-
-
-def test_tree_of_thought():
-    @sgl.function
-    def solve(s, question, branches):
-        s += sgl.user(question)
-        plans = s.fork(branches)
-        plans += sgl.assistant(sgl.gen("plan", temperature=0.7))
-        for plan in plans:
-            solutions = plan.fork(branches)
-            solutions += sgl.user("Carry it out.") + sgl.assistant(sgl.gen("solution"))
-            solutions.join()
-        plans.join()
-
-    plans = {"plan": ["p0", "p1"], "p0": ["s00", "s01"], "p1": ["s10", "s11"]}
-    backend = sgl.ScriptedBackend(plans)
-    state = solve.run("How?", 2, backend=backend)
-    assert state["plan"] == ["p0", "p1"]
-    assert sorted(map(sorted, state["solution"])) == [["s00", "s01"], ["s10", "s11"]]
 
 
 def test_return_value_positional_arguments_and_bind():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import subprocess
 import sys
@@ -13,70 +12,24 @@ import pytest
 
 import ramify as rm
 from tests.lang.backends import Holding
+from tests.lang.programs.random_program import Plan, answering
+from tests.lang.test_programs import outcome
 
 pytestmark = pytest.mark.slow
-
-
-def answer(request):
-    """An answer that depends on the whole prompt, so that any mix-up shows."""
-    return f" r{sum(map(ord, str(request.prompt[0]))) % 997} {len(request.prompt)}"
-
-
-def shape(seed: int, depth: int = 3) -> list:
-    """A random program: text, gens, reads, forks and joins, as nested lists."""
-    rng = random.Random(seed)
-    steps = []
-    for index in range(rng.randint(1, 5)):
-        kind = rng.choice(["text", "gen", "read", "fork", "select"] if depth else ["text", "gen", "read"])
-        if kind == "fork":
-            branches = [shape(rng.randint(0, 1 << 30), depth - 1) for _ in range(rng.randint(1, 3))]
-            steps.append((kind, rng.choice(["gather_variable", "concate_and_append"]), branches))
-        else:
-            steps.append((kind, f"v{index}", f" t{rng.randint(0, 99)}"))
-    return steps
-
-
-def play(s, steps, expected: list[str]) -> None:
-    for kind, name, detail in steps:
-        if kind == "text":
-            s += detail
-        elif kind == "gen":
-            s += detail + rm.gen(name)
-        elif kind == "select":
-            s += " pick:" + rm.select(f"pick {name}", [" a", detail])
-        elif kind == "read":
-            expected.append(s.text())
-        else:
-            forks = s.fork(len(detail))
-            for branch, inner in zip(forks, detail, strict=True):
-                play(branch, inner, expected)
-            forks.join(name)
 
 
 @rm.function
 def program(s, seed):
     s += f"Program {seed}:"
-    reads: list[str] = []
-    play(s, shape(seed), reads)
-    return reads
-
-
-def outcome(state):
-    reads = state.ret_value
-    calls = [(call.kind, call.name, call.text, call.usage.prompt_tokens) for call in state.trace.walk()]
-    return reads, state.text(), calls
+    return Plan(seed).write(s, "tea")
 
 
 def test_programs_of_random_shape():
     seeds = list(range(150))
-
-    def backend():
-        return rm.ScriptedBackend({**{f"pick v{index}": " a" for index in range(5)}, "Program": answer})
-
-    alone = [outcome(program.run(seed, backend=backend())) for seed in seeds]
-    together = program.run_batch([(seed,) for seed in seeds], concurrency=16, backend=backend())
+    alone = [outcome(program.run(seed, backend=answering())) for seed in seeds]
+    together = program.run_batch([(seed,) for seed in seeds], concurrency=16, backend=answering())
     assert [outcome(state) for state in together] == alone
-    assert sum(len(calls) for _, _, calls in alone) > 1000
+    assert sum(len(one["calls"]) for one in alone) > 1000
 
 
 def test_states_shared_by_threads():

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
 import ramify as rm
-from ramify import retry
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, UnsupportedNode
 from ramify.lang.prompt.thinking import PLAIN, ThoughtSplitter
-from ramify.messages import Finish, Generate, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
+from ramify.messages import Finish, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
 from ramify.retry import Retry
+from tests.lang.backends import Breaking
 from tests.lang.chat_templates import THINKING, pieces_of, rendered
 from tests.lang.remote import RawServer, ScriptedFrontend, answer
-from tests.lang.steps import program_of
+from tests.lang.steps import add, program_of
 from tests.server.fake_frontend import LiveServer
 
 
@@ -91,11 +90,6 @@ def test_every_prompt_of_a_chat_that_does_not_think_is_the_templates(name):
 def test_thoughts_stay_while_tools_are_called_where_the_template_has_it_so():
     """Qwen 3 drops thoughts at the next user turn, and not before."""
     pieces = pieces_of("qwen3")
-
-    @rm.tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
 
     @rm.function
     def agent(s):
@@ -300,22 +294,6 @@ def test_a_model_that_does_not_think():
         state.thinking("z")
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "field"),
-    [
-        ({"thinking": 5}, InvalidRequest, "thinking"),
-        ({"thinking": {"max_tokens": -1}}, InvalidRequest, "thinking.max_tokens"),
-        ({"thinking": {"max_tokens": "x"}}, InvalidRequest, "thinking"),
-        ({"thinking": {"budget": 4}}, UnsupportedField, "thinking.budget"),
-        ({"thinking": True, "choices": ["a", "b"]}, UnsupportedField, "thinking"),
-    ],
-)
-def test_what_is_wrong_is_named(given, error, field):
-    with pytest.raises(error) as caught:
-        rm.gen("x", **given)
-    assert caught.value.field == field
-
-
 def test_effort_is_refused_where_there_is_none():
     ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking={"effort": "low"})))
     error = ask.run(backend=rm.ScriptedBackend(["a"])).error()
@@ -345,9 +323,7 @@ def test_thoughts_and_answer_are_streamed_apart():
     assert list(quiet.text_iter("x", thinking=True)) == ["Two and\ntwo."]
 
 
-def test_thoughts_are_streamed_in_an_event_loop():
-    import asyncio
-
+async def test_thoughts_are_streamed_in_an_event_loop():
     @rm.function
     async def ask(s):
         s += rm.user("?") + rm.assistant(rm.gen("x", thinking=True))
@@ -357,12 +333,9 @@ def test_thoughts_are_streamed_in_an_event_loop():
         assert len(metas) == len(found)
         return found, s.thinking("x")
 
-    async def main() -> None:
-        state = await ask.run(backend=rm.ScriptedBackend(SAID), stream=True)
-        await state.wait()
-        assert state.ret_value == (["Two", " and", "\ntwo", "."], "Two and\ntwo.")
-
-    asyncio.run(main())
+    state = await ask.run(backend=rm.ScriptedBackend(SAID), stream=True)
+    await state.wait()
+    assert state.ret_value == (["Two", " and", "\ntwo", "."], "Two and\ntwo.")
 
 
 def test_asking_for_thoughts_of_a_step_without_is_an_error():
@@ -527,8 +500,8 @@ def test_separate_reasoning_refuses_by_name(expression, model_type, error, said)
 
 
 def test_a_struct_of_thinking_is_taken_as_it_is():
-    node = rm.gen("x", thinking=Thinking(max_tokens=3))  # type: ignore[arg-type]
-    assert node.wire.thinking == Thinking(max_tokens=3)  # type: ignore[attr-defined]
+    step = rm.gen("x", thinking=Thinking(max_tokens=3))  # type: ignore[arg-type]
+    assert step.node.thinking == Thinking(max_tokens=3)  # type: ignore[attr-defined]
 
 
 # --- backends with a model ---
@@ -675,31 +648,11 @@ def test_what_an_endpoint_cannot_do_is_refused_by_name(options, thinking, field)
     assert error.field == field
 
 
-class Faltering(rm.ScriptedBackend):
-    """A backend that loses its connection once, after `after` chunks."""
-
-    def __init__(self, answers, after: int) -> None:
-        super().__init__(answers)
-        self.after, self.retry = after, Retry(1)
-
-    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        count = 0
-        async for chunk in super().generate(request):
-            if count == self.after and len(self.requests) == 1:
-                raise Overloaded("lost")
-            yield chunk
-            count += 1
-
-
 @pytest.mark.parametrize("after", range(16))
-def test_a_lost_connection_repeats_no_thoughts(after, monkeypatch):
-    async def at_once(seconds: float) -> None:
-        """No pause."""
-
-    monkeypatch.setattr(retry, "_sleep", at_once)
-
+def test_a_lost_connection_repeats_no_thoughts(after, clock):
     ask = program_of(rm.user("?") + rm.assistant(rm.gen("x", thinking=True, temperature=0)))
-    backend = Faltering([SAID[0]] * 2, after)
+    backend = Breaking([SAID[0]] * 2, Overloaded("lost"), after, once=True)
+    backend.retry = Retry(1)
     state = ask.run(backend=backend, stream=True)
     assert "".join(state.text_iter("x", thinking=True)) == state.thinking("x") == "Two and\ntwo."
     assert "".join(state.text_iter("x")) == state["x"] == "Four it is."

@@ -84,6 +84,17 @@ def ask(s, max_calls=4, errors="show", **options):
     s += rm.assistant(rm.gen("answer"))
 
 
+def called(tool: Any, *calls: str) -> list[rm.ToolCall]:
+    """The calls of `tool` in a program of one turn."""
+
+    @rm.function
+    def program(s):
+        s += rm.user("Go.", tools=[tool])
+        return list(s.call_tools([tool]))
+
+    return program.run(backend=rm.ScriptedBackend([after_trigger(*calls)])).ret_value
+
+
 # --- schemas ------------------------------------------------------------------------------------
 
 
@@ -257,14 +268,8 @@ def test_what_a_plain_function_returns_is_awaited():
         return code[::-1]
 
     run = rm.Tool.from_schema("run", "", RUN, lambda **arguments: later(**arguments))
-
-    @rm.function
-    def program(s):
-        s += rm.user("Go.")
-        return [call.result for call in s.call_tools([run])]
-
-    backend = rm.ScriptedBackend([after_trigger(written("run", code="ab"))])
-    assert program.run(backend=backend).ret_value == ["ba"]
+    (call,) = called(run, written("run", code="ab"))
+    assert call.result == "ba"
 
 
 # --- turns --------------------------------------------------------------------------------------
@@ -393,13 +398,8 @@ def test_a_result_that_is_no_json_is_an_error():
         """Return something."""
         return object()
 
-    @rm.function
-    def program(s):
-        s += rm.user("Go.")
-        return [call.error is not None for call in s.call_tools([opaque])]
-
-    backend = rm.ScriptedBackend([after_trigger(written("opaque"))])
-    assert program.run(backend=backend).ret_value == [True]
+    (call,) = called(opaque, written("opaque"))
+    assert call.error is not None
 
 
 def test_a_model_may_answer_in_words():
@@ -486,13 +486,8 @@ def test_plain_functions_run_in_threads_at_once():
         together.wait(10)
         return number
 
-    @rm.function
-    def program(s):
-        s += rm.user("Go.")
-        return [call.result for call in s.call_tools([meet])]
-
-    calls = after_trigger(*(written("meet", number=number) for number in range(3)))
-    assert program.run(backend=rm.ScriptedBackend([calls])).ret_value == [0, 1, 2]
+    calls = called(meet, *(written("meet", number=number) for number in range(3)))
+    assert [call.result for call in calls] == [0, 1, 2]
 
 
 async def test_coroutines_run_at_once_in_the_programs_loop():
@@ -525,14 +520,7 @@ def test_a_tool_that_takes_too_long(asynchronous):
         release.block()
 
     tool = rm.tool(timeout=0.02)(slow if asynchronous else slow_thread)
-
-    @rm.function
-    def program(s):
-        s += rm.user("Go.")
-        return list(s.call_tools([tool]))
-
-    backend = rm.ScriptedBackend([after_trigger(written(tool.name))])
-    (call,) = program.run(backend=backend).ret_value
+    (call,) = called(tool, written(tool.name))
     release.set()
     assert isinstance(call.error, RequestTimeout)
     assert "took longer than 0.02 s" in call.shown
@@ -589,17 +577,10 @@ def test_waiting_for_the_limit_does_not_count_for_the_timeout():
         return number
 
     tool = rm.tool(concurrency=1, timeout=0.05)(slow)
-
-    @rm.function
-    def program(s):
-        s += rm.user("Go.", tools=[tool])
-        return [call.error for call in s.call_tools([tool])]
-
-    calls = after_trigger(*(written("slow", number=number) for number in range(3)))
-    errors = program.run(backend=rm.ScriptedBackend([calls])).ret_value
+    calls = called(tool, *(written("slow", number=number) for number in range(3)))
     release.set()
     assert begun == [0, 1, 2]
-    assert [type(error) for error in errors] == [RequestTimeout, type(None), type(None)]
+    assert [type(call.error) for call in calls] == [RequestTimeout, type(None), type(None)]
 
 
 def test_a_tool_may_run_a_program():

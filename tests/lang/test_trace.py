@@ -143,28 +143,3 @@ def test_forced_tokens_are_counted():
     state = longer.run(backend=rm.ScriptedBackend(["very much so"]))
     assert state.usage.forced_tokens == 2
     assert "(forced 2)" in str(state.trace)
-
-
-def test_leases_last_until_the_program_cannot_go_on():
-    backend = rm.ScriptedBackend({"x": "a", "y": "b"})
-
-    @rm.function
-    def program(s):
-        forks = s.fork(1)
-        forks += "Q" + rm.gen("x")
-        forks[0].sync()
-        s += "R" + rm.gen("y")
-        s["y"]
-
-    state = program.run(backend=backend)
-    hints = [request.hint for request in backend.requests]
-    assert len({hint.program for hint in hints}) == 1
-    assert all(hint.lease_s > 0 for hint in hints)
-    assert [(hint.name, hint.path) for hint in hints] == [
-        ("program", ("fork 0", "gen x")),
-        ("program", ("gen y",)),
-    ]
-    assert backend.ended == [hints[0].program]
-    program.run(backend=backend)
-    assert backend.ended[1] != backend.ended[0]
-    assert state.error() is None

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from array import array
 
-import pytest
-
 import ramify as rm
 from ramify.lang.prompt.transcript import Piece
 from ramify.lang.trace.calls import Call
-from ramify.lang.trace.misses import Misses, _common
-from ramify.lang.trace.tokens import Span, Tokens, tokens_of
+from ramify.lang.trace.misses import Misses
+from ramify.lang.trace.outputs import Span, Tokens, tokens_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage
 from tests.lang.steps import program_of
 
@@ -184,6 +182,12 @@ def test_the_tree_as_data_says_why():
     assert data["children"][0]["miss"]["evicted_by"] is None
 
 
+def shared(one: str, other: str) -> int:
+    """Length of the common prefix."""
+    differing = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
+
+
 def test_the_nearest_of_many_is_found():
     """Each of a thousand requests is compared with its neighbours alone."""
     root = Call("program", "p")
@@ -193,7 +197,7 @@ def test_the_nearest_of_many_is_found():
     root.children = [request(str(i), text, float(i), i + 0.5, 200, 0) for i, text in enumerate(prompts)]
     why = Misses(root).why
     for index in (1, 10, 500, 999):
-        best = max(_common(prompts[index], earlier) for earlier in prompts[:index])
+        best = max(shared(prompts[index], earlier) for earlier in prompts[:index])
         assert why[root.children[index]].shared_chars == best
 
 
@@ -248,11 +252,3 @@ def test_a_token_costs_a_few_bytes():
     kept = (tokens.counts, tokens.chars, tokens.forced)
     assert {type(part) for part in kept} == {array}
     assert sum(len(part) * part.itemsize for part in kept) == 12_000
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "length"),
-    [("", "", 0), ("a", "b", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("ab", "abc", 2)],
-)
-def test_common(one, other, length):
-    assert _common(one, other) == length

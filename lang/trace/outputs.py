@@ -1,12 +1,13 @@
-"""The tokens of a request's output: stored compactly, and read as spans of text."""
+"""The outputs of requests: their tokens, which are read as spans of text, and SGLang's ``meta_info``."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ramify.messages import TextChunk, TokenLogprobs
+from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,7 @@ class Tokens:
 
     ids: tuple[int, ...]
     counts: array[int]
-    """Number of token ids of each piece of the output."""
     chars: array[int]
-    """Number of characters of each piece."""
     forced: array[int]
     """Indices into `ids` of the forced tokens."""
     forced_told: bool
@@ -113,3 +112,57 @@ def _texts(
         if len(texts) == len(ids) and all(texts) and "".join(texts) == part:
             return texts
     return None
+
+
+USAGE_FIELDS = Usage.__struct_fields__
+SUMMED = tuple(name for name in USAGE_FIELDS if name != "evicted_by")
+SPELLINGS = {"retractions": "num_retractions"}
+"""Field of `Usage` → SGLang's name for it, for fields with different names."""
+
+
+def meta_info(
+    rid: str,
+    usage: Usage,
+    finish: Finish | None,
+    logprobs: TokenLogprobs | None = None,
+    prompt_logprobs: TokenLogprobs | None = None,
+) -> dict[str, Any]:
+    """SGLang's ``meta_info`` of one generation, and all fields of `Usage`."""
+    meta: dict[str, Any] = {"id": rid}
+    meta.update((SPELLINGS.get(name, name), getattr(usage, name)) for name in USAGE_FIELDS)
+    meta["finish_reason"] = None
+    if finish is not None:
+        meta["finish_reason"] = {"type": finish.reason}
+        if finish.matched is not None:
+            meta["finish_reason"]["matched"] = finish.matched
+        if finish.reason == "length":
+            meta["finish_reason"]["length"] = usage.completion_tokens
+    for side, found in (("input", prompt_logprobs), ("output", logprobs)):
+        if found is not None:
+            meta[f"{side}_token_logprobs"] = token_logprobs(found)
+            if found.top:
+                meta[f"{side}_top_logprobs"] = _top_logprobs(found)
+    return meta
+
+
+def token_logprobs(found: TokenLogprobs) -> list[list[Any]]:
+    """The log-probabilities in SGLang's form: ``[[logprob, id, text], …]``."""
+    texts = found.texts or (None,) * len(found.ids)
+    return [list(row) for row in zip(found.logprobs, found.ids, texts, strict=True)]
+
+
+def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
+    texts: Sequence[Sequence[str | None]] = found.top_texts or [(None,) * len(row) for row in found.top]
+    return [
+        [[logprob, token, text] for (token, logprob), text in zip(row, names, strict=True)]
+        for row, names in zip(found.top, texts, strict=True)
+    ]
+
+
+def add_usage(first: Usage, second: Usage) -> Usage:
+    """The sum of two usages, field by field. Times are added even if the requests were concurrent.
+    `evicted_by` is taken from the usage with more evicted tokens.
+    """
+    sums = {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
+    larger = first if first.evicted_tokens >= second.evicted_tokens else second
+    return Usage(**sums, evicted_by=larger.evicted_by)

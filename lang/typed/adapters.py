@@ -1,0 +1,101 @@
+"""pydantic's adapters of Python types, and the members of object types."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required, get_args, get_origin
+
+if TYPE_CHECKING:
+    import pydantic
+
+
+def adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
+    """The adapter of a type. Raises pydantic's errors for types that it does not support."""
+    try:
+        return _adapter_of(kind)
+    except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
+        return _adapter_of.__wrapped__(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
+    import pydantic
+
+    return pydantic.TypeAdapter(modern(kind))
+
+
+def modern(kind: Any) -> Any:
+    """`kind` with every `typing.TypedDict` in it, at any depth, replaced by one of typing_extensions: before
+    Python 3.12 pydantic takes no other.
+
+    Raises RecursionError for a TypedDict that contains itself.
+    """
+    if sys.version_info >= (3, 12):
+        return kind
+    if typing.is_typeddict(kind):
+        return _remade(kind)
+    args, origin = get_args(kind), get_origin(kind)
+    if not args or origin is Literal:
+        return kind
+    if origin is Annotated:
+        return Annotated[(modern(args[0]), *args[1:])]
+    changed = tuple(modern(arg) for arg in args)
+    if changed == args:
+        return kind
+    if origin is types.UnionType or origin is typing.Union:
+        return functools.reduce(operator.or_, changed)
+    return origin[changed]
+
+
+def _remade(kind: Any) -> Any:
+    import typing_extensions
+
+    fields = {
+        name: (Required if required else NotRequired)[modern(hint)]
+        for name, (hint, required) in (members_of(kind) or {}).items()
+    }
+    make: Any = typing_extensions.TypedDict  # mypy takes only literal names
+    remade = make(kind.__name__, fields)
+    remade.__doc__ = kind.__doc__
+    return remade
+
+
+def members_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
+    """Name in JSON → (type, whether the member is required), for a pydantic model, dataclass or TypedDict.
+    None for types without fixed members. Raises NameError for an annotation that cannot be evaluated."""
+    models = getattr(kind, "model_fields", None)
+    if isinstance(models, Mapping):
+        return {_json_name(name, one): (_annotated(one), one.is_required()) for name, one in models.items()}
+    # Not `typing.is_typeddict`, which does not know the TypedDict of typing_extensions.
+    if isinstance(kind, type) and hasattr(kind, "__required_keys__"):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return {name: _qualified(hint, name in kind.__required_keys__) for name, hint in hints.items()}
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return None
+    hints, missing = typing.get_type_hints(kind, include_extras=True), dataclasses.MISSING
+    return {
+        one.name: (hints[one.name], one.default is missing and one.default_factory is missing)
+        for one in dataclasses.fields(kind)
+        if one.init
+    }
+
+
+def _qualified(hint: Any, required: bool) -> tuple[Any, bool]:
+    # `__required_keys__` ignores NotRequired in annotations that are strings; the evaluated hint has it.
+    if get_origin(hint) in (Required, NotRequired):
+        return get_args(hint)[0], get_origin(hint) is Required
+    return hint, required
+
+
+def _annotated(info: Any) -> Any:
+    return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+
+
+def _json_name(name: str, info: Any) -> str:
+    return info.validation_alias if isinstance(info.validation_alias, str) else info.alias or name
