@@ -18,10 +18,10 @@ from starlette.responses import Response
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Generate, TextChunk, Usage
 from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_in_thread, take_output_format
-from ramify.runtime.server.openai.protocol import ModelCard, ModelList
 from ramify.runtime.server.openai.request import (
     DEFAULT_VERBOSITY,
     IGNORED,
@@ -67,7 +67,7 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
     names = ("", *service.frontend.loras.loaded)
-    return json_response(ModelList(data=[_card(service, name) for name in names]))
+    return json_response({"object": "list", "data": [_card(service, name) for name in names]})
 
 
 @router.get("/v1/models/{model:path}")
@@ -169,26 +169,28 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     usages = [Usage() for _ in streams]
     # With include_usage every event has the key `usage`, null in all but the last. Otherwise no event has it.
-    usage = {"usage": None} if parsed.include_usage else {}
+    unknown: Body = {"usage": None} if parsed.include_usage else {}
     async with aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.usage is not None:
                 usages[index] = chunk.usage
             refuse_abort(chunk.finish)
             for choice in formatter.stream_choices(index, chunk):
-                yield event(formatter.stream_body([choice], **usage))
+                yield event(formatter.stream_body([choice]) | unknown)
     if parsed.include_usage:
-        yield event(formatter.stream_body([], usage=formatter.usage(usages, parsed.n)))
+        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)})
     yield DONE
 
 
-def _card(service: Service, lora: str) -> ModelCard:
+def _card(service: Service, lora: str) -> Body:
     info = service.frontend.info
-    return ModelCard(
-        id=lora or service.model_name,
-        created=service.started_at,
-        root=service.frontend.loras.loaded[lora].path if lora else info.path,
-        parent=service.model_name if lora else None,
-        max_model_len=info.context_length,
-        model_impl=info.model_impl,
-    )
+    return {
+        "id": lora or service.model_name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "ramify",
+        "root": service.frontend.loras.loaded[lora].path if lora else info.path,
+        "parent": service.model_name if lora else None,
+        "max_model_len": info.context_length,
+        "model_impl": info.model_impl,
+    }

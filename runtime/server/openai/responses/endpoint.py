@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -19,6 +19,7 @@ from starlette.responses import Response
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_in_thread, take_text_format
 from ramify.runtime.server.openai.request import (
@@ -30,7 +31,6 @@ from ramify.runtime.server.openai.request import (
     with_top_logprobs,
 )
 from ramify.runtime.server.openai.responses.input import take_input
-from ramify.runtime.server.openai.responses.protocol import ResponseReply
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import COMMON, take_sampling
 from ramify.runtime.server.service import Service
@@ -176,31 +176,41 @@ def _take_metadata(fields: Fields) -> dict[str, str]:
 
 
 def _initial_response(
-    header: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
-) -> ResponseReply:
+    header: Body, fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
+) -> Body:
     """The response before its first token, which repeats options of the request."""
 
     def echoed(field: str, default: str) -> msgspec.Raw:
         # The client's JSON text, put on one line, as the data of an event may have no line breaks.
         return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
 
-    return ResponseReply(
-        id=header["id"],
-        created_at=header["created"],
-        model=header["model"],
-        service_tier=header.get("service_tier", msgspec.UNSET),
-        instructions=fields.take("instructions", str),
-        max_output_tokens=sampling.max_tokens,
-        metadata=metadata,
-        parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
-        prompt_cache_key=fields.take("prompt_cache_key", str),
-        reasoning=echoed("reasoning", "null"),
-        safety_identifier=fields.take("safety_identifier", str),
-        temperature=sampling.temperature,
-        text=echoed("text", '{"format":{"type":"text"}}'),
-        tool_choice=echoed("tool_choice", '"auto"'),
-        tools=echoed("tools", "[]"),
-        top_logprobs=sampling.logprobs or 0,
-        top_p=sampling.top_p,
-        user=fields.take("user", str),
-    )
+    response = {
+        "object": "response",
+        "created_at": header["created"],
+        "status": "in_progress",
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.take("instructions", str),
+        "max_output_tokens": sampling.max_tokens,
+        "metadata": metadata,
+        "output": [],
+        "parallel_tool_calls": fields.take("parallel_tool_calls", bool, True),
+        "prompt_cache_key": fields.take("prompt_cache_key", str),
+        "reasoning": echoed("reasoning", "null"),
+        "safety_identifier": fields.take("safety_identifier", str),
+        "temperature": sampling.temperature,
+        "text": echoed("text", '{"format":{"type":"text"}}'),
+        "tool_choice": echoed("tool_choice", '"auto"'),
+        "tools": echoed("tools", "[]"),
+        "top_logprobs": sampling.logprobs or 0,
+        "top_p": sampling.top_p,
+        "usage": None,
+        "user": fields.take("user", str),
+        "background": False,
+        "previous_response_id": None,
+        "store": False,
+        "truncation": "disabled",
+    }
+    named = {name: value for name, value in header.items() if name != "created"}
+    return named | response

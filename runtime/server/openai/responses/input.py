@@ -19,7 +19,7 @@ from ramify.runtime.server.openai.chat_turns import (
     take_result,
     take_role,
 )
-from ramify.runtime.server.openai.responses.sealed import unsealed
+from ramify.runtime.server.openai.responses.writer import unsealed
 
 _TEXT_PARTS = ("input_text", "output_text")
 
