@@ -51,8 +51,7 @@ from ramify.runtime.fleet.moves import (
 )
 from ramify.runtime.fleet.placement import Placement, Work
 from ramify.runtime.fleet.replica import Later, Timer
-from ramify.runtime.kv_transfer.files import SnapshotFolder
-from ramify.runtime.kv_transfer.store import SnapshotStore
+from ramify.runtime.kv_transfer.files import SnapshotFolder, SnapshotStore
 from ramify.sampling_params import SamplingParams
 
 log = logging.getLogger("ramify")

@@ -13,8 +13,7 @@ from ramify.runtime.fleet.fleet import ReplicaFleet, ReplicaOperator
 from ramify.runtime.fleet.placement import Placement
 from ramify.runtime.fleet.replica import EngineCore, EngineEvents, FleetEvents, Later
 from ramify.runtime.fleet.supervisor import EngineSupervisor
-from ramify.runtime.kv_transfer.files import SnapshotFolder
-from ramify.runtime.kv_transfer.store import SnapshotStore
+from ramify.runtime.kv_transfer.files import SnapshotFolder, SnapshotStore
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.shares import Share, share_of, shares
 
@@ -53,14 +52,14 @@ class LocalFleet(ReplicaFleet):
         )
         for index, share in enumerate([None] if self._single else shares(config)):
             make = functools.partial(self._make, str(index), share, None if index else workers)
-            self._replica_set.hold(str(index), make)
+            self._register(str(index), make)
 
     async def start(self) -> None:
         """Start one engine core, and then the others concurrently. The others find compiled kernels and
         packed weights on disk."""
         first, *others = list(self._replicas.items())
         try:
-            await self._replica_set.start(*first)
+            await self._start(*first)
             if self._config.prefill_replicas and not first[1].engine.page_bytes:
                 raise UnsupportedField(
                     "Pages of models with linear attention layers are not moved, so no replica can compute"
@@ -68,7 +67,7 @@ class LocalFleet(ReplicaFleet):
                     field="prefill_replicas",
                     remedy="Leave prefill_replicas out.",
                 )
-            await _all(self._replica_set.start(*one) for one in others)
+            await _all(self._start(*one) for one in others)
         except BaseException:
             await self.aclose()
             raise
@@ -110,9 +109,7 @@ class LocalFleet(ReplicaFleet):
             await self._add(name)
         except Exception as error:
             if not any(replica.usable for replica in self._replicas.values()):
-                self._replica_set.give_up(
-                    error if isinstance(error, EngineError) else EngineError(str(error))
-                )
+                self._end(error if isinstance(error, EngineError) else EngineError(str(error)))
             raise
 
     async def _add(self, name: str) -> None:

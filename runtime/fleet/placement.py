@@ -17,7 +17,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
+from ramify.engine_messages import TreeChange
+from ramify.runtime.fleet.index import PrefixIndex
 from ramify.runtime.fleet.moves import LEAST_TOKENS
 
 OUTPUT_WEIGHT = 0.3
@@ -162,9 +163,9 @@ class Placement:
         self._homes = {program: home for program, home in self._homes.items() if home != replica}
         return [reservation.work for reservation in gone.reserved.values()]
 
-    def apply(self, replica: str, events: TreeEvents) -> bool:
+    def apply(self, replica: str, change: TreeChange) -> bool:
         """See `PrefixIndex.apply`."""
-        return self._index.apply(replica, events)
+        return self._index.apply(replica, change)
 
     def complete(self, replica: str) -> bool:
         """See `PrefixIndex.complete`."""

@@ -102,6 +102,7 @@ class EngineSupervisor:
         self._running = False
         """Whether an engine core has been started; False again after `close_now`, `aclose` or a failed
         restart."""
+        self._files: ModelFiles | None = None
         self._draft_files: ModelFiles | None = None
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
@@ -163,6 +164,7 @@ class EngineSupervisor:
         self._receive(message)
 
     async def _start_engine(self) -> None:
+        assert self._files is not None, "`start` has found them"
         workers, self._workers = self._workers, None
         engine = self._launch(
             self._config,

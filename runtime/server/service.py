@@ -14,9 +14,9 @@ from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
 from ramify.messages import Generate, ModelInfo, TextChunk, Usage
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
+from ramify.runtime.frontend.frontend import FrontendStatus
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
-from ramify.runtime.frontend.status import FrontendStatus
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
 

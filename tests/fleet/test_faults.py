@@ -19,7 +19,7 @@ from ramify.engine_messages import (
     TokenIds,
     Tokenize,
 )
-from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
+from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.runtime.fleet import placement
 from ramify.runtime.fleet.moves import MOST_LIMIT_S
@@ -287,17 +287,6 @@ def test_homes_of_programs_are_forgotten_from_the_oldest_on(monkeypatch: pytest.
         found.place(placement.Work(rid=program, digests=(), tokens=1, output=1.0, program=program), 0.0)
         found.ended(program)
     assert list(found._homes) == ["a", "d", "b"]
-
-
-def test_an_export_of_a_closed_engine_says_so() -> None:
-    async def run() -> None:
-        served = Served()
-        await served.frontend.start()
-        await served.frontend.aclose()
-        with pytest.raises(EngineClosed):
-            await served.frontend.export_prefix([1, 2, 3])
-
-    asyncio.run(run())
 
 
 def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from ramify.engine_messages import TreeChange
 from ramify.radix.cache import PrefixCache
 from ramify.radix.digest import Digests
 from ramify.radix.tree_log import TreeLog
-from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
+from ramify.runtime.fleet.index import PrefixIndex
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 
 PAGE = 16
@@ -36,27 +38,38 @@ def fleet(*replicas: str) -> Placement:
     return placement
 
 
+def change(
+    number: int,
+    added: Sequence[int] = (),
+    removed: Sequence[int] = (),
+    *,
+    epoch: int = 7,
+    whole: bool = False,
+) -> TreeChange:
+    return TreeChange(epoch=epoch, number=number, added=tuple(added), removed=tuple(removed), whole=whole)
+
+
 # --- the index ----------------------------------------------------------------------------------
 
 
 def test_a_gap_asks_for_the_whole() -> None:
     index = PrefixIndex()
     index.join("a")
-    assert index.apply("a", TreeEvents(epoch=7, number=1, added=[1, 2]))
-    assert not index.apply("a", TreeEvents(epoch=7, number=3, added=[4]))
-    assert index.apply("a", TreeEvents(epoch=7, number=4, added=[1, 2, 3, 4], whole=True))
-    assert index.apply("a", TreeEvents(epoch=7, number=4, removed=[1])), "the whole had that"
-    assert index.apply("a", TreeEvents(epoch=7, number=5, removed=[4]))
+    assert index.apply("a", change(1, [1, 2]))
+    assert not index.apply("a", change(3, [4]))
+    assert index.apply("a", change(4, [1, 2, 3, 4], whole=True))
+    assert index.apply("a", change(4, removed=[1])), "the whole had that"
+    assert index.apply("a", change(5, removed=[4]))
     assert index.pages([1, 2, 3, 4, 5]) == {"a": 3}
 
 
 def test_a_new_life_forgets_the_old_one() -> None:
     index = PrefixIndex()
     index.join("a")
-    index.apply("a", TreeEvents(epoch=7, number=1, added=[1, 2]))
-    assert index.apply("a", TreeEvents(epoch=8, number=1, added=[9]))
+    index.apply("a", change(1, [1, 2]))
+    assert index.apply("a", change(1, [9], epoch=8))
     assert index.pages([1, 2]) == {}
-    assert not index.apply("a", TreeEvents(epoch=9, number=2)), "its first events were lost"
+    assert not index.apply("a", change(2, epoch=9)), "its first events were lost"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -84,9 +97,9 @@ def test_random_trees_are_found_as_they_are(seed: int) -> None:
         added, removed = log.take()
         number = next(sent)
         lost = draw.random() < 0.1
-        if lost or not index.apply("a", TreeEvents(1, number, added, removed)):
+        if lost or not index.apply("a", change(number, added, removed)):
             nodes = cache.tree.nodes()
-            index.apply("a", TreeEvents(1, number, log.whole(nodes), whole=True))
+            index.apply("a", change(number, log.whole(nodes), whole=True))
         if step % 10 == 0:
             for text, scope in itertools.product(texts, ["", "x"]):
                 found = index.pages(DIGESTS.page_ends(text, scope, PAGE)).get("a", 0)
@@ -113,7 +126,7 @@ def test_a_fork_is_split_where_the_queue_is_longer_than_the_prefix() -> None:
 def test_a_program_stays_where_its_pages_are() -> None:
     placement, text = fleet(), tokens(1, 2000)
     first = placement.place(work(text, program="p"), 0.0)
-    placement.apply(first, TreeEvents(1, 1, DIGESTS.page_ends(text, "", PAGE)))
+    placement.apply(first, change(1, DIGESTS.page_ends(text, "", PAGE)))
     for _ in range(6):  # others keep it busier than the other one, by less than the prefix
         placement.place(work(tokens(next(NUMBERS) + 100, 100), output=1), 0.0)
     assert placement.place(work(np.concatenate([text, tokens(2, 100)]), program="p"), 0.0) == first
@@ -125,7 +138,7 @@ def test_a_new_replica_gets_work_where_its_pages_come_sooner_than_its_turn(
 ) -> None:
     """At 1 ms a token: the first replica has 800 tokens of work, and holds 2,000 of the prompt's 2,010."""
     placement, text = fleet("a"), tokens(1, 2010)
-    placement.apply("a", TreeEvents(1, 1, DIGESTS.page_ends(text, "", PAGE)))
+    placement.apply("a", change(1, DIGESTS.page_ends(text, "", PAGE)))
     placement._pace.learn(1.0, 1000, 0.0)
     for seed in range(8):
         placement.place(work(tokens(100 + seed, 100), output=0), 0.0)
@@ -159,7 +172,7 @@ def test_simultaneous_requests_see_each_other() -> None:
 
 def test_scopes_never_share() -> None:
     placement, text = fleet(), tokens(1, 2000)
-    placement.apply("a", TreeEvents(1, 1, DIGESTS.page_ends(text, "one", PAGE)))
+    placement.apply("a", change(1, DIGESTS.page_ends(text, "one", PAGE)))
     placement.place(work(tokens(2, 300)), 0.0)  # a is the busier one
     assert placement.place(work(text, scope="one"), 0.0) == "a"
     assert placement.place(work(text, scope="two"), 0.0) == "b"
@@ -267,7 +280,7 @@ def test_replicas_that_come_and_go_keep_the_sums_right(seed: int) -> None:
         elif what < 0.3 and states:
             name = draw.choice(list(states))
             ends = DIGESTS.page_ends(draw.choice(texts), "", PAGE)
-            placement.apply(name, TreeEvents(1, 1, ends, whole=True))
+            placement.apply(name, change(1, ends, whole=True))
         elif what < 0.6 and placed:
             rid = draw.choice(list(placed))
             placement.progress(rid, draw.randint(1, 20), float(step))

@@ -49,28 +49,6 @@ def engine(tiny_folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_cached_pages_leave_as_bytes_and_come_back(engine: Engine) -> None:
-    """As they do between two machines."""
-    frontend, ids = engine._frontend, tuple(b"the same prefix " * 10)
-
-    def ask() -> tuple[str, int]:
-        done = engine.complete(ids, max_tokens=16, temperature=0.0, ignore_eos=True)
-        return done.text, done.usage.cached_tokens
-
-    engine.flush_cache()
-    text, cached = ask()
-    snapshot = wait(frontend.export_prefix(ids))
-    assert snapshot is not None
-    engine.flush_cache()
-    assert wait(frontend.export_prefix(ids)) is None
-    assert wait(frontend.import_prefix(snapshot)) == 160
-    assert (cached, ask()) == (0, (text, 159)), "the last token is computed, for it predicts the next"
-    engine.flush_cache()
-    with pytest.raises(InvalidRequest, match="checksum"):
-        wait(frontend.import_prefix(snapshot[:-1] + bytes([snapshot[-1] ^ 1])))
-    assert ask() == (text, 0)
-
-
 def gone(pids: list[int], within_s: float = 20.0) -> bool:
     """Whether all processes end in time; a pidfd becomes readable when its process ends."""
     deadline = time.monotonic() + within_s

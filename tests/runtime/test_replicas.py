@@ -15,7 +15,7 @@ import pytest
 
 import ramify as rm
 from ramify.constraint import json_schema
-from ramify.errors import UnsupportedField, WorkerDied
+from ramify.errors import WorkerDied
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import ServerConfig
@@ -150,8 +150,6 @@ def test_prompts_are_computed_on_one_replica_and_continued_on_the_other(tiny_fol
         assert replicas["0"].output_tokens == 0
         assert replicas["0"].computed_tokens == 288
         assert replicas["1"].imported_tokens == 288
-        with pytest.raises(UnsupportedField, match="by themselves"):
-            wait(engine._frontend.export_prefix((1, 2, 3)))
     with Engine(str(tiny_folder), **options) as engine:
         for one, temperature in zip(done, (0.0, 1.0), strict=True):
             alone = engine.complete(

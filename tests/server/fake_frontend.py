@@ -32,9 +32,9 @@ from ramify.messages import ChatFormat, Finish, Generate, ModelInfo, SchedulerSt
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.fleet.replica import ReplicaStatus, State
 from ramify.runtime.frontend.control import ControlClient
+from ramify.runtime.frontend.frontend import FrontendStatus
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
-from ramify.runtime.frontend.status import FrontendStatus
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.server.app.serve import bind, run_server
