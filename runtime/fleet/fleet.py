@@ -154,7 +154,6 @@ class ReplicaFleet:
         await self._start(name, self._register(name, make))
 
     def _register(self, name: str, make: MakeEngine) -> Replica:
-        """Add a replica without starting it."""
         if name in self._replicas:
             raise InvalidRequest(f"There is a replica {name!r}.", field="name")
         events = EngineEvents(
@@ -236,7 +235,6 @@ class ReplicaFleet:
         await self.remove(name)
 
     async def _evacuate(self, name: str, replica: Replica) -> None:
-        """Move cached pages of a drained replica to the others, while it is still up."""
         if self._connector is not None and replica.up:
             try:
                 await self._connector.evacuate(name)
@@ -383,7 +381,6 @@ class ReplicaFleet:
 
     @property
     def _up(self) -> dict[str, Replica]:
-        """The replicas that take messages."""
         return {name: replica for name, replica in self._replicas.items() if replica.up}
 
     # --- to the replicas --------------------------------------------------------------------------

@@ -45,7 +45,6 @@ from ramify.runtime.fleet.moves import (
     MOST_LIMIT_S,
     Move,
     MovePace,
-    Need,
     choose,
     limited,
 )
@@ -171,15 +170,16 @@ class KVConnector:
         if joined := self._joined(target, work.digests[held:]):
             joined.waiting.append((work.rid, then))
             return True
-        need = Need(held, max(held, expected), self._placement.pace(target, now))
+        expected = max(held, expected)
         sources = [
             (name, pages)
             for name, pages in self._placement.others(target, work.digests)
             if self._takes(target, name)
         ]
-        move = choose(need, sources, self._pace, size, page_bytes)
+        pace = self._placement.pace(target, now)
+        move = choose(held, expected, pace, sources, self._pace, size, page_bytes)
         if move is None:
-            return self._prefill(target, work, request, ids, scope, need, then)
+            return self._prefill(target, work, request, ids, scope, held, expected, then)
         if not self._has_room(move, target):
             return False
         self._start(move, target, work.digests[move.end - 1], ids, scope, (work.rid, then))
@@ -192,13 +192,14 @@ class KVConnector:
         request: Generate,
         ids: Sequence[int],
         scope: str,
-        need: Need,
+        held: int,
+        expected: int,
         then: Callable[[], None],
     ) -> bool:
         """Let a prefill replica compute the whole pages that `target` lacks, and move them to `target`.
-        Parameters and result are those of `fetch`; `need` says what `target` holds."""
+        Parameters and result are those of `fetch`, `held` and `expected` those of `choose`."""
         end, now = len(work.digests), self._clock()
-        gained = (end - need.expected) * self._placement.page_size
+        gained = (end - expected) * self._placement.page_size
         if gained < LEAST_TOKENS:
             return False
         rid = self._new_rid()
@@ -212,7 +213,7 @@ class KVConnector:
         # An engine core's first prompts are slower than the fleet's pace: kernels are loaded, pages are
         # touched.
         limit_s = limited(PATIENCE * queue_s) if self._placement.answered(source) else MOST_LIMIT_S
-        move = Move(source, need.held, end, gained, limit_s)
+        move = Move(source, held, end, gained, limit_s)
         if source == target or not self._has_room(move, target):
             self._placement.ended(rid)
             return False
@@ -292,15 +293,13 @@ class KVConnector:
             await self._take_over(name, homes[program], prefix, left_s)
 
     async def _take_over(self, name: str, target: str, prefix: HeldPrefix, left_s: float) -> None:
-        """Move one prefix from `name` to `target`, if that is faster than computing it there. Takes at most
-        `left_s` seconds."""
         if not self._placement.has(target) or not self._takes(target, name):
             return
         size, page_bytes = self._placement.page_size, self._page_bytes()
         digests = self._digests.page_ends(np.array(prefix.ids, np.int32), prefix.scope, size)
         held = self._placement.held(target, digests)
-        need = Need(held, held, self._placement.pace(target, self._clock()))
-        move = choose(need, [(name, len(digests))], self._pace, size, page_bytes)
+        pace = self._placement.pace(target, self._clock())
+        move = choose(held, held, pace, [(name, len(digests))], self._pace, size, page_bytes)
         if move is None or not self._has_room(move, target):
             return
         done = asyncio.Event()

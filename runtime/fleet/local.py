@@ -129,7 +129,6 @@ class LocalFleet(ReplicaFleet):
         )
 
     def _busy(self, name: str) -> bool:
-        """Whether the replica has requests or control calls to answer."""
         return bool(self._router.count(name) or self._control_calls.waiting_for(name))
 
 

@@ -149,7 +149,6 @@ class Router:
         self._admit(FleetRequest(request, alone=True))
 
     def _admit(self, found: FleetRequest) -> None:
-        """Send a request to the only replica, or place it once its prompt has been tokenised."""
         request = found.request
         only = self._only_replica()
         if only is not None:
@@ -266,7 +265,6 @@ class Router:
             del self._pins[next(iter(self._pins))]
 
     def _scope(self, request: Generate) -> str:
-        """The prefix tree's scope for the request."""
         adapters = (replica.loras for replica in self._replicas.values())
         adapter = next((own[request.lora] for own in adapters if request.lora in own), None)
         return tree_scope(str(request.scope), adapter if request.lora else None)
@@ -340,7 +338,6 @@ class Router:
                 self.place_all()
 
     def _fail(self, rid: str, error: Exception) -> None:
-        """End the request `rid`, which cannot be sent, and report `error` to the frontend."""
         log.error("a request could not be placed: %s", rid, exc_info=error)
         self.ended(rid)
         self._requests.pop(rid, None)

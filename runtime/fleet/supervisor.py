@@ -236,8 +236,6 @@ class EngineSupervisor:
             self._restart = None
 
     async def _start_in_tries(self) -> None:
-        """Start the engine core, and try again if one of its processes dies while starting. Raises
-        `WorkerDied` after too many deaths."""
         for _ in range(RESTART_LIMIT - 1):
             try:
                 await self._start_engine()

@@ -39,13 +39,12 @@ from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.fleet.fleet import ReplicaFleet
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.replica import SILENT_S, FleetEvents
-from ramify.runtime.frontend.control import ControlClient
+from ramify.runtime.frontend.control import ControlCall, ControlClient, Replies
 from ramify.runtime.frontend.kv_events import KVEvents
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_prompt
 from ramify.runtime.frontend.replicas import Replicas
-from ramify.runtime.frontend.replies import ControlCall, Replies
 from ramify.runtime.frontend.requests import Requests
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
@@ -203,7 +202,7 @@ class Frontend:
 
         If the engine core dies, a restarted engine core or another replica continues the request after the
         output that has arrived. Raises `Overloaded` if the queue is full, `InvalidRequest` for an invalid
-        request, and `WorkerDied` for a request that kills engine cores (`quarantine`).
+        request, and `WorkerDied` for a request that kills engine cores (`Quarantine`).
         """
         if self._schemas is not None and request.constraint is not None:
             checked(request.constraint)  # checks the size before the source is parsed
@@ -226,7 +225,6 @@ class Frontend:
                 yield chunk
 
     def _bundled(self, constraint: Constraint) -> Constraint:
-        """`constraint` with the schemas added that its references point to, from the config's folder."""
         assert self._schemas is not None
         return with_definitions(constraint, self._schemas)
 
@@ -287,8 +285,6 @@ class Frontend:
         return self._requests.send_request(request)
 
     def _check_room(self, request: Generate) -> None:
-        """Raise `Overloaded` if the number of requests in flight, or that of the request's flow, is at its
-        limit."""
         running = self._config.max_running or self.info.max_running
         most, own = self._config.most_requests(running), self._requests.in_flow(request)
         told = ""
@@ -323,7 +319,6 @@ class Frontend:
             self._replies.take(message)
 
     def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
-        """Publish the change of a replica's prefix tree. None: the tree is gone with its engine core."""
         if self._kv_events is not None:
             self._kv_events.publish_change(replica, change)
 

@@ -93,7 +93,6 @@ class Detokenizer:
         return self._continue(output, chunk)
 
     def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk | None:
-        """The chunk with its text; None if the text is held back."""
         finish = chunk.finish
         stop_token = finish is not None and isinstance(finish.matched, int)
         ids = chunk.ids[:-1] if stop_token else chunk.ids

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
 import os
+import signal
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -33,7 +36,6 @@ from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choice
 from ramify.runtime.processes.flow_queue import FlowQueue
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.message_texts import MARK, MessageTexts
-from ramify.runtime.processes.time_limit import ProcessorTimeOver, processor_time_limit
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
 
@@ -46,6 +48,27 @@ TEMPLATE_S = 5.0
 other prompt is tokenised meanwhile."""
 CACHED_FROM = 24
 """Least characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
+
+
+class ProcessorTimeOver(BaseException):
+    """Raised within the block when its time is over. An `except Exception` in the block does not catch it."""
+
+
+@contextlib.contextmanager
+def processor_time_limit(seconds: float) -> Iterator[None]:
+    """Raise `ProcessorTimeOver` in the block after `seconds` of the process's processor time (setitimer(2),
+    ITIMER_VIRTUAL), between two operations of the interpreter. Only for the main thread."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise ProcessorTimeOver
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 class PromptTokenizer:
@@ -176,7 +199,6 @@ class PromptTokenizer:
         return tuple(sorted(fork for fork in forks if fork > 0))
 
     def _ends_in(self, ids: list[int], text: str) -> bool:
-        """Whether the text of `ids` ends in `text`, apart from trailing white space."""
         tail = ids[-len(text) - 8 :]  # a token has at least one character; 8 more allow for white space
         return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
 
@@ -219,7 +241,6 @@ class PromptTokenizer:
 
     @cached_property
     def _control(self) -> frozenset[int]:
-        """Ids of the special tokens."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(token for token, entry in added.items() if entry.special)
 

@@ -118,8 +118,6 @@ class Metrics:
 
 
 class _LoopCollector:
-    """Collector of the event loop's blocked time."""
-
     def __init__(self, blocked_s: Callable[[], float]) -> None:
         self._blocked_s = blocked_s
 
@@ -151,7 +149,6 @@ class _SchedulerCollector:
 
 
 def _states(stats: FleetStats) -> Metric:
-    """The number of replicas in each state."""
     gauge = GaugeMetricFamily(
         "ramify_replicas", "Replicas by state: starting, up, draining, gone.", labels=["state"]
     )

@@ -12,7 +12,7 @@ from ramify.errors import EngineClosed, EngineError, RamifyError
 from ramify.messages import Generate, SchedulerStats
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.streams import collect
+from ramify.runtime.server.sse import collect
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()

@@ -115,5 +115,4 @@ def _places(tokens: Sequence[str], text: str) -> list[int]:
 
 
 def _begins(byte: int) -> bool:
-    """Whether `byte` is the first byte of a UTF-8 character."""
     return byte & 0xC0 != 0x80

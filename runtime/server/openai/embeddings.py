@@ -26,8 +26,7 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.params import explain_by_field, take_prompts
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sse import while_connected
-from ramify.runtime.server.streams import collect
+from ramify.runtime.server.sse import collect, while_connected
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()

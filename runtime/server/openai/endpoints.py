@@ -35,8 +35,7 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.params import COMMON, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
-from ramify.runtime.server.streams import collect, merge
+from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
 
 router = APIRouter()
 

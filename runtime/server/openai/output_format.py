@@ -159,7 +159,6 @@ def _tag_in_place(form: Fields) -> FieldConstraint | None:
 
 
 def _source(make: Callable[[Any], Constraint], *names: str, kind: Any = str) -> Taker:
-    """A `Taker` of the constraint in whichever of the fields `names` is given."""
     return lambda form: only_constraint(take_constraints(form, dict.fromkeys(names, (kind, make))))
 
 

@@ -84,7 +84,6 @@ class _ReasoningSwitch:
             self._asked.append((fields, field))
 
     def suggest(self) -> None:
-        """Ask for reasoning, unless a field asks for none."""
         self._suggested = True
 
     def wanted(self) -> bool | None:

@@ -36,7 +36,6 @@ from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
-from ramify.runtime.server.admin.info import model_info, server_info
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.params import (
     COMMON,
@@ -57,9 +56,8 @@ from ramify.runtime.server.params import (
     take_sampling,
 )
 from ramify.runtime.server.service import FrontendProtocol, Service
-from ramify.runtime.server.sglang.bodies import generation_body
-from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
-from ramify.runtime.server.streams import collect, merge
+from ramify.runtime.server.sglang.bodies import generation_body, model_info, server_info
+from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
 from ramify.sampling_options import DEFAULT_MAX_TOKENS, SPELLINGS
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder

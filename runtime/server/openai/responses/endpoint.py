@@ -140,7 +140,6 @@ def _take_storage(fields: Fields) -> None:
 
 
 def _take_included(fields: Fields) -> list[str]:
-    """Take the values of ``include``."""
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
         if name not in (LOGPROBS, ENCRYPTED):
@@ -152,7 +151,6 @@ def _take_included(fields: Fields) -> list[str]:
 
 
 def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams) -> SamplingParams:
-    """`sampling` with the log-probabilities that `included` and ``top_logprobs`` ask for."""
     top: int | None = fields.take("top_logprobs", int)
     if LOGPROBS in included:
         return with_top_logprobs(sampling, top)
@@ -162,7 +160,6 @@ def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams
 
 
 def _take_metadata(fields: Fields) -> dict[str, str]:
-    """Take the pairs of ``metadata``, which the response repeats."""
     pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(

@@ -153,7 +153,6 @@ class ResponseWriter:
         self._emit(f"response.{part['type']}.delta", **self._place(self._open), delta=text, **more)
 
     def _close_item(self, status: ItemStatus) -> None:
-        """End the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return
