@@ -21,9 +21,8 @@ from ramify.engine_messages import (
 )
 from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
-from ramify.runtime.fleet import placement
 from ramify.runtime.fleet.moves import MOST_LIMIT_S
-from ramify.runtime.fleet.placement import Placement, Work
+from ramify.runtime.fleet.placement import MOST_HOMES, Placement, Work
 from ramify.runtime.processes.ipc import Inbox, Outbox
 from tests.fleet.fakes import FakeEngine, Fleet, Served, asked, model_info
 from tests.fleet.test_moves import Moving, moving  # noqa: F401
@@ -279,14 +278,14 @@ def test_a_snapshot_that_is_written_after_its_move_has_ended_is_removed(moving: 
     moving.exported(message)
 
 
-def test_homes_of_programs_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "MOST_HOMES", 3)
+def test_homes_of_programs_are_forgotten_from_the_oldest_on() -> None:
     found = Placement(16)
     found.join("a")
-    for program in "abcadb":
-        found.place(placement.Work(rid=program, digests=(), tokens=1, output=1.0, program=program), 0.0)
+    for program in ("first", "second", "first", *map(str, range(MOST_HOMES - 1))):
+        found.place(Work(rid=program, digests=(), tokens=1, output=1.0, program=program), 0.0)
         found.ended(program)
-    assert list(found._homes) == ["a", "d", "b"]
+    assert len(found._homes) == MOST_HOMES
+    assert next(iter(found._homes)) == "first"
 
 
 def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import select
 import shutil
@@ -26,16 +25,11 @@ from ramify.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
-    PromptTooLong,
     RamifyError,
 )
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
-from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.fleet.local import LocalFleet
-from ramify.runtime.fleet.supervisor import EngineSupervisor
-from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
@@ -279,37 +273,6 @@ def test_a_killed_worker_comes_back(tiny_folder: Path, role: str) -> None:
             assert chunks.forced == whole.forced, name
 
 
-@pytest.mark.long
-def test_a_worker_that_hangs_is_replaced(tiny_folder: Path) -> None:
-    config = EngineConfig(model=str(tiny_folder), dtype="float32", num_pages=256, threads=1)
-    make_engine = functools.partial(EngineSupervisor, heartbeat_s=0.2, silent_s=4.0)
-    engine = Frontend(
-        config, make_fleet=lambda events: LocalFleet(config, None, events, make_engine=make_engine)
-    )
-    wait(engine.start())
-    try:
-        before = engine.pids
-        request = Generate(
-            rid="r",
-            prompt=("abc",),
-            sampling=SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True),
-        )
-
-        async def said() -> list[TextChunk]:
-            chunks = []
-            async for chunk in engine.generate(request):
-                chunks.append(chunk)
-                if len(chunks) == 4 and engine.pids == before:
-                    os.kill(before["scheduler"], signal.SIGSTOP)
-            return chunks
-
-        assert len(joined(wait(asyncio.wait_for(said(), 60))).ids) == 60
-        assert not set(before.values()) & set(engine.pids.values())
-        assert gone(list(before.values()))
-    finally:
-        wait(engine.aclose())
-
-
 def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_folder: Path) -> None:
     with pytest.raises(NotFound):
         Engine(str(tmp_path / "nothing")).start()
@@ -407,11 +370,6 @@ def test_no_orphan_and_no_stale_socket(
             assert process.returncode != 0
         assert gone(workers)
         assert not directory.exists()
-
-
-def test_a_prompt_beyond_all_bounds_is_not_tokenised(engine: Engine) -> None:
-    with pytest.raises(PromptTooLong, match=r"has 1000000 characters; .* at most"):
-        engine.complete("x" * 1_000_000, max_tokens=1)
 
 
 def test_sockets_fit_where_temporary_files_lie_deep(
