@@ -125,7 +125,7 @@ class LocalFleet(ReplicaFleet):
             share=share,
             name="" if self._single else name,
             busy=functools.partial(self._busy, name),
-            **events._asdict(),
+            events=events,
         )
 
     def _busy(self, name: str) -> bool:

@@ -215,7 +215,7 @@ def test_the_last_replica_that_gives_up_ends_the_engine(fleet: Fleet) -> None:
 
 def make(made: list[FakeEngine]) -> Callable[[EngineEvents], Any]:
     def engine(events: EngineEvents) -> FakeEngine:
-        made.append(FakeEngine(EngineConfig(), None, name="far", **events._asdict()))
+        made.append(FakeEngine(EngineConfig(), None, name="far", events=events))
         return made[-1]
 
     return engine

@@ -58,10 +58,8 @@ class FakeEngine:
 
     def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
         self.sent: list[Any] = []
-        self.receive: Callable[[Any], None] = options["receive"]
-        self.died: Callable[[WorkerDied], None] = options["died"]
-        self.restarted: Callable[[], None] = options["restarted"]
-        self.gave_up: Callable[[EngineError], None] = options["gave_up"]
+        events: EngineEvents = options["events"]
+        self.receive, self.died, self.restarted, self.gave_up = events
         self.restarting = False
         self.heartbeat_age_s = 0.0
         self.info = INFO

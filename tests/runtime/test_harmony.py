@@ -59,10 +59,10 @@ class Local(LocalScheduler):
 
     def chat(self, most: int = 120, **fields: Any) -> tuple[str, Turn]:
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
-        parsed: Chat = take_chat(Fields(raw), self.format, CHAT_COMPLETIONS)
         rid = f"c{len(self.results)}"
+        parsed: Chat = take_chat(Fields(raw), self.format, CHAT_COMPLETIONS, rid)
         sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=most).check()
-        submit = self.prompts.submit(msgspec.structs.replace(parsed.generation(rid), sampling=sampling))
+        submit = self.prompts.submit(msgspec.structs.replace(parsed.request, sampling=sampling))
         self.results[rid] = Result()
         self.scheduler.receive(submit)
         for job in self.jobs:

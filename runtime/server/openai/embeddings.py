@@ -52,6 +52,7 @@ async def embeddings(request: Request) -> Response:
         header,
         [Generate(rid=header["id"], prompt=(prompt,), pooling=pooling) for prompt in prompts],
         SamplingParams(max_tokens=0),
+        PATH,
         explain=explain_by_field(None),
         spelled={"prompt": "input"},
         unsupported=UNSUPPORTED | {"messages": "Give the text as input."},
@@ -59,7 +60,7 @@ async def embeddings(request: Request) -> Response:
     )
     if parsed.stream:
         raise UnsupportedField("Embeddings are not streamed.", field="stream")
-    results = await while_connected(request.receive, collect(parsed.start_generations(service, PATH)))
+    results = await while_connected(request.receive, collect(parsed.streams))
     data = []
     for index, result in enumerate(results):
         refuse_abort(result.finish)

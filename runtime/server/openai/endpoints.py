@@ -8,7 +8,7 @@ choice i has the seed `seed` + i. An unsupported field is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import Generate, TextChunk, Usage
+from ramify.messages import Generate, Usage
 from ramify.runtime.server.fields import json_response, read_fields
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
@@ -80,7 +80,8 @@ async def chat_completions(request: Request) -> Response:
     service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "chatcmpl-")
-    chat = await take_in_thread(take_chat, fields, service.frontend.info.chat_format, CHAT_COMPLETIONS)
+    chat_format = service.frontend.info.chat_format
+    chat = await take_in_thread(take_chat, fields, chat_format, CHAT_COMPLETIONS, header["id"])
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs is not None and not want_logprobs:
@@ -94,8 +95,9 @@ async def chat_completions(request: Request) -> Response:
         service,
         fields,
         header,
-        [chat.generation(header["id"])],
+        [chat.request],
         sampling,
+        "/v1/chat/completions",
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "messages", "max_tokens": limit},
@@ -103,7 +105,7 @@ async def chat_completions(request: Request) -> Response:
         ignored=IGNORED_CHAT,
     )
     formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
-    return await _respond(request, service, parsed, formatter, "/v1/chat/completions")
+    return await _respond(request, parsed, formatter)
 
 
 @router.post("/v1/completions")
@@ -139,6 +141,7 @@ async def completions(request: Request) -> Response:
         header,
         generations,
         sampling,
+        "/v1/completions",
         explain=explain_by_field(found and found[0]),
         spelled={},
         unsupported=UNSUPPORTED_COMPLETION,
@@ -148,28 +151,23 @@ async def completions(request: Request) -> Response:
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
     ]
     formatter = CompletionFormatter(header, texts, logprobs is not None)
-    return await _respond(request, service, parsed, formatter, "/v1/completions")
+    return await _respond(request, parsed, formatter)
 
 
-async def _respond(
-    request: Request, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, endpoint: str
-) -> Response:
-    streams = parsed.start_generations(service, endpoint)
+async def _respond(request: Request, parsed: ParsedRequest, formatter: ResponseFormatter) -> Response:
     if parsed.stream:
-        return EventStream(_events(streams, parsed, formatter), headers=parsed.headers)
-    results = await while_connected(request.receive, collect(streams))
+        return EventStream(_events(parsed, formatter), headers=parsed.headers)
+    results = await while_connected(request.receive, collect(parsed.streams))
     for result in results:
         refuse_abort(result.finish)
     return json_response(formatter.body(results, parsed.n), parsed.headers)
 
 
-async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, formatter: ResponseFormatter
-) -> AsyncGenerator[bytes, None]:
-    usages = [Usage() for _ in streams]
+async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncGenerator[bytes, None]:
+    usages = [Usage() for _ in parsed.streams]
     # With include_usage every event has the key `usage`, null in all but the last. Otherwise no event has it.
     unknown: Body = {"usage": None} if parsed.include_usage else {}
-    async with aclosing(merge(streams)) as chunks:
+    async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.usage is not None:
                 usages[index] = chunk.usage

@@ -1,12 +1,9 @@
-"""Response bodies of chat completions and completions, whole and streamed (OpenAI's API reference).
-
-The attribute `header` holds the fields that every body starts with: id, created, model.
-"""
+"""Response bodies of chat completions and completions, whole and streamed (OpenAI's API reference)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage
 from ramify.runtime.generation import GenerationResult, ids_in, pieces_of
@@ -29,30 +26,43 @@ from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 
-class ResponseFormatter(Protocol):
-    """Makes the bodies of one of the two APIs."""
+class ResponseFormatter(ABC):
+    """Makes the bodies of one of the two APIs. `header` has the fields that every body starts with: id,
+    created, model."""
 
+    kind: str
+    """The value of ``object`` in stream events."""
+
+    def __init__(self, header: Body, want_logprobs: bool) -> None:
+        self._header = header
+        self._want_logprobs = want_logprobs
+
+    @abstractmethod
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
         """The choice objects for the text of `chunk` of choice `index`. Each is sent in an event of its
         own."""
 
     def stream_body(self, choices: list[Body]) -> Body:
         """The body of one stream event."""
+        return {**self._header, "object": self.kind, "choices": choices}
 
     def usage(self, usages: Sequence[Usage], n: int) -> Body:
         """The usage of all streamed choices. Each prompt has `n` consecutive choices."""
+        return usage_body(usages, n)
 
+    @abstractmethod
     def body(self, results: Sequence[GenerationResult], n: int) -> Body:
         """The body of a response that is not streamed. Each prompt has `n` consecutive results."""
 
 
-class ChatFormatter:
+class ChatFormatter(ResponseFormatter):
     """Makes the bodies of /v1/chat/completions. In a stream, the first event of a choice contains the
     role."""
 
+    kind = "chat.completion.chunk"
+
     def __init__(self, header: Body, want_logprobs: bool, turn_format: TurnFormat) -> None:
-        self._header = header
-        self._want_logprobs = want_logprobs
+        super().__init__(header, want_logprobs)
         self._format = turn_format
         self._parsers: dict[int, TurnParser | ChannelParser] = {}
         self._begun: set[int] = set()
@@ -90,7 +100,7 @@ class ChatFormatter:
         return choices
 
     def usage(self, usages: Sequence[Usage], n: int) -> Body:
-        body = usage_body(usages, n)
+        body = super().usage(usages, n)
         if self._format.reasoning_end is not None:
             body["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
         return body
@@ -108,9 +118,6 @@ class ChatFormatter:
             case Arguments(index, text):
                 call = {"index": index, "function": {"arguments": text}}
         return {"tool_calls": [call]}
-
-    def stream_body(self, choices: list[Body]) -> Body:
-        return {**self._header, "object": "chat.completion.chunk", "choices": choices}
 
     def body(self, results: Sequence[GenerationResult], n: int) -> Body:
         choices = []
@@ -146,14 +153,15 @@ class ChatFormatter:
         return message
 
 
-class CompletionFormatter:
+class CompletionFormatter(ResponseFormatter):
     """Makes the bodies of /v1/completions. `echoes` has, for each choice, the prompt to repeat before its
     text, or ""."""
 
+    kind = "text_completion"
+
     def __init__(self, header: Body, echoes: list[str], want_logprobs: bool) -> None:
-        self._header = header
+        super().__init__(header, want_logprobs)
         self._echoes = echoes
-        self._want_logprobs = want_logprobs
         self._unsent_echo = dict(enumerate(echoes))
 
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
@@ -167,9 +175,6 @@ class CompletionFormatter:
         if chunk.finish is not None:
             choice["finish_reason"], choice["matched_stop"] = chunk.finish.reason, chunk.finish.matched
         return [choice]
-
-    def stream_body(self, choices: list[Body]) -> Body:
-        return {**self._header, "object": "text_completion", "choices": choices}
 
     def body(self, results: Sequence[GenerationResult], n: int) -> Body:
         choices = []
@@ -186,10 +191,7 @@ class CompletionFormatter:
                 "matched_stop": finish.matched,
             }
             choices.append(_with_extras(choice, result))
-        return self.stream_body(choices) | {"usage": usage_body([result.usage for result in results], n)}
-
-    def usage(self, usages: Sequence[Usage], n: int) -> Body:
-        return usage_body(usages, n)
+        return self.stream_body(choices) | {"usage": self.usage([result.usage for result in results], n)}
 
 
 def _chat_finish(finish: Finish, called: bool) -> str:

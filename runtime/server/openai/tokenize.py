@@ -127,7 +127,8 @@ def _take_model(fields: Fields, service: Service) -> None:
 
 
 def _take_chat(fields: Fields, service: Service) -> Generate:
-    chat = take_chat(fields, service.frontend.info.chat_format, _CHAT).generation(service.frontend.new_rid())
+    rid = service.frontend.new_rid()
+    chat = take_chat(fields, service.frontend.info.chat_format, _CHAT, rid).request
     generation_prompt: bool = fields.take("add_generation_prompt", bool, True)
     if generation_prompt:
         return chat

@@ -80,7 +80,8 @@ async def responses(request: Request) -> Response:
     fields = await read_fields(request)
     header = take_header(service, fields, "resp_")
     _take_storage(fields)
-    chat = await take_in_thread(take_chat, fields, service.frontend.info.chat_format, _RESPONSES)
+    chat_format = service.frontend.info.chat_format
+    chat = await take_in_thread(take_chat, fields, chat_format, _RESPONSES, header["id"])
     included = _take_included(fields)
     sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
     metadata = _take_metadata(fields)
@@ -88,8 +89,9 @@ async def responses(request: Request) -> Response:
         service,
         fields,
         header,
-        [chat.generation(header["id"])],
+        [chat.request],
         sampling,
+        PATH,
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
@@ -98,7 +100,7 @@ async def responses(request: Request) -> Response:
     )
     response = _initial_response(header, fields, sampling, metadata)
     writer = ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
-    (stream,) = parsed.start_generations(service, PATH)
+    (stream,) = parsed.streams
     events = _events(stream, writer)
     if parsed.stream:
         return EventStream(events, writer.failed, parsed.headers)
