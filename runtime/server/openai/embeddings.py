@@ -1,8 +1,4 @@
-"""OpenAI's ``POST /v1/embeddings``: input, model, encoding_format, dimensions, user.
-
-Fields beyond that API: ``pooling`` ("last" or "mean", by default the model's own), ``normalize`` (default
-true), and the applicable options of `openai.request`. The response also has ``usage.prompt_tokens_details``.
-"""
+"""OpenAI's ``POST /v1/embeddings``, with ``pooling`` and ``normalize`` beyond that API."""
 
 from __future__ import annotations
 

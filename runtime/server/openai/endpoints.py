@@ -1,9 +1,6 @@
 """OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions.
 
-Fields beyond OpenAI's own have the names that other engines give them: top_k, min_p, repetition_penalty,
-min_tokens, ignore_eos, stop_token_ids, skip_special_tokens. Constraints are described in `output_format`, the
-options of reasoning in `reasoning`, and the others in `request`. token_healing is Ramify's own. With n > 1,
-choice i has the seed `seed` + i. An unsupported field is refused by name.
+Fields beyond OpenAI's own have the names that other engines give them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Constraints on the output, in the fields in which clients of OpenAI's API send them.
-
-- ``response_format`` is OpenAI's in chat completions, and ``text.format`` in its Responses API. Both take
-  further types here: see `_TYPES`.
-- Top-level `regex`, `ebnf` and `json_schema` are SGLang's.
-- ``guided_*`` and ``structured_outputs`` are vLLM's.
+"""Constraints on the output, in the fields in which clients of OpenAI's API, SGLang and vLLM send them.
 
 A request has at most one constraint.
 """

@@ -1,10 +1,4 @@
-"""The fields that all endpoints of OpenAI's API share, and the generations of a parsed request.
-
-- `cache_salt` (vLLM's) is the cache scope.
-- The fields in `IGNORED` are accepted and have no effect.
-- `user`, or `safety_identifier`, is written to the log.
-- `priority` is SGLang's: higher goes first. If it is not given, `service_tier` determines it (`TIERS`).
-"""
+"""The fields that all endpoints of OpenAI's API share, and the generations of a parsed request."""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
 """``/tokenize`` and ``/detokenize``, as vLLM and SGLang have them, also under ``/v1``.
 
-- ``POST /tokenize`` {model?, prompt, add_special_tokens} or {model?, messages, tools, …,
-  add_generation_prompt, add_special_tokens}, and optionally return_token_strs, returns {count, max_model_len,
-  tokens, token_strs}. For a list of prompts (SGLang) it returns lists. The ids are those of the prompt of a
-  completion or chat with the same fields.
-- ``POST /detokenize`` {model?, tokens, skip_special_tokens} returns {prompt, text}. ``prompt`` is vLLM's: the
-  text of all tokens. ``text`` is SGLang's: without special tokens, unless skip_special_tokens is false. For a
-  list of lists it returns lists.
+The ids are those of the prompt of a completion or chat with the same fields.
 """
 
 from __future__ import annotations

@@ -6,12 +6,9 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 - ``logprob_start_len`` p returns the prompt's tokens from position p on, each with its log-probability.
   Position 0 has none (null). With ``max_new_tokens: 0`` the default is 0, since such a request can ask for
   nothing else.
-- Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
-  whitespace, any_order, strict, definitions}, ``preambles`` [{end, start, max_tokens, optional, apart,
-  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left,
-  limits}, ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail,
-  forced_tokens, forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the
-  routes /end_program, /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
+- Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint``, ``preambles``,
+  ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left, limits},
+  ``cache_scope``; in sampling_params token_healing; the routes /end_program and /await_tools.
 - ``choices`` {texts, unconditional}, Ramify's own too, scores these texts after the prompt in one request, as
   a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is its default if choices are given.
   ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false

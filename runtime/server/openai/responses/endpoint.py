@@ -1,9 +1,6 @@
-"""OpenAI's Responses API: ``POST /v1/responses``, without state.
+"""OpenAI's Responses API: ``POST /v1/responses``.
 
-Nothing is stored. A client sends the whole conversation as ``input``, with the items of earlier responses;
-the prefix of earlier requests is found in the cache. Sampling options, constraints and reasoning options
-beyond OpenAI's API have the same names as in chat completions. ``text.format`` takes the types of
-``response_format``. An unsupported field is refused by name.
+Nothing is stored: a client sends the whole conversation as ``input``, with the items of earlier responses.
 """
 
 from __future__ import annotations
