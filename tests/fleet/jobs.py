@@ -12,7 +12,7 @@ from ramify.constraint import json_schema
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from ramify.sampling_params import SamplingParams
 
 CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Bern")

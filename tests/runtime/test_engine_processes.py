@@ -30,7 +30,7 @@ from ramify.errors import (
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
 
@@ -286,7 +286,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_f
 SCRIPT = """
 import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.engine.engine import Engine
 engine = Engine({model!r}, dtype="float32", num_pages=64, threads=1).start()
 engine.complete("x", max_tokens=2)

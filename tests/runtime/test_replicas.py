@@ -25,7 +25,7 @@ from ramify.runtime.fleet.kv_connector import KVConnector
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.frontend.requests import Requests
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.server.app.app import create_app
 from ramify.sampling_params import SamplingParams
 

@@ -18,10 +18,9 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -109,33 +108,26 @@ UNSUPPORTED_SAMPLING = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ParsedRequest:
+class ParsedRequest(NamedTuple):
     """A parsed and checked request to /generate."""
 
     requests: list[Generate]
-    constraint_paths: list[str | None]
-    """For each request, the path of the field that its constraint was in; None without a constraint."""
+    streams: list[AsyncGenerator[TextChunk, None]]
+    """The chunks of each request. A generation starts when its iterator is first read."""
     batch: bool
     """Whether the response is a list, and stream events have an index."""
     stream: bool
     texts: bool
     """Whether log-probabilities include the texts of the tokens."""
-    spelled: Mapping[str, str]
-    """Our name of a field → the client's name, for errors of the engine."""
 
 
 @router.api_route("/generate", methods=["POST", "PUT"])
 async def generate(request: Request) -> Response:
     service = Service.serving(request)
     parsed = _parse_request(await read_fields(request), service)
-    streams = [
-        explained(service.generate(one, "/generate"), explain_by_field(path), parsed.spelled)
-        for one, path in zip(parsed.requests, parsed.constraint_paths, strict=True)
-    ]
     if parsed.stream:
-        return EventStream(_events(streams, parsed, service.config.incremental_streaming_output))
-    results = await while_connected(request.receive, collect(streams))
+        return EventStream(_events(parsed, service.config.incremental_streaming_output))
+    results = await while_connected(request.receive, collect(parsed.streams))
     pairs = zip(parsed.requests, results, strict=True)
     bodies = [generation_body(one, result, parsed.texts) for one, result in pairs]
     return json_response(bodies if parsed.batch else bodies[0])
@@ -268,7 +260,9 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
 
     service.check_count(sum(sampling.n for sampling, _ in options))
     requests: list[Generate] = []
-    paths: list[str | None] = []
+    streams = []
+    # Our name of a field → the client's name, for errors of the engine.
+    spelled = {"prompt": prompt_field, "max_tokens": "sampling_params.max_new_tokens"}
     for index, (prompt, (sampling, found)) in enumerate(zip(prompts, options, strict=True)):
         if choices is not None and sampling.n > 1:
             raise InvalidRequest("n has no effect where choices are scored.", field="sampling_params.n")
@@ -276,7 +270,6 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
         if own is not None and found is not None:
             raise InvalidRequest(f"constraint and {found[0]} are both given; give one.", field="constraint")
         for i, one in enumerate(split_choices(sampling)):
-            paths.append("constraint.source" if found is None else found[0])
             request = Generate(
                 rid=rids[index] if sampling.n == 1 else f"{rids[index]}-{i}",
                 prompt=prompt,
@@ -292,14 +285,9 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
             )
             check_choices(request, _SCORING_SPELLING)
             requests.append(request)
-    return ParsedRequest(
-        requests=requests,
-        constraint_paths=paths,
-        batch=batch or len(requests) > 1,
-        stream=stream,
-        texts=texts,
-        spelled={"prompt": prompt_field, "max_tokens": "sampling_params.max_new_tokens"},
-    )
+            explain = explain_by_field("constraint.source" if found is None else found[0])
+            streams.append(explained(service.generate(request, "/generate"), explain, spelled))
+    return ParsedRequest(requests, streams, batch or len(requests) > 1, stream, texts)
 
 
 def _take_constraint(fields: Fields) -> Constraint | None:
@@ -420,13 +408,11 @@ def _length_differs(field: str, length: int, count: int) -> InvalidRequest:
     return InvalidRequest(f"{field} has {length} entries for {count} prompts.", field=field)
 
 
-async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, incremental: bool
-) -> AsyncGenerator[bytes, None]:
+async def _events(parsed: ParsedRequest, incremental: bool) -> AsyncGenerator[bytes, None]:
     """The stream events in SGLang's form: each has the whole output so far, or with `incremental` only the
     new output."""
-    results = [GenerationResult() for _ in streams]
-    async with aclosing(merge(streams)) as chunks:
+    results = [GenerationResult() for _ in parsed.streams]
+    async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
             result = results[index]
             result.add_chunk(chunk)
