@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from ramify.constraint import Constraint
 from ramify.messages import Generate, TextChunk, Violation
 
 MAX_WAIT_S = 10.0
@@ -20,7 +21,7 @@ MAX_WAIT_S = 10.0
 def to_be_validated(request: Generate) -> bool:
     """Whether the request asks for its whole output to be validated."""
     wanted = request.constraint
-    return wanted is not None and wanted.kind == "json_schema" and wanted.strict == "validate"
+    return isinstance(wanted, Constraint) and wanted.kind == "json_schema" and wanted.strict == "validate"
 
 
 Validate = Callable[[Generate, str], tuple[Violation, ...]]
