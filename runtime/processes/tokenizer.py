@@ -74,11 +74,21 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
 class PromptTokenizer:
     """Turns the prompt of a `Generate` into ids. `tokenizer` is a fast transformers tokenizer.
 
-    `special_in_messages`: see `EngineConfig.special_tokens_in_messages`.
+    special_in_messages : see `EngineConfig.special_tokens_in_messages`
+    template_s, cached_characters : the limits `TEMPLATE_S` and `CACHED_CHARACTERS`
     """
 
-    def __init__(self, tokenizer: Any, *, special_in_messages: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        special_in_messages: bool = True,
+        template_s: float = TEMPLATE_S,
+        cached_characters: int = CACHED_CHARACTERS,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._template_s = template_s
+        self._most_cached = cached_characters
         self._messages = None if special_in_messages else MessageTexts(tokenizer)
         self._bos: int | None = tokenizer.bos_token_id
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
@@ -275,7 +285,7 @@ class PromptTokenizer:
         if len(text) >= CACHED_FROM:
             self._cache[text, start] = array("i", ids)
             self._cached_characters += len(text)
-            while self._cached_characters > CACHED_CHARACTERS:
+            while self._cached_characters > self._most_cached:
                 (old, _), _ = self._cache.popitem(last=False)
                 self._cached_characters -= len(old)
         return ids
@@ -299,7 +309,7 @@ class PromptTokenizer:
             )
         variables: dict[str, Any] = {"add_generation_prompt": True}
         try:
-            with processor_time_limit(TEMPLATE_S):
+            with processor_time_limit(self._template_s):
                 if request.template_kwargs:
                     variables |= json.loads(request.template_kwargs)
                 if request.tools:
@@ -311,7 +321,7 @@ class PromptTokenizer:
                 rendered = self._tokenizer.apply_chat_template(turns, tokenize=False, **variables)
         except ProcessorTimeOver:
             raise InvalidRequest(
-                f"The model's chat template takes more than {TEMPLATE_S:g} s for these messages.",
+                f"The model's chat template takes more than {self._template_s:g} s for these messages.",
                 field="messages",
                 remedy="Send fewer or shorter messages, or a plain prompt.",
             ) from None
