@@ -21,21 +21,22 @@ from ramify.runtime.frontend.frontend import Frontend
 PREFIX = tuple(range(1000))
 
 
-def model_info(fingerprint: str = "", page_size: int = 16) -> ModelInfo:
-    return ModelInfo(
-        name="model",
-        path="",
-        vocab_size=2000,
-        context_length=1000,
-        eos_token_ids=(0,),
-        bos_token_id=None,
-        dtype="float32",
-        device="cpu",
-        chat_format=None,
-        fingerprint=fingerprint,
-        max_running=8,
-        page_size=page_size,
-    )
+def model_info(**fields: Any) -> ModelInfo:
+    """A small model, with these fields in place of its own."""
+    own = {
+        "name": "model",
+        "path": "",
+        "vocab_size": 2000,
+        "context_length": 1000,
+        "eos_token_ids": (0,),
+        "bos_token_id": None,
+        "dtype": "float32",
+        "device": "cpu",
+        "chat_format": None,
+        "max_running": 8,
+        "page_size": 16,
+    }
+    return ModelInfo(**(own | fields))
 
 
 class FakeEngine:

@@ -292,14 +292,14 @@ def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) 
     async def run() -> None:
         for index, fingerprint in ((0, "after"), (1, "")):
             fleet.kill(index)
-            fleet.engines[index].info = model_info(fingerprint)
+            fleet.engines[index].info = model_info(fingerprint=fingerprint)
             fleet.engines[index].came_back()
         await asyncio.sleep(0)
         assert fleet.engines[0].closed
         assert [one.state for one in fleet.fleet.replicas.values()] == ["gone", "up"]
         assert not fleet.gave_up
         fleet.kill(1)
-        fleet.engines[1].info = model_info("after")
+        fleet.engines[1].info = model_info(fingerprint="after")
         fleet.engines[1].came_back()
         assert "another model" in fleet.gave_up[0].message
 
