@@ -112,8 +112,6 @@ class ControlCalls:
         for rid in list(self._asked):
             self.forget(rid)
 
-    # --- internals --------------------------------------------------------------------------------
-
     def _ask(self, call: _Call) -> None:
         self._asked[_rid(call.message)] = call
         call.waiting = set(self._for(call.message))

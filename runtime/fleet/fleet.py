@@ -46,7 +46,6 @@ from ramify.runtime.fleet.replica import (
     MakeEngine,
     Replica,
     ReplicaStatus,
-    status_of,
 )
 from ramify.runtime.fleet.routing import Router
 from ramify.runtime.kv_transfer.files import SnapshotStore
@@ -140,7 +139,13 @@ class ReplicaFleet:
     def statuses(self) -> list[ReplicaStatus]:
         """The current status of every replica."""
         return [
-            status_of(name, one.engine, one.state, self._router.count(name))
+            ReplicaStatus(
+                name=name,
+                state=one.state,
+                requests=self._router.count(name),
+                heartbeat_age_s=one.engine.heartbeat_age_s if one.engine.info is not None else 0.0,
+                pids=dict(one.engine.pids),
+            )
             for name, one in self._replicas.items()
         ]
 

@@ -134,8 +134,6 @@ class Placement:
         self._homes: dict[str, str] = {}
         """Program → replica of its last request, in order of placement, the oldest first."""
 
-    # --- replicas ---------------------------------------------------------------------------------
-
     def join(self, replica: str, *, prefill: bool = False) -> None:
         """Add a replica with an empty tree. Until its second answer the fleet's pace is used for it.
 
@@ -168,8 +166,6 @@ class Placement:
     def complete(self, replica: str) -> bool:
         """See `PrefixIndex.complete`."""
         return self._index.complete(replica)
-
-    # --- requests ---------------------------------------------------------------------------------
 
     def place(
         self,
@@ -272,8 +268,6 @@ class Placement:
         """Work left on the replica, in tokens."""
         return self._replicas[replica].work
 
-    # --- for moves of pages -----------------------------------------------------------------------
-
     def held(self, replica: str, digests: Sequence[int]) -> int:
         """Number of the prompt's whole pages that the replica holds now."""
         return self._index.pages(digests).get(replica, 0)
@@ -321,8 +315,6 @@ class Placement:
             found.queued -= saved
             self._replicas[found.replica].work -= saved
             found.placed_at = now
-
-    # --- internals --------------------------------------------------------------------------------
 
     def _taking(
         self, only: str | None, *, prefill: bool, draining: bool = False

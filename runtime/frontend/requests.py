@@ -111,8 +111,6 @@ class Requests:
         """The number of requests in flight that share a place in the queue with `request`."""
         return self._flows[_flow_of(request)]
 
-    # --- begin and end ----------------------------------------------------------------------------
-
     def send_request(self, request: Generate) -> OutputQueue:
         """Send a request, and return its output. If the request cannot be sent, it is forgotten, and an error
         such as `InvalidRequest` is raised."""
@@ -169,8 +167,6 @@ class Requests:
             except TimeoutError:
                 log.warning("requests that were still running after %g s: %d", seconds, len(self.outputs))
 
-    # --- messages of the engine core -----------------------------------------------------------------------
-
     def _of(self, engine_id: str) -> OutputQueue | None:
         """The output of the request with the id `engine_id` in the engine core; None if it has no reader any
         more."""
@@ -197,8 +193,6 @@ class Requests:
     def fail_all(self, error: RamifyError) -> None:
         for output in list(self.outputs.values()):
             output.fail(error)
-
-    # --- deaths -----------------------------------------------------------------------------------
 
     def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
         """Send again the requests of a replica that has died, or that is drained if `error` is None.

@@ -72,8 +72,6 @@ class ResponseWriter:
         self._emit("response.failed", response=self.response)
         return self._take_events()
 
-    # --- chunks -----------------------------------------------------------------------------------
-
     def _read_chunk(self, chunk: TextChunk) -> list[TurnEvent]:
         thinking = self._parser.reasoning
         parts = self._parser.push(chunk.text, chunk.controls)
@@ -122,8 +120,6 @@ class ResponseWriter:
                 assert self._open is not None
                 self._open["arguments"] += text
                 self._emit("response.function_call_arguments.delta", **self._place(self._open), delta=text)
-
-    # --- items ------------------------------------------------------------------------------------
 
     @property
     def _open_type(self) -> str:
@@ -197,8 +193,6 @@ class ResponseWriter:
                 self._logprobs.appendleft(([], length - characters))
             characters = max(characters - length, 0)
         return taken
-
-    # --- events -----------------------------------------------------------------------------------
 
     def _place(self, item: Body) -> Body:
         """The fields of an event that locate `item`, the last item of the response."""
