@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 
 from ramify.errors import EngineError, UnsupportedField
+from ramify.loop import cancel_at_end
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.fleet import ReplicaFleet, ReplicaOperator
 from ramify.runtime.fleet.placement import Placement
@@ -67,7 +68,9 @@ class LocalFleet(ReplicaFleet):
                     field="prefill_replicas",
                     remedy="Leave prefill_replicas out.",
                 )
-            await _all(self._start(*one) for one in others)
+            starts = [asyncio.ensure_future(self._start(*one)) for one in others]
+            async with cancel_at_end(starts):
+                await asyncio.gather(*starts)
         except BaseException:
             await self.aclose()
             raise
@@ -130,16 +133,3 @@ class LocalFleet(ReplicaFleet):
 
     def _busy(self, name: str) -> bool:
         return bool(self._router.count(name) or self._control_calls.waiting_for(name))
-
-
-async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
-    """Run all `works` concurrently. If one raises, the others are cancelled, and the first error is raised
-    when they have ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
