@@ -48,9 +48,6 @@ def change(
     return TreeChange(epoch=epoch, number=number, added=tuple(added), removed=tuple(removed), whole=whole)
 
 
-# --- the index ----------------------------------------------------------------------------------
-
-
 def test_a_gap_asks_for_the_whole() -> None:
     index = PrefixIndex()
     index.join("a")
@@ -103,9 +100,6 @@ def test_random_trees_are_found_as_they_are(seed: int) -> None:
             for text, scope in itertools.product(texts, ["", "x"]):
                 found = index.pages(DIGESTS.page_ends(text, scope, PAGE)).get("a", 0)
                 assert found == cache.match(text, scope).length // PAGE
-
-
-# --- placement ----------------------------------------------------------------------------------
 
 
 def test_the_siblings_of_a_fork_share_what_one_computes() -> None:

@@ -187,9 +187,6 @@ def test_what_the_page_draws(tmp_path: Any) -> None:
     assert "3 calls" in said
 
 
-# --- the record of recent programs, which stays bounded --------------------------------------------
-
-
 def recent_of(**options: bool) -> Recent:
     ticks = itertools.count()
     return Recent(clock=lambda: float(next(ticks)), **{"texts": True} | options)
