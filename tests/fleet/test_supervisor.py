@@ -73,12 +73,13 @@ class Supervised:
         self.restarts = 0
         self.gave_up: list[EngineError] = []
         self.gate: asyncio.Event | None = None
-        events = EngineEvents(
-            receive=lambda message: None,
-            died=lambda error: bool(self.deaths.append(error)),  # type: ignore[func-returns-value]
-            restarted=self._restarted,
-            gave_up=self.gave_up.append,
-        )._replace(**callbacks)
+        own: dict[str, Any] = {
+            "receive": lambda message: None,
+            "died": lambda error: bool(self.deaths.append(error)),
+            "restarted": self._restarted,
+            "gave_up": self.gave_up.append,
+        }
+        events = EngineEvents(**(own | callbacks))
         config = EngineConfig(model=str(folder), load_format="dummy")
         self.engine = EngineSupervisor(config, None, events=events, launch=self._launch, **options)
 
