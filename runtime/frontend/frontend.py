@@ -55,21 +55,6 @@ from ramify.schema_bundle import finder, has_references
 log = logging.getLogger("ramify")
 
 
-class FrontendStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a frontend, at one moment."""
-
-    healthy: bool
-    """Whether the frontend takes requests, and has heard from a replica within `SILENT_S`."""
-    gave_up: bool
-    """Whether the frontend is closed: it has not been started, was closed, or its last replica is gone."""
-    in_flight: int
-    """Number of running and waiting requests."""
-    heartbeat_age_s: float
-    """Seconds since the last message from any replica."""
-    blocked_s: float
-    """Seconds for which the event loop was blocked (`LoopWatchdog.total_s`)."""
-
-
 class Frontend:
     """Sends requests to the replicas and returns their chunks.
 
@@ -167,6 +152,7 @@ class Frontend:
 
     @property
     def in_flight(self) -> int:
+        """Number of running and waiting requests."""
         return len(self._requests.outputs)
 
     @property
@@ -175,17 +161,26 @@ class Frontend:
         return self._fleet.pids
 
     @property
-    def status(self) -> FrontendStatus:
-        """The current status of the frontend."""
-        heartbeat_age_s = self._fleet.heartbeat_age_s
+    def healthy(self) -> bool:
+        """Whether the frontend takes requests, and has heard from a replica within `SILENT_S`."""
         serves = self._closed is None and not self._draining and not self._fleet.restarting
-        return FrontendStatus(
-            healthy=serves and heartbeat_age_s < SILENT_S,
-            gave_up=self._closed is not None,
-            in_flight=self.in_flight,
-            heartbeat_age_s=heartbeat_age_s,
-            blocked_s=self._watchdog.total_s if self._watchdog is not None else 0.0,
-        )
+        return serves and self.heartbeat_age_s < SILENT_S
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the frontend is closed: it has not been started, was closed, or its last replica is
+        gone."""
+        return self._closed is not None
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last message from any replica."""
+        return self._fleet.heartbeat_age_s
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds for which the event loop was blocked (`LoopWatchdog.total_s`)."""
+        return self._watchdog.total_s if self._watchdog is not None else 0.0
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -126,6 +126,6 @@ async def server_info(service: Service) -> dict[str, Any]:
         "model_path": service.frontend.info.path,
         "version": __version__,
         "max_prompt_tokens": service.frontend.max_prompt_tokens,
-        "in_flight": service.frontend.status.in_flight,
+        "in_flight": service.frontend.in_flight,
         "internal_states": [msgspec.to_builtins(await service.frontend.control.stats())],
     }
