@@ -33,11 +33,11 @@ from typing import Protocol
 
 import numpy as np
 
+from ramify.engine_messages import TreeChange
 from ramify.radix.cache import PrefixCache
 from ramify.radix.digest import Digests
 from ramify.radix.lock import PrefixLock
 from ramify.radix.tree_log import TreeLog
-from ramify.runtime.fleet.index import TreeEvents
 from ramify.runtime.fleet.placement import Placement, Work
 
 PAGE = 16
@@ -190,7 +190,7 @@ class Policy(Protocol):
     def place(self, work: Work, now: float) -> str: ...
     def progress(self, rid: str, tokens: int, now: float) -> None: ...
     def ended(self, rid: str) -> None: ...
-    def apply(self, replica: str, events: TreeEvents) -> bool: ...
+    def apply(self, replica: str, events: TreeChange) -> bool: ...
 
 
 class Least:
@@ -215,7 +215,7 @@ class Least:
     def ended(self, rid: str) -> None:
         self.in_flight[self.places.pop(rid)] -= 1
 
-    def apply(self, replica: str, events: TreeEvents) -> bool:
+    def apply(self, replica: str, events: TreeChange) -> bool:
         return True
 
 
@@ -357,10 +357,10 @@ class Fleet:
         added, removed = replica.log.take()
         if added or removed:
             replica.events += 1
-            events = TreeEvents(1, replica.events, added, removed)
+            events = TreeChange(epoch=1, number=replica.events, added=tuple(added), removed=tuple(removed))
             self.at(now + seconds + EVENT_S, lambda when: self.told(replica.name, events))
 
-    def told(self, name: str, events: TreeEvents) -> None:
+    def told(self, name: str, events: TreeChange) -> None:
         assert self.policy.apply(name, events)
 
     def stepped(self, replica: Replica, speaking: list[Request], now: float) -> None:

@@ -444,17 +444,18 @@ class TreeChange(Message, frozen=True, kw_only=True):
     """Changes of the prefix tree in one step, as digests of page ends.
 
     Sent if there are replicas, or KV events are published.
-
-    The fields are those of `ramify.runtime.fleet.index.TreeEvents`, and if KV events are published, the runs
-    of the added pages.
     """
 
     epoch: int
+    """Identifies the tree: that of a restarted engine core has a new epoch."""
     number: int
+    """Number of the message, counted for each tree from 1 on."""
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     whole: bool = False
+    """Whether `added` has everything that the tree holds."""
     runs: tuple[PageRun, ...] = ()
+    """The runs of the added pages, if KV events are published."""
 
 
 class Ready(Message, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ from ramify.ray.wire import (
     session_parts,
 )
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S
+from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents
 from ramify.runtime.fleet.supervisor import EngineSupervisor
 
 log = logging.getLogger("ramify")
@@ -134,10 +134,7 @@ class EngineHost:
             config,
             None,
             **options,
-            receive=self._received,
-            died=self._died,
-            restarted=self._restarted,
-            gave_up=self._gave_up,
+            events=EngineEvents(self._received, self._died, self._restarted, self._gave_up),
         )
         self._sessions: dict[str, Session] = {}
         self._asked: dict[str, _Asked] = {}
@@ -367,8 +364,9 @@ class EngineHost:
         for session, chunks in by_session.items():
             session.put(StepText(chunks=tuple(chunks)))
 
-    def _died(self, error: WorkerDied) -> None:
+    def _died(self, error: WorkerDied) -> bool:
         self._end_all(error.message)
+        return False  # the frontends do not say which request is the cause
 
     def _restarted(self) -> None:
         self._up.set()

@@ -19,8 +19,8 @@ from typing import Any
 
 from ramify.engine_messages import INTERNAL, ExportPrefix, Failed, ImportPrefix, Reply, Texts
 from ramify.errors import EngineError, InvalidRequest, RamifyError, WorkerDied, from_info
-from ramify.runtime.frontend.kv_snapshots import KVSnapshots
 from ramify.runtime.frontend.tasks import Tasks
+from ramify.runtime.kv_transfer.kv_snapshots import KVSnapshots
 
 
 class RemoteSnapshots:

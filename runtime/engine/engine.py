@@ -330,46 +330,30 @@ class Engine:
         `UnsupportedField` if `pooling` is None and the model's own mode is not supported.
         """
         given, several = prompts_of(prompts)
-        vectors = wait(
-            self._embed(
-                given,
-                pooling,
-                scope,
-                (self.priority or 0) if priority is None else priority,
-                self.lora if lora is None else lora,
-            )
+        request = Generate(
+            rid="",
+            sampling=SamplingParams(max_tokens=0),
+            scope=scope,
+            priority=(self.priority or 0) if priority is None else priority,
+            lora=self.lora if lora is None else lora,
+            flow=self._frontend.new_rid(),
         )
-        found = [vector_of(pooled, dimensions, normalize=normalize) for pooled in vectors]
+
+        async def embedded() -> list[bytes]:
+            info = await self.info()
+            way, room = pooling_for(info, pooling), asyncio.Semaphore(info.max_running)
+
+            async def pooled(prompt: tuple[Segment, ...]) -> bytes:
+                rid = self._frontend.new_rid()
+                one = msgspec.structs.replace(request, rid=rid, prompt=prompt, pooling=way)
+                async with room:
+                    last = [chunk async for chunk in self._generate(one)][-1]
+                return last.embedding
+
+            return list(await asyncio.gather(*map(pooled, given)))
+
+        found = [vector_of(pooled, dimensions, normalize=normalize) for pooled in wait(embedded())]
         return np.stack(found) if several else found[0]
-
-    async def _embed(
-        self,
-        prompts: Sequence[tuple[Segment, ...]],
-        pooling: str | None,
-        scope: str,
-        priority: int,
-        lora: str,
-    ) -> list[bytes]:
-        info = await self.info()
-        way = pooling_for(info, pooling)
-        room, flow = asyncio.Semaphore(info.max_running), self._frontend.new_rid()
-
-        async def pooled(prompt: tuple[Segment, ...]) -> bytes:
-            request = Generate(
-                rid=self._frontend.new_rid(),
-                prompt=prompt,
-                pooling=way,
-                sampling=SamplingParams(max_tokens=0),
-                scope=scope,
-                priority=priority,
-                lora=lora,
-                flow=flow,
-            )
-            async with room:
-                last = [chunk async for chunk in self._generate(request)][-1]
-            return last.embedding
-
-        return list(await asyncio.gather(*map(pooled, prompts)))
 
     def load_lora(self, name: str, path: str | os.PathLike[str]) -> None:
         """Load the LoRA adapter in the PEFT folder `path`, so that requests can use it under `name`.

@@ -3,9 +3,8 @@
 index       which replica holds which pages, from the events of each prefix tree
 placement   where a request goes: to the replica with the lowest estimated cost
 replica     an engine core as the fleet sees it; supervisor: one of this machine, restarted when it dies
-fleet       engine cores behind one frontend: messages to them and from them
-routing     requests: each finds a replica, is sent and ends; request: the state of one request
-replica_set   replicas by name: they start, drain, leave, die and come back
+fleet       engine cores behind one frontend: they start, drain, leave, die and come back; messages
+routing     requests: each finds a replica, is sent and ends
 control_calls   messages that one replica or all of them answer
 local       the engine cores of this machine
 moves       when cached pages are moved to another replica; kv_connector: carries out the moves

@@ -112,16 +112,12 @@ class ControlCalls:
         for rid in list(self._asked):
             self.forget(rid)
 
-    # --- internals --------------------------------------------------------------------------------
-
     def _ask(self, call: _Call) -> None:
         self._asked[_rid(call.message)] = call
         call.waiting = set(self._for(call.message))
         self._send(call, list(call.waiting))
 
     def _send(self, call: _Call, names: Sequence[str]) -> None:
-        """Send `call` to the replicas `names`. If sending to a replica fails, a `Failed` counts as its
-        answer."""
         for name in names:
             try:
                 self._replicas[name].engine.send(call.message)
@@ -149,7 +145,6 @@ class ControlCalls:
         return self._heard(up)
 
     def _heard(self, names: list[str]) -> list[str]:
-        """The replicas of `names` that do not hang; all of them if all hang."""
         return [name for name in names if self._replicas[name].engine.heartbeat_age_s < SILENT_S] or names
 
     def _finish(self, call: _Call) -> None:
@@ -223,7 +218,6 @@ class ControlCalls:
         return answer
 
     def _merged(self, answers: dict[str, Answer]) -> Answer:
-        """Merge the replicas' answers: the first failure if there is one, else one `Reply`."""
         replies = {name: answer for name, answer in answers.items() if isinstance(answer, Reply)}
         if len(replies) < len(answers):
             return next(answer for answer in answers.values() if not isinstance(answer, Reply))

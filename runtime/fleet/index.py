@@ -1,6 +1,6 @@
-"""Prefix index: digests of the page ends that each replica holds, from the events of its prefix tree.
+"""Prefix index: digests of the page ends that each replica holds, from the changes of its prefix tree.
 
-Events are hints. If one is missing or late, tokens are computed again or a request waits longer; the output
+Changes are hints. If one is missing or late, tokens are computed again or a request waits longer; the output
 stays the same.
 """
 
@@ -9,51 +9,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TreeEvents:
-    """Changes of one replica's prefix tree since the previous `TreeEvents`.
-
-    `epoch` identifies the tree: a restarted engine core has a new one. `number` counts the tree's events from
-    1. If `whole` is set, `added` has everything that the tree holds.
-    """
-
-    epoch: int
-    number: int
-    added: Sequence[int] = ()
-    removed: Sequence[int] = ()
-    whole: bool = False
+from ramify.engine_messages import TreeChange
 
 
 @dataclasses.dataclass(slots=True)
-class EventNumbers:
-    """The number of the last event of one tree, and whether an earlier event is missing.
+class _Tree:
+    """The known part of a replica's prefix tree.
 
     number     1     2     4      5     whole 5   6
     follows    yes   yes   no     yes   yes       yes
     complete   yes   yes   no     no    yes       yes
     """
 
-    epoch: int = 0
-    number: int = 0
-    complete: bool = True
-    """Whether no event is missing since the last whole tree."""
-
-    def follows(self, epoch: int, number: int, *, whole: bool) -> bool:
-        """Record the event `number`, which has not been seen before. Returns False if events between it and
-        the last one are missing."""
-        follows = whole or number == (self.number if epoch == self.epoch else 0) + 1
-        self.epoch, self.number = epoch, number
-        self.complete = whole or (self.complete and follows)
-        return follows
-
-
-@dataclasses.dataclass(slots=True)
-class _Tree:
     bit: int
     """The replica's bit in the masks of `PrefixIndex`."""
-    last: EventNumbers = dataclasses.field(default_factory=EventNumbers)
+    epoch: int = 0
+    number: int = 0
+    """Number of the last change."""
+    complete: bool = True
+    """Whether no change is missing since the last whole tree."""
     digests: set[int] = dataclasses.field(default_factory=set)
+
+    def follows(self, change: TreeChange) -> bool:
+        """Record a change that has not been seen before. Returns False if changes between it and the last one
+        are missing."""
+        last = self.number if change.epoch == self.epoch else 0
+        follows = change.whole or change.number == last + 1
+        self.epoch, self.number = change.epoch, change.number
+        self.complete = change.whole or (self.complete and follows)
+        return follows
 
 
 Masks = dict[int, int]
@@ -87,26 +71,23 @@ class PrefixIndex:
         _clear_bits(self._promised, list(self._promised), tree.bit)
         del self._names[tree.bit]
 
-    def apply(self, replica: str, events: TreeEvents) -> bool:
-        """Apply `events` to the replica's digests. Returns False if earlier events are missing: then ask the
+    def apply(self, replica: str, change: TreeChange) -> bool:
+        """Apply a change of the replica's tree. Returns False if earlier changes are missing: then ask the
         replica for a whole tree."""
         tree = self._trees[replica]
-        if events.whole:
-            self._clear(tree, tree.digests.difference(events.added))
-            self._set(tree, events.added)
-            return tree.last.follows(events.epoch, events.number, whole=True)
-        if events.epoch != tree.last.epoch:
+        if change.whole:
+            self._clear(tree, tree.digests.difference(change.added))
+        elif change.epoch != tree.epoch:
             self._clear(tree, set(tree.digests))
-        elif events.number <= tree.last.number:
-            return True  # the whole tree, which was asked for, contained them
-        follows = tree.last.follows(events.epoch, events.number, whole=False)
-        self._clear(tree, events.removed)
-        self._set(tree, events.added)
-        return follows
+        elif change.number <= tree.number:
+            return True  # the whole tree, which was asked for, contained it
+        self._clear(tree, change.removed)
+        self._set(tree, change.added)
+        return tree.follows(change)
 
     def complete(self, replica: str) -> bool:
-        """Whether no event of the replica is missing since its last whole tree."""
-        return self._trees[replica].last.complete
+        """Whether no change of the replica's tree is missing since its last whole tree."""
+        return self._trees[replica].complete
 
     def promise(self, replica: str, digests: Iterable[int]) -> None:
         _set_bits(self._promised, digests, self._trees[replica].bit)

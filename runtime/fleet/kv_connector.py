@@ -45,14 +45,12 @@ from ramify.runtime.fleet.moves import (
     MOST_LIMIT_S,
     Move,
     MovePace,
-    Need,
     choose,
     limited,
 )
 from ramify.runtime.fleet.placement import Placement, Work
 from ramify.runtime.fleet.replica import Later, Timer
-from ramify.runtime.kv_transfer.files import SnapshotFolder
-from ramify.runtime.kv_transfer.store import SnapshotStore
+from ramify.runtime.kv_transfer.files import SnapshotStore
 from ramify.sampling_params import SamplingParams
 
 log = logging.getLogger("ramify")
@@ -114,14 +112,12 @@ class KVConnector:
         *,
         send: Callable[[str, ToTokenizer], None],
         page_bytes: Callable[[], int],
-        make_store: Callable[[], SnapshotStore] = SnapshotFolder,
-        clock: Callable[[], float] = time.monotonic,
+        make_store: Callable[[], SnapshotStore],
         later: Later | None = None,
     ) -> None:
         self._placement = placement
         self._send = send
         self._page_bytes = page_bytes
-        self._clock = clock
         self._later = later
         self._pace = MovePace()
         self._moves: dict[str, _InProgress] = {}
@@ -166,21 +162,22 @@ class KVConnector:
         page_bytes = self._page_bytes()
         if not work.digests or not page_bytes or needs_states(request):
             return False
-        now, size = self._clock(), self._placement.page_size
+        now, size = time.monotonic(), self._placement.page_size
         held = self._placement.held(target, work.digests)
         expected = (work.tokens - self._placement.missing(work.rid)) // size
         if joined := self._joined(target, work.digests[held:]):
             joined.waiting.append((work.rid, then))
             return True
-        need = Need(held, max(held, expected), self._placement.pace(target, now))
+        expected = max(held, expected)
         sources = [
             (name, pages)
             for name, pages in self._placement.others(target, work.digests)
             if self._takes(target, name)
         ]
-        move = choose(need, sources, self._pace, size, page_bytes)
+        pace = self._placement.pace(target, now)
+        move = choose(held, expected, pace, sources, self._pace, size, page_bytes)
         if move is None:
-            return self._prefill(target, work, request, ids, scope, need, then)
+            return self._prefill(target, work, request, ids, scope, held, expected, then)
         if not self._has_room(move, target):
             return False
         self._start(move, target, work.digests[move.end - 1], ids, scope, (work.rid, then))
@@ -193,13 +190,14 @@ class KVConnector:
         request: Generate,
         ids: Sequence[int],
         scope: str,
-        need: Need,
+        held: int,
+        expected: int,
         then: Callable[[], None],
     ) -> bool:
         """Let a prefill replica compute the whole pages that `target` lacks, and move them to `target`.
-        Parameters and result are those of `fetch`; `need` says what `target` holds."""
-        end, now = len(work.digests), self._clock()
-        gained = (end - need.expected) * self._placement.page_size
+        Parameters and result are those of `fetch`, `held` and `expected` those of `choose`."""
+        end, now = len(work.digests), time.monotonic()
+        gained = (end - expected) * self._placement.page_size
         if gained < LEAST_TOKENS:
             return False
         rid = self._new_rid()
@@ -213,7 +211,7 @@ class KVConnector:
         # An engine core's first prompts are slower than the fleet's pace: kernels are loaded, pages are
         # touched.
         limit_s = limited(PATIENCE * queue_s) if self._placement.answered(source) else MOST_LIMIT_S
-        move = Move(source, need.held, end, gained, limit_s)
+        move = Move(source, held, end, gained, limit_s)
         if source == target or not self._has_room(move, target):
             self._placement.ended(rid)
             return False
@@ -233,8 +231,8 @@ class KVConnector:
         found = self._moves.get(rid)
         if found is None or found.export is None:
             return
-        self._placement.progress(rid, 0, self._clock())
-        message, found.export, found.began = found.export, None, self._clock()
+        self._placement.progress(rid, 0, time.monotonic())
+        message, found.export, found.began = found.export, None, time.monotonic()
         if found.waiting:
             self._ask(rid, found.move.source, message)
         else:
@@ -269,7 +267,7 @@ class KVConnector:
         Leased prefixes come first. A prefix that is cheaper to compute than to move is left out. Takes at
         most `EVACUATE_S` seconds.
         """
-        until = self._clock() + EVACUATE_S
+        until = time.monotonic() + EVACUATE_S
         takers = [taker for taker in self._placement.takers() if taker != name]
         if not takers or not self._page_bytes():
             return
@@ -286,22 +284,20 @@ class KVConnector:
                 takers.append(takers.pop(0))
                 homes[program] = takers[-1]
             if program:
-                self._placement.settle(program, homes[program])
-            left_s = until - self._clock()
+                self._placement.set_home(program, homes[program])
+            left_s = until - time.monotonic()
             if left_s <= 0 or not self._placement.has(name):
                 return
             await self._take_over(name, homes[program], prefix, left_s)
 
     async def _take_over(self, name: str, target: str, prefix: HeldPrefix, left_s: float) -> None:
-        """Move one prefix from `name` to `target`, if that is faster than computing it there. Takes at most
-        `left_s` seconds."""
         if not self._placement.has(target) or not self._takes(target, name):
             return
         size, page_bytes = self._placement.page_size, self._page_bytes()
         digests = self._digests.page_ends(np.array(prefix.ids, np.int32), prefix.scope, size)
         held = self._placement.held(target, digests)
-        need = Need(held, held, self._placement.pace(target, self._clock()))
-        move = choose(need, [(name, len(digests))], self._pace, size, page_bytes)
+        pace = self._placement.pace(target, time.monotonic())
+        move = choose(held, held, pace, [(name, len(digests))], self._pace, size, page_bytes)
         if move is None or not self._has_room(move, target):
             return
         done = asyncio.Event()
@@ -344,7 +340,7 @@ class KVConnector:
         the pages."""
         assert self._store is not None
         rid = rid or self._new_rid()
-        snapshot, now = self._store.new(), self._clock()
+        snapshot, now = self._store.new(), time.monotonic()
         found = _InProgress(move, target, end, snapshot, self._size(move), now, [waiting])
         self._moves[rid] = found
         later = self._later or asyncio.get_running_loop().call_later
@@ -389,7 +385,7 @@ class KVConnector:
         if found.importing:
             self._count_refusal(found, answer)
             if done is not None:
-                self._pace.learn(self._clock() - found.began, done.bytes)
+                self._pace.learn(time.monotonic() - found.began, done.bytes)
             self._end(answer.rid, 0 if done is None else found.move.gained)
         elif done is None or not found.waiting:
             self._end(answer.rid, 0)  # no request waits any more, or there is nothing to import
@@ -478,7 +474,7 @@ class KVConnector:
     def _send_waiting(self, waiting: Sequence[tuple[str, Callable[[], None]]], gained: int) -> None:
         for rid, send in waiting:
             with errors_logged("counting pages that have come"):
-                self._placement.fetched(rid, gained, self._clock())
+                self._placement.fetched(rid, gained, time.monotonic())
             send()
 
 

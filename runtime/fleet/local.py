@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 
 from ramify.errors import EngineError, UnsupportedField
+from ramify.loop import cancel_at_end
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.fleet import ReplicaFleet, ReplicaOperator
 from ramify.runtime.fleet.placement import Placement
 from ramify.runtime.fleet.replica import EngineCore, EngineEvents, FleetEvents, Later
 from ramify.runtime.fleet.supervisor import EngineSupervisor
-from ramify.runtime.kv_transfer.files import SnapshotFolder
-from ramify.runtime.kv_transfer.store import SnapshotStore
+from ramify.runtime.kv_transfer.files import SnapshotFolder, SnapshotStore
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.shares import Share, share_of, shares
 
@@ -53,14 +53,14 @@ class LocalFleet(ReplicaFleet):
         )
         for index, share in enumerate([None] if self._single else shares(config)):
             make = functools.partial(self._make, str(index), share, None if index else workers)
-            self._replica_set.hold(str(index), make)
+            self._register(str(index), make)
 
     async def start(self) -> None:
         """Start one engine core, and then the others concurrently. The others find compiled kernels and
         packed weights on disk."""
         first, *others = list(self._replicas.items())
         try:
-            await self._replica_set.start(*first)
+            await self._start(*first)
             if self._config.prefill_replicas and not first[1].engine.page_bytes:
                 raise UnsupportedField(
                     "Pages of models with linear attention layers are not moved, so no replica can compute"
@@ -68,7 +68,9 @@ class LocalFleet(ReplicaFleet):
                     field="prefill_replicas",
                     remedy="Leave prefill_replicas out.",
                 )
-            await _all(self._replica_set.start(*one) for one in others)
+            starts = [asyncio.ensure_future(self._start(*one)) for one in others]
+            async with cancel_at_end(starts):
+                await asyncio.gather(*starts)
         except BaseException:
             await self.aclose()
             raise
@@ -110,9 +112,7 @@ class LocalFleet(ReplicaFleet):
             await self._add(name)
         except Exception as error:
             if not any(replica.usable for replica in self._replicas.values()):
-                self._replica_set.give_up(
-                    error if isinstance(error, EngineError) else EngineError(str(error))
-                )
+                self._end(error if isinstance(error, EngineError) else EngineError(str(error)))
             raise
 
     async def _add(self, name: str) -> None:
@@ -128,22 +128,8 @@ class LocalFleet(ReplicaFleet):
             share=share,
             name="" if self._single else name,
             busy=functools.partial(self._busy, name),
-            **events._asdict(),
+            events=events,
         )
 
     def _busy(self, name: str) -> bool:
-        """Whether the replica has requests or control calls to answer."""
         return bool(self._router.count(name) or self._control_calls.waiting_for(name))
-
-
-async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
-    """Run all `works` concurrently. If one raises, the others are cancelled, and the first error is raised
-    when they have ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -51,20 +51,6 @@ class MovePace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Need:
-    """The state of a replica with respect to a prompt, counted in whole pages from the start of the prompt.
-
-    held : pages that the replica holds now
-    expected : pages that the replica holds now or will have computed for other requests
-    """
-
-    held: int
-    expected: int
-    pace: float
-    """Seconds in which the replica computes one token."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Move:
     """A move of the pages ``[first, end)`` of the prompt from `source`, given up after `limit_s` seconds."""
 
@@ -77,23 +63,32 @@ class Move:
 
 
 def choose(
-    need: Need, sources: Sequence[tuple[str, int]], pace: MovePace, page_size: int, page_bytes: int
+    held: int,
+    expected: int,
+    replica_pace: float,
+    sources: Sequence[tuple[str, int]],
+    pace: MovePace,
+    page_size: int,
+    page_bytes: int,
 ) -> Move | None:
-    """The move from the source with the most pages; None if it saves fewer than `LEAST_TOKENS` tokens or is
-    not cheaper than computing.
+    """The move of a prompt's pages from the source with the most of them; None if it saves fewer than
+    `LEAST_TOKENS` tokens or is not cheaper than computing. Whole pages are counted from the prompt's start.
 
+    held : pages that the request's replica holds now
+    expected : pages that it holds now or will have computed for other requests
+    replica_pace : seconds in which it computes one token
     sources : other replicas, and the pages that each holds
     """
     if not sources or not page_bytes:
         return None
     source, end = max(sources, key=lambda found: found[1])
-    gained = (end - need.expected) * page_size
+    gained = (end - expected) * page_size
     if gained < LEAST_TOKENS:
         return None
-    computing = gained * need.pace
-    if pace.seconds_for((end - need.held) * page_bytes) >= computing:
+    computing = gained * replica_pace
+    if pace.seconds_for((end - held) * page_bytes) >= computing:
         return None
-    return Move(source, need.held, end, gained, limited(computing))
+    return Move(source, held, end, gained, limited(computing))
 
 
 def limited(seconds: float) -> float:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from ramify.runtime.fleet.index import PrefixIndex, TreeEvents
+from ramify.engine_messages import TreeChange
+from ramify.runtime.fleet.index import PrefixIndex
 from ramify.runtime.fleet.moves import LEAST_TOKENS
 
 OUTPUT_WEIGHT = 0.3
@@ -65,7 +66,6 @@ class Work:
 
 @dataclasses.dataclass(slots=True)
 class _Reservation:
-    work: Work
     replica: str
     placed_at: float
     queued: float
@@ -134,8 +134,6 @@ class Placement:
         self._homes: dict[str, str] = {}
         """Program → replica of its last request, in order of placement, the oldest first."""
 
-    # --- replicas ---------------------------------------------------------------------------------
-
     def join(self, replica: str, *, prefill: bool = False) -> None:
         """Add a replica with an empty tree. Until its second answer the fleet's pace is used for it.
 
@@ -153,24 +151,21 @@ class Placement:
         """Place requests on `replica` again."""
         self._replicas[replica].draining = False
 
-    def leave(self, replica: str) -> list[Work]:
-        """Remove a replica that is gone. Returns the work that was placed on it, to be placed anew."""
+    def leave(self, replica: str) -> None:
+        """Remove a replica that is gone, and forget the work that was placed on it."""
         gone = self._replicas.pop(replica)
         self._index.leave(replica)
         for rid in gone.reserved:
             del self._reservations[rid]
         self._homes = {program: home for program, home in self._homes.items() if home != replica}
-        return [reservation.work for reservation in gone.reserved.values()]
 
-    def apply(self, replica: str, events: TreeEvents) -> bool:
+    def apply(self, replica: str, change: TreeChange) -> bool:
         """See `PrefixIndex.apply`."""
-        return self._index.apply(replica, events)
+        return self._index.apply(replica, change)
 
     def complete(self, replica: str) -> bool:
         """See `PrefixIndex.complete`."""
         return self._index.complete(replica)
-
-    # --- requests ---------------------------------------------------------------------------------
 
     def place(
         self,
@@ -190,12 +185,16 @@ class Placement:
         Costs O(replicas + log pages + pages to be computed).
         """
         home = self._homes.get(work.program) if work.program else None
-        best: tuple[float, str, int] | None = None
         held = self._index.pages(work.digests, promised=True)
         nothing = MISS_WEIGHT * self._missing(work, 0)
         there = 0 if move_s is None else max(self._index.pages(work.digests).values(), default=0)
         takers = self._taking(only, prefill=False, draining=force)
-        for name, replica in takers or self._taking(only, prefill=True, draining=force):
+        takers = takers or self._taking(only, prefill=True, draining=force)
+        if not takers:
+            raise NoReplica
+
+        def cost(taker: tuple[str, _Replica]) -> float:
+            name, replica = taker
             pages = held.get(name, 0)
             pace = self._pace_of(replica, now)
             missing_s = (MISS_WEIGHT * self._missing(work, pages) if pages else nothing) * pace
@@ -203,31 +202,29 @@ class Placement:
                 rest_s = MISS_WEIGHT * self._missing(work, there) * pace
                 missing_s = min(missing_s, move_s(there - pages) + rest_s)
             left = replica.work if home in (None, name) else replica.work + STAY
-            cost = left * pace + missing_s
-            if best is None or cost < best[0]:
-                best = (cost, name, pages)
-        if best is None:
-            raise NoReplica
-        _, name, pages = best
-        self._reserve(work, name, pages, now)
+            return left * pace + missing_s
+
+        name, _ = min(takers, key=cost)
+        self._reserve(work, name, held.get(name, 0), now)
         if work.program:
-            self.settle(work.program, name)
+            self.set_home(work.program, name)
         return name
 
     def place_prefill(self, work: Work, now: float) -> str | None:
         """Choose the prefill replica that would finish the prompt of `work` first, and reserve its cost
         there. Returns None if there is no prefill replica."""
-        best: tuple[float, str, int] | None = None
         held = self._index.pages(work.digests, promised=True)
-        for name, replica in self._taking(None, prefill=True):
-            pages = held.get(name, 0)
-            cost = (replica.work + self._missing(work, pages)) * self._pace_of(replica, now)
-            if best is None or cost < best[0]:
-                best = (cost, name, pages)
-        if best is None:
+
+        def cost(taker: tuple[str, _Replica]) -> float:
+            name, replica = taker
+            missing = self._missing(work, held.get(name, 0))
+            return (replica.work + missing) * self._pace_of(replica, now)
+
+        takers = self._taking(None, prefill=True)
+        if not takers:
             return None
-        _, name, pages = best
-        self._reserve(work, name, pages, now)
+        name, _ = min(takers, key=cost)
+        self._reserve(work, name, held.get(name, 0), now)
         return name
 
     def progress(self, rid: str, tokens: int, now: float) -> None:
@@ -271,8 +268,6 @@ class Placement:
         """Work left on the replica, in tokens."""
         return self._replicas[replica].work
 
-    # --- for moves of pages -----------------------------------------------------------------------
-
     def held(self, replica: str, digests: Sequence[int]) -> int:
         """Number of the prompt's whole pages that the replica holds now."""
         return self._index.pages(digests).get(replica, 0)
@@ -289,7 +284,7 @@ class Placement:
         takers = [name for name, _ in self._taking(None, prefill=False)]
         return sorted(takers, key=self.work_of)
 
-    def settle(self, program: str, replica: str) -> None:
+    def set_home(self, program: str, replica: str) -> None:
         """Make `replica` the home of `program`, which its next requests prefer."""
         self._homes.pop(program, None)
         self._homes[program] = replica
@@ -321,8 +316,6 @@ class Placement:
             self._replicas[found.replica].work -= saved
             found.placed_at = now
 
-    # --- internals --------------------------------------------------------------------------------
-
     def _taking(
         self, only: str | None, *, prefill: bool, draining: bool = False
     ) -> list[tuple[str, _Replica]]:
@@ -345,7 +338,7 @@ class Placement:
         replica.work += prompt + output
         promised = work.digests[pages:]
         self._index.promise(name, promised)
-        reservation = _Reservation(work, name, now, replica.work - output, prompt, output, promised)
+        reservation = _Reservation(name, now, replica.work - output, prompt, output, promised)
         replica.reserved[work.rid] = self._reservations[work.rid] = reservation
         replica.unanswered[work.rid] = reservation
 

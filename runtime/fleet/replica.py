@@ -105,13 +105,6 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Role → process id."""
 
 
-def status_of(name: str, engine: EngineCore, state: State, requests: int) -> ReplicaStatus:
-    age_s = engine.heartbeat_age_s if engine.info is not None else 0.0
-    return ReplicaStatus(
-        name=name, state=state, requests=requests, heartbeat_age_s=age_s, pids=dict(engine.pids)
-    )
-
-
 MakeEngine = Callable[[EngineEvents], EngineCore]
 
 

@@ -5,12 +5,20 @@ several        the prompt is tokenised on some replica, `Placement` chooses a re
 abort          sent to the request's replica, after the request
 suspect        runs on the isolation replica, which gets no other requests until `end_alone`
 replica lost   its requests are dropped here, and sent again by the frontend
+
+A request is in one of these states:
+
+tokenising   `ids` is None: a tokenizer has been asked for the prompt's token ids
+waiting      no replica has been found for the request yet
+fetching     it has a replica, and is sent when its cached pages have been moved there or the move has failed
+sent         its replica has received it
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -18,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import msgspec
+import numpy as np
 
 from ramify.engine_messages import INTERNAL, Abort, Failed, StepText, Texts, ToFrontend, Tokenize
 from ramify.messages import Generate
@@ -25,9 +34,8 @@ from ramify.radix.digest import Digests
 from ramify.runtime.faults import errors_logged, unsendable
 from ramify.runtime.fleet.control_calls import Answer, ControlCalls
 from ramify.runtime.fleet.kv_connector import KVConnector, needs_states
-from ramify.runtime.fleet.placement import NoReplica, Placement
+from ramify.runtime.fleet.placement import NoReplica, Placement, Work
 from ramify.runtime.fleet.replica import Replica
-from ramify.runtime.fleet.request import FleetRequest
 from ramify.runtime.lora_names import tree_scope
 
 log = logging.getLogger("ramify")
@@ -36,6 +44,59 @@ MOST_PINS = 4096
 """Most token limits whose replica is remembered."""
 PLACE = f"{INTERNAL}place-"
 """Prefix of the ids of control calls that tokenise a prompt for its placement."""
+
+EXPECTED_OUTPUT = 64.0
+"""Expected output tokens of a request; a smaller max_tokens takes its place."""
+CHARACTERS = 4
+"""Estimated characters per token in the texts of choices."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class FleetRequest:
+    request: Generate
+    alone: bool = False
+    """Whether the request is quarantined, so that it may run only on the isolation replica."""
+    ids: tuple[int, ...] | None = None
+    """Token ids of the prompt. None while they are being computed; empty if they are not needed, or if the
+    tokenizer refused the prompt."""
+    replica: str = ""
+    """Name of the request's replica; "" before one has been chosen."""
+    reserved: bool = False
+    """Whether `Placement` has chosen the replica, and has reserved the request's work there."""
+    sent: bool = False
+    aborts: list[Abort] = dataclasses.field(default_factory=list)
+    """Aborts that arrived before the request was sent."""
+
+    @property
+    def coalesced(self) -> bool:
+        """Whether the request's chunks are held back for up to `every_s` seconds, and arrive joined."""
+        return self.request.every_s > 0
+
+    @property
+    def limits(self) -> list[str]:
+        """Ids of the token limits that the request counts against."""
+        hint = self.request.hint
+        return [] if hint is None else [one.id for one in hint.limits if one.max_total_tokens is not None]
+
+    def work(self, digests: Digests, scope: str, page_size: int) -> Work:
+        """The request's work for a replica. `scope` is the prefix tree's scope for the request."""
+        request, ids = self.request, self.ids or ()
+        try:
+            tokens = np.array(ids, np.int32)
+        except OverflowError:
+            ends: list[int] = []  # an id does not fit into int32: the replica refuses the request
+        else:
+            ends = digests.page_ends(tokens, scope, page_size)
+        most = request.sampling.max_tokens
+        scored = 0 if request.choices is None else sum(map(len, request.choices.texts)) // CHARACTERS
+        known = 0 if request.continues is None else len(request.continues.ids)
+        return Work(
+            rid=request.rid,
+            digests=ends,
+            tokens=len(ids) + scored + known,
+            output=EXPECTED_OUTPUT if most is None else min(most, EXPECTED_OUTPUT),
+            program="" if request.hint is None else request.hint.program,
+        )
 
 
 class Router:
@@ -88,7 +149,6 @@ class Router:
         self._admit(FleetRequest(request, alone=True))
 
     def _admit(self, found: FleetRequest) -> None:
-        """Send a request to the only replica, or place it once its prompt has been tokenised."""
         request = found.request
         only = self._only_replica()
         if only is not None:
@@ -205,7 +265,6 @@ class Router:
             del self._pins[next(iter(self._pins))]
 
     def _scope(self, request: Generate) -> str:
-        """The prefix tree's scope for the request."""
         adapters = (replica.loras for replica in self._replicas.values())
         adapter = next((own[request.lora] for own in adapters if request.lora in own), None)
         return tree_scope(str(request.scope), adapter if request.lora else None)
@@ -279,7 +338,6 @@ class Router:
                 self.place_all()
 
     def _fail(self, rid: str, error: Exception) -> None:
-        """End the request `rid`, which cannot be sent, and report `error` to the frontend."""
         log.error("a request could not be placed: %s", rid, exc_info=error)
         self.ended(rid)
         self._requests.pop(rid, None)

@@ -16,7 +16,7 @@ from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
 from ramify.messages import ModelInfo
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
-from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S
+from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S, EngineEvents
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.fingerprint import fingerprint
@@ -45,15 +45,8 @@ class EngineSupervisor:
         Cores and GPUs of the processes; None for the whole machine.
     name
         Name of the replica in the log; "" if there is only one.
-    receive
-        Called with every message from the engine core.
-    died
-        Called when a worker has died, with the error for requests that cannot be run again. It returns
-        whether a request is known to be the cause; such a death does not count for `RESTART_LIMIT`.
-    restarted
-        Called when the restarted engine core is ready.
-    gave_up
-        Called with the reason when the supervisor gives up.
+    events
+        Callbacks. A death that `died` says is explained by a request does not count for `RESTART_LIMIT`.
     busy
         Returns whether anything waits for an answer of the engine core. If so, silence of `SILENT_S` counts
         as a death.
@@ -70,10 +63,7 @@ class EngineSupervisor:
         *,
         share: Share | None = None,
         name: str = "",
-        receive: Callable[[ToFrontend], None],
-        died: Callable[[WorkerDied], bool],
-        restarted: Callable[[], None],
-        gave_up: Callable[[EngineError], None],
+        events: EngineEvents,
         busy: Callable[[], bool] = lambda: False,
         launch: Callable[..., EngineProcesses] = EngineProcesses,
         heartbeat_s: float = HEARTBEAT_S,
@@ -83,10 +73,7 @@ class EngineSupervisor:
         self._workers = workers
         self._share = share
         self._of = f"replica {name}: " if name else ""
-        self._receive = receive
-        self._died = died
-        self._restarted = restarted
-        self._gave_up = gave_up
+        self._events = events
         self._busy = busy
         self._launch = launch
         self._heartbeat_s = heartbeat_s
@@ -102,6 +89,7 @@ class EngineSupervisor:
         self._running = False
         """Whether an engine core has been started; False again after `close_now`, `aclose` or a failed
         restart."""
+        self._files: ModelFiles | None = None
         self._draft_files: ModelFiles | None = None
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
@@ -160,9 +148,10 @@ class EngineSupervisor:
     def _handle(self, message: ToFrontend) -> None:
         self._last_message = time.monotonic()
         self._unheard = 0
-        self._receive(message)
+        self._events.receive(message)
 
     async def _start_engine(self) -> None:
+        assert self._files is not None, "`start` has found them"
         workers, self._workers = self._workers, None
         engine = self._launch(
             self._config,
@@ -206,7 +195,7 @@ class EngineSupervisor:
         error = WorkerDied(f"{reason} while this request was running.", remedy="Send it again.")
         explained = False
         with errors_logged("telling of a death"):
-            explained = self._died(error)
+            explained = self._events.died(error)
         began = time.monotonic()
         try:
             if engine is not None:
@@ -225,17 +214,15 @@ class EngineSupervisor:
                     f"The engine has closed: {failure}",
                     remedy="Restart the engine or server; its log says why.",
                 )
-            self._gave_up(failure)
+            self._events.gave_up(failure)
         else:
             log.warning("%sthe engine core is ready again after %.1f s", self._of, time.monotonic() - began)
             with errors_logged("telling of a new engine core"):
-                self._restarted()
+                self._events.restarted()
         finally:
             self._restart = None
 
     async def _start_in_tries(self) -> None:
-        """Start the engine core, and try again if one of its processes dies while starting. Raises
-        `WorkerDied` after too many deaths."""
         for _ in range(RESTART_LIMIT - 1):
             try:
                 await self._start_engine()

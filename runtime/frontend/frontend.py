@@ -12,7 +12,7 @@ import functools
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import msgspec
 
@@ -31,9 +31,6 @@ from ramify.errors import (
     EngineError,
     InvalidRequest,
     Overloaded,
-    RamifyError,
-    UnsupportedField,
-    WorkerDied,
     from_info,
 )
 from ramify.messages import Generate, ModelInfo, TextChunk
@@ -42,20 +39,16 @@ from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.fleet.fleet import ReplicaFleet
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.replica import SILENT_S, FleetEvents
-from ramify.runtime.frontend.control import ControlClient
+from ramify.runtime.frontend.control import ControlCall, ControlClient, Replies
 from ramify.runtime.frontend.kv_events import KVEvents
-from ramify.runtime.frontend.kv_snapshots import KVSnapshots
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import check_prompt
 from ramify.runtime.frontend.replicas import Replicas
-from ramify.runtime.frontend.replies import ControlCall, Replies
 from ramify.runtime.frontend.requests import Requests
-from ramify.runtime.frontend.status import FrontendStatus
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.frontend.watchdog import LoopWatchdog
-from ramify.runtime.lora_names import tree_scope
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.schema_bundle import finder, has_references
 
@@ -92,7 +85,6 @@ class Frontend:
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
         self._tasks = Tasks()
-        self._snapshots = KVSnapshots(self._ask, self._call_id)
         self.loras = Loras(self._post, self._call_id, self._model_names)
         self.replicas = Replicas(self._fleet, self._tasks, self._check_open)
         self.control = ControlClient(
@@ -145,7 +137,6 @@ class Frontend:
             events.close()
         if self._watchdog is not None:
             self._watchdog.stop()
-        self._snapshots.close()
 
     @property
     def info(self) -> ModelInfo:
@@ -161,6 +152,7 @@ class Frontend:
 
     @property
     def in_flight(self) -> int:
+        """Number of running and waiting requests."""
         return len(self._requests.outputs)
 
     @property
@@ -169,17 +161,26 @@ class Frontend:
         return self._fleet.pids
 
     @property
-    def status(self) -> FrontendStatus:
-        """The current status of the frontend."""
-        heartbeat_age_s = self._fleet.heartbeat_age_s
+    def healthy(self) -> bool:
+        """Whether the frontend takes requests, and has heard from a replica within `SILENT_S`."""
         serves = self._closed is None and not self._draining and not self._fleet.restarting
-        return FrontendStatus(
-            healthy=serves and heartbeat_age_s < SILENT_S,
-            gave_up=self._closed is not None,
-            in_flight=self.in_flight,
-            heartbeat_age_s=heartbeat_age_s,
-            blocked_s=self._watchdog.total_s if self._watchdog is not None else 0.0,
-        )
+        return serves and self.heartbeat_age_s < SILENT_S
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the frontend is closed: it has not been started, was closed, or its last replica is
+        gone."""
+        return self._closed is not None
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last message from any replica."""
+        return self._fleet.heartbeat_age_s
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds for which the event loop was blocked (`LoopWatchdog.total_s`)."""
+        return self._watchdog.total_s if self._watchdog is not None else 0.0
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Frontend:
 
         If the engine core dies, a restarted engine core or another replica continues the request after the
         output that has arrived. Raises `Overloaded` if the queue is full, `InvalidRequest` for an invalid
-        request, and `WorkerDied` for a request that kills engine cores (`quarantine`).
+        request, and `WorkerDied` for a request that kills engine cores (`Quarantine`).
         """
         if self._schemas is not None and request.constraint is not None:
             checked(request.constraint)  # checks the size before the source is parsed
@@ -219,7 +220,6 @@ class Frontend:
                 yield chunk
 
     def _bundled(self, constraint: Constraint) -> Constraint:
-        """`constraint` with the schemas added that its references point to, from the config's folder."""
         assert self._schemas is not None
         return with_definitions(constraint, self._schemas)
 
@@ -246,44 +246,6 @@ class Frontend:
     def _model_names(self) -> tuple[str, ...]:
         own = self._config.served_model_name if isinstance(self._config, ServerConfig) else None
         return (own or self.info.name, "default")
-
-    async def export_prefix(
-        self, ids: Sequence[int], *, scope: str = "", lora: str = "", skip: int = 0
-    ) -> bytes | None:
-        """The cached pages of a prompt's prefix as a KV snapshot, for `import_prefix` of another engine.
-
-        ids : token ids of the prompt
-        scope, lora : cache scope and LoRA adapter of the prompt, as in a request
-        skip : number of tokens at the start whose pages are left out, as the other engine has them
-
-        Returns None if no whole page is cached, or if this engine cannot transfer pages. Raises
-        `EngineClosed` and `WorkerDied`.
-        """
-        self._check_one_replica()
-        revision = self.loras.revision(lora) if lora else None
-        try:
-            work = self._snapshots.export(ids, tree_scope(scope, revision), skip)
-            return (await self._tasks.finish(work))[1]
-        except (EngineClosed, WorkerDied):
-            raise
-        except RamifyError:
-            return None
-
-    async def import_prefix(self, snapshot: bytes) -> int:
-        """Take a KV snapshot into the prefix cache. Returns the number of tokens of its prefix that are
-        cached afterwards.
-
-        Raises what `KVSnapshots.import_` raises.
-        """
-        self._check_one_replica()
-        return (await self._tasks.finish(self._snapshots.import_(snapshot))).tokens
-
-    def _check_one_replica(self) -> None:
-        if self._config.replicas != 1:
-            raise UnsupportedField(
-                f"replicas is {self._config.replicas}: its replicas move cached pages by themselves.",
-                field="replicas",
-            )
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -318,8 +280,6 @@ class Frontend:
         return self._requests.send_request(request)
 
     def _check_room(self, request: Generate) -> None:
-        """Raise `Overloaded` if the number of requests in flight, or that of the request's flow, is at its
-        limit."""
         running = self._config.max_running or self.info.max_running
         most, own = self._config.most_requests(running), self._requests.in_flow(request)
         told = ""
@@ -354,7 +314,6 @@ class Frontend:
             self._replies.take(message)
 
     def _tree_changed(self, replica: str, change: TreeChange | None) -> None:
-        """Publish the change of a replica's prefix tree. None: the tree is gone with its engine core."""
         if self._kv_events is not None:
             self._kv_events.publish_change(replica, change)
 

@@ -104,7 +104,6 @@ class OutputQueue:
         return chunk.text.startswith(expected) or (expected.startswith(chunk.text) and chunk.finish is None)
 
     def _new_part(self, chunk: TextChunk) -> TextChunk:
-        """`chunk` without its repeated part."""
         ids, text = min(self._repeated_ids, len(chunk.ids)), min(len(self._repeated_text), len(chunk.text))
         self._repeated_ids -= ids
         self._repeated_text = self._repeated_text[text:]
@@ -166,7 +165,6 @@ class OutputQueue:
 
 
 def _without(logprobs: TokenLogprobs | None, first: int) -> TokenLogprobs | None:
-    """`logprobs` without the first `first` entries."""
     if logprobs is None or first == 0:
         return logprobs
     kept = {name: getattr(logprobs, name)[first:] for name in TokenLogprobs.__struct_fields__}

@@ -130,7 +130,6 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
 
 
 def _texts(request: Generate) -> Iterator[str]:
-    """All texts in `request` from which the tokenizer makes the prompt."""
     yield from (part for part in request.prompt if isinstance(part, str))
     for message in request.chat or ():
         yield from (message.role, message.content, message.name, message.tool_call_id, message.reasoning)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import msgspec
 
+from ramify.constraint import Constraint
 from ramify.messages import Generate, TextChunk, Violation
 
 MAX_WAIT_S = 10.0
@@ -20,18 +21,31 @@ MAX_WAIT_S = 10.0
 def to_be_validated(request: Generate) -> bool:
     """Whether the request asks for its whole output to be validated."""
     wanted = request.constraint
-    return wanted is not None and wanted.kind == "json_schema" and wanted.strict == "validate"
+    return isinstance(wanted, Constraint) and wanted.kind == "json_schema" and wanted.strict == "validate"
 
 
-async def validated(request: Generate, chunks: AsyncGenerator[TextChunk, None]) -> AsyncIterator[TextChunk]:
-    """The `chunks`, with `violations` set in the last one. Closing this iterator closes `chunks`."""
+Validate = Callable[[Generate, str], tuple[Violation, ...]]
+"""(request, its complete output) → violations."""
+
+
+async def validated(
+    request: Generate,
+    chunks: AsyncGenerator[TextChunk, None],
+    validate: Validate | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[TextChunk]:
+    """The `chunks`, with `violations` set in the last one. Closing this iterator closes `chunks`.
+
+    validate : validates the output; None for `violations`
+    """
     text = ""
     async with aclosing(chunks):
         async for chunk in chunks:
             text += chunk.text
             if chunk.finish is not None:
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(_thread(), _in_time, request, text, time.monotonic())
+                work = functools.partial(_in_time, request, text, clock(), clock, validate or violations)
+                found = await loop.run_in_executor(_thread(), work)
                 chunk = msgspec.structs.replace(chunk, violations=found)
             yield chunk
 
@@ -43,13 +57,15 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "ramify-validate")
 
 
-def _in_time(request: Generate, text: str, asked: float) -> tuple[Violation, ...]:
-    """The result of `violations`. If `MAX_WAIT_S` have passed since `asked`, a single violation that says
-    that `text` was not validated."""
-    if time.monotonic() - asked > MAX_WAIT_S:
+def _in_time(
+    request: Generate, text: str, asked: float, clock: Callable[[], float], validate: Validate
+) -> tuple[Violation, ...]:
+    """The result of `validate`. If `MAX_WAIT_S` have passed since `asked`, a single violation that says that
+    `text` was not validated."""
+    if clock() - asked > MAX_WAIT_S:
         waited = f"It was not validated: it waited for more than {MAX_WAIT_S:g} s behind other outputs"
         return (Violation(instance="", schema="", message=waited),)
-    return violations(request, text)
+    return validate(request, text)
 
 
 def violations(request: Generate, text: str) -> tuple[Violation, ...]:

@@ -2,7 +2,6 @@
 
 snapshot   the KV snapshot: header, token ids, checksums, pages
 identity   what two replicas must have in common to be able to use each other's pages
-store      the interface of the place where a fleet keeps KV snapshots
 files      KV snapshots as files in shared memory: private, and removed with their owner
 
 `ramify.runtime.scheduler.transfers` writes and reads KV snapshots between steps.

@@ -18,6 +18,7 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
+from typing import Protocol
 
 from ramify.runtime.kv_transfer.snapshot import BadSnapshot, Bytes
 
@@ -25,6 +26,24 @@ log = logging.getLogger("ramify")
 
 SHARED_MEMORY = Path("/dev/shm")
 _NAME = "ramify-kv-"
+
+
+class SnapshotStore(Protocol):
+    """A store for KV snapshots: files in a `SnapshotFolder` on one machine, Ray objects
+    (`ramify.ray.snapshots.RemoteSnapshots`) on a cluster."""
+
+    def new(self) -> str:
+        """A name for a new KV snapshot: the `path` for `ExportPrefix` and `ImportPrefix`. Raises
+        `OSError`."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether there is room for a KV snapshot of `size` bytes. Raises `OSError`."""
+
+    def remove(self, snapshot: str) -> None:
+        """Remove a KV snapshot, if there is one of this name."""
+
+    def close(self) -> None:
+        """Remove all KV snapshots."""
 
 
 class SnapshotFolder:

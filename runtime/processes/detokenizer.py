@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,9 +15,8 @@ from tokenizers import Tokenizer
 
 from ramify.engine_messages import Abort, Failed, Ready, StepOutput, StepText, ToDetokenizer, TokenChunk
 from ramify.errors import EngineError, RamifyError
-from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Usage
+from ramify.messages import ChoiceScore, Finish, TextChunk, TokenLogprobs, Usage, concatenated
 from ramify.runtime.model.tokenizer.tokenizer import load_backend
-from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
@@ -93,7 +92,6 @@ class Detokenizer:
         return self._continue(output, chunk)
 
     def _continue(self, output: _Output, chunk: TokenChunk) -> TextChunk | None:
-        """The chunk with its text; None if the text is held back."""
         finish = chunk.finish
         stop_token = finish is not None and isinstance(finish.matched, int)
         ids = chunk.ids[:-1] if stop_token else chunk.ids
@@ -199,6 +197,34 @@ def shortened(chunk: TokenChunk, count: int) -> TokenChunk:
         logprobs = TokenLogprobs(**lists)
     forced = tuple([place for place in chunk.forced if place < count])
     return msgspec.structs.replace(chunk, ids=chunk.ids[:count], forced=forced, logprobs=logprobs)
+
+
+def joined(chunks: Sequence[TextChunk]) -> TextChunk:
+    """One chunk in place of consecutive `chunks` of a request, with the finish and the usage of the last."""
+    if len(chunks) == 1:
+        return chunks[0]
+    forced: list[int] = []
+    pieces: list[tuple[int, int]] = []
+    controls: list[int] = []
+    count = characters = 0
+    for chunk in chunks:
+        forced += [count + index for index in chunk.forced]
+        pieces += chunk.pieces or ((len(chunk.ids), len(chunk.text)),)
+        controls += [characters + place for place in chunk.controls]
+        count += len(chunk.ids)
+        characters += len(chunk.text)
+    return msgspec.structs.replace(
+        chunks[-1],
+        text="".join([chunk.text for chunk in chunks]),
+        ids=tuple([token for chunk in chunks for token in chunk.ids]),
+        forced=tuple(forced),
+        pieces=tuple(pieces),
+        controls=tuple(controls),
+        logprobs=concatenated([chunk.logprobs for chunk in chunks]),
+        prompt_logprobs=concatenated([chunk.prompt_logprobs for chunk in chunks]),
+        replaced=chunks[0].replaced,
+        enforcement=chunks[0].enforcement,
+    )
 
 
 class _Output:

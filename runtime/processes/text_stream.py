@@ -173,7 +173,6 @@ class TextStream:
         return self._decode(self._ids[self._window :])[len(before) :]
 
     def _may_stop_here(self) -> bool:
-        """Whether all of `stop_after` have appeared in the text."""
         while self._stop_after:
             end = self._stop_after[0]
             position = self._text.find(end, self._stop_from)

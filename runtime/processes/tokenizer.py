@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
 import os
+import signal
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -33,7 +36,6 @@ from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choice
 from ramify.runtime.processes.flow_queue import FlowQueue
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.message_texts import MARK, MessageTexts
-from ramify.runtime.processes.time_limit import ProcessorTimeOver, processor_time_limit
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
 
@@ -48,14 +50,45 @@ CACHED_FROM = 24
 """Least characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
 
 
+class ProcessorTimeOver(BaseException):
+    """Raised within the block when its time is over. An `except Exception` in the block does not catch it."""
+
+
+@contextlib.contextmanager
+def processor_time_limit(seconds: float) -> Iterator[None]:
+    """Raise `ProcessorTimeOver` in the block after `seconds` of the process's processor time (setitimer(2),
+    ITIMER_VIRTUAL), between two operations of the interpreter. Only for the main thread."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise ProcessorTimeOver
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 class PromptTokenizer:
     """Turns the prompt of a `Generate` into ids. `tokenizer` is a fast transformers tokenizer.
 
-    `special_in_messages`: see `EngineConfig.special_tokens_in_messages`.
+    special_in_messages : see `EngineConfig.special_tokens_in_messages`
+    template_s, cached_characters : the limits `TEMPLATE_S` and `CACHED_CHARACTERS`
     """
 
-    def __init__(self, tokenizer: Any, *, special_in_messages: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        special_in_messages: bool = True,
+        template_s: float = TEMPLATE_S,
+        cached_characters: int = CACHED_CHARACTERS,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._template_s = template_s
+        self._most_cached = cached_characters
         self._messages = None if special_in_messages else MessageTexts(tokenizer)
         self._bos: int | None = tokenizer.bos_token_id
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
@@ -176,7 +209,6 @@ class PromptTokenizer:
         return tuple(sorted(fork for fork in forks if fork > 0))
 
     def _ends_in(self, ids: list[int], text: str) -> bool:
-        """Whether the text of `ids` ends in `text`, apart from trailing white space."""
         tail = ids[-len(text) - 8 :]  # a token has at least one character; 8 more allow for white space
         return str(self._tokenizer.decode(tail)).rstrip().endswith(text.rstrip())
 
@@ -219,7 +251,6 @@ class PromptTokenizer:
 
     @cached_property
     def _control(self) -> frozenset[int]:
-        """Ids of the special tokens."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(token for token, entry in added.items() if entry.special)
 
@@ -254,7 +285,7 @@ class PromptTokenizer:
         if len(text) >= CACHED_FROM:
             self._cache[text, start] = array("i", ids)
             self._cached_characters += len(text)
-            while self._cached_characters > CACHED_CHARACTERS:
+            while self._cached_characters > self._most_cached:
                 (old, _), _ = self._cache.popitem(last=False)
                 self._cached_characters -= len(old)
         return ids
@@ -278,7 +309,7 @@ class PromptTokenizer:
             )
         variables: dict[str, Any] = {"add_generation_prompt": True}
         try:
-            with processor_time_limit(TEMPLATE_S):
+            with processor_time_limit(self._template_s):
                 if request.template_kwargs:
                     variables |= json.loads(request.template_kwargs)
                 if request.tools:
@@ -290,7 +321,7 @@ class PromptTokenizer:
                 rendered = self._tokenizer.apply_chat_template(turns, tokenize=False, **variables)
         except ProcessorTimeOver:
             raise InvalidRequest(
-                f"The model's chat template takes more than {TEMPLATE_S:g} s for these messages.",
+                f"The model's chat template takes more than {self._template_s:g} s for these messages.",
                 field="messages",
                 remedy="Send fewer or shorter messages, or a plain prompt.",
             ) from None

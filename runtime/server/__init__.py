@@ -5,7 +5,7 @@
 - `metrics`, `recent`: counters, and the latest requests for the dashboard.
 - `body`: reads and inflates a body. `fields`: parses it field by field, and refuses unknown fields.
 - `params`: sampling options, prompts and constraints, under the names of each dialect.
-- `streams`: merges the chunks of several generations. `sse`: sends them as server-sent events.
+- `sse`: merges the chunks of several generations, and sends them as server-sent events.
 - `errors`: errors as responses.
 - `calls`: Ramify's own endpoint for single calls of programs. The endpoint that runs a whole program is
   `ramify.programs.route`, since it needs `lang`, which nothing in this folder imports.

@@ -1,13 +1,8 @@
 """The endpoint ``POST /v1/calls``: one request of a program by Ramify's own client, in runtime structs.
 
-The body:
-
-- ``request``: `ramify.messages.Generate`, with a prompt of segments. A client that does not show the text as
-  it arrives sets `every_s` to get fewer events, since sending an event takes as long as the rest of a short
-  call.
-
-- ``model``: the fingerprint (`ModelInfo.fingerprint`) of the model that the program started on. The prompt
-  may contain token ids of that model, so a server that has another model by now refuses the request.
+``request`` is a `Generate` with a prompt of segments. ``model`` is the fingerprint of the model that the
+program started on: the prompt may contain token ids of that model, so a server that has another model by now
+refuses the request.
 
 The response is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
 before the first event is sent as a response with its own status. A later error is sent as an event

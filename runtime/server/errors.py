@@ -24,36 +24,18 @@ class ClientGone(Cancelled):
     """Raised when the client disconnects before the response."""
 
 
-class Problem(msgspec.Struct, kw_only=True):
-    message: str
-    type: str
-    param: str | None
-    code: str
-    pointer: str | msgspec.UnsetType | None = msgspec.UNSET
-    """JSON pointer (RFC 6901) to the place of the error in a JSON Schema."""
-    remedy: str | msgspec.UnsetType = msgspec.UNSET
-    """The remedy, which is also the end of the message."""
-
-
-class ErrorReply(msgspec.Struct, kw_only=True):
-    error: Problem
-
-
 def error_body(error: RamifyError) -> bytes:
-    """The JSON body ``{"error": {message, type, param, code}}``. The object also has a pointer and a remedy
-    if the error has them."""
-    return msgspec.json.encode(
-        ErrorReply(
-            error=Problem(
-                message=str(error),
-                type=type_of(error.status),
-                param=error.field,
-                code=error.code,
-                pointer=error.pointer or msgspec.UNSET,
-                remedy=error.remedy or msgspec.UNSET,
-            )
-        )
-    )
+    """The JSON body ``{"error": {message, type, param, code}}``. The object also has a pointer (JSON pointer,
+    RFC 6901, to the place of the error in a JSON Schema) and a remedy if the error has them; the remedy is
+    also the end of the message."""
+    problem = _problem(str(error), error.status, error.field, error.code)
+    problem |= {"pointer": error.pointer} if error.pointer else {}
+    problem |= {"remedy": error.remedy} if error.remedy else {}
+    return msgspec.json.encode({"error": problem})
+
+
+def _problem(message: str, status: int, field: str | None, code: str) -> dict[str, str | None]:
+    return {"message": message, "type": type_of(status), "param": field, "code": code}
 
 
 def error_response(error: RamifyError, scope: Scope) -> Response:
@@ -101,8 +83,7 @@ def add_error_handlers(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         log_error(request.scope, error.status_code, message)
-        problem = Problem(message=message, type=type_of(error.status_code), param=None, code=code)
-        body = msgspec.json.encode(ErrorReply(error=problem))
+        body = msgspec.json.encode({"error": _problem(message, error.status_code, None, code)})
         return Response(body, error.status_code, error.headers, "application/json")
 
 

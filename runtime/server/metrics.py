@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
@@ -118,8 +119,6 @@ class Metrics:
 
 
 class _LoopCollector:
-    """Collector of the event loop's blocked time."""
-
     def __init__(self, blocked_s: Callable[[], float]) -> None:
         self._blocked_s = blocked_s
 
@@ -151,7 +150,6 @@ class _SchedulerCollector:
 
 
 def _states(stats: FleetStats) -> Metric:
-    """The number of replicas in each state."""
     gauge = GaugeMetricFamily(
         "ramify_replicas", "Replicas by state: starting, up, draining, gone.", labels=["state"]
     )
@@ -190,12 +188,12 @@ class _Family(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def _gauge(name: str, field: str, text: str) -> _Family:
-    return _Family(GaugeMetricFamily, name, text, lambda stats: [((), getattr(stats, field))])
+def _field(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, field: str, text: str) -> _Family:
+    return _Family(kind, name, text, lambda stats: [((), getattr(stats, field))])
 
 
-def _counter(name: str, field: str, text: str) -> _Family:
-    return _Family(CounterMetricFamily, name, text, lambda stats: [((), getattr(stats, field))])
+_gauge = functools.partial(_field, GaugeMetricFamily)
+_counter = functools.partial(_field, CounterMetricFamily)
 
 
 def _pool(name: str, prefix: str, text: str, kinds: Sequence[str]) -> _Family:

@@ -26,8 +26,12 @@ SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens"
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """The record of one generation. Times are in seconds, by the clock of `Recent`."""
+    """The record of one generation, updated while it runs. Times are in seconds, by `clock`."""
 
+    program: ProgramRecord
+    clock: Callable[[], float]
+    texts: bool
+    """Whether the beginning of the output is kept."""
     rid: str
     path: tuple[str, ...]
     forks: tuple[str, ...]
@@ -43,6 +47,25 @@ class RequestRecord:
     output_tokens: int = 0
     outcome: str = ""
     """The finish reason, or "error"; "" while the generation runs."""
+
+    def add_chunk(self, chunk: TextChunk) -> None:
+        if self.first is None and chunk.ids:
+            held = 0.0 if chunk.usage is None else chunk.usage.writing_s
+            self.first = max(self.begun, self.clock() - held)
+        self.output_tokens += len(chunk.ids)
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        if self.texts and len(self.text) < TEXT:
+            self.text = (self.text + chunk.text)[:TEXT]
+
+    def end_request(self, outcome: str) -> None:
+        program = self.program
+        self.ended = program.touched = self.clock()
+        self.outcome = outcome
+        program.running -= 1
+        program.failed += outcome == "error"
+        for name in SUMMED:
+            program.sums[name] += getattr(self.usage, name)
 
     def to_dict(self, origin: float) -> dict[str, Any]:
         """The record in plain types, with times in seconds since `origin`."""
@@ -120,7 +143,7 @@ class Recent:
         self._clock = clock
         self._programs: collections.OrderedDict[str, ProgramRecord] = collections.OrderedDict()
 
-    def record_request(self, request: Generate, endpoint: str) -> Recording:
+    def record_request(self, request: Generate, endpoint: str) -> RequestRecord:
         """Begin the record of a generation."""
         now, hint = self._clock(), request.hint
         name = endpoint if hint is None else hint.name or "program"
@@ -132,14 +155,14 @@ class Recent:
         self._programs.move_to_end(key)
         path = (request.rid,) if hint is None or not hint.path else hint.path
         forks = () if hint is None else hint.forks
-        record = RequestRecord(request.rid, _cut(path), _cut(forks), now)
+        record = RequestRecord(program, self._clock, self._texts, request.rid, _cut(path), _cut(forks), now)
         if self._texts:
             record.prompt = _end_of(request)
         program.requests.append(record)
         program.count += 1
         program.running += 1
         program.ended = False
-        return Recording(program, record, self._texts, self._clock)
+        return record
 
     def end_program(self, program: str) -> None:
         """Mark `program` as ended."""
@@ -163,38 +186,6 @@ class Recent:
         if len(self._programs) >= PROGRAMS:
             idle = (key for key, program in self._programs.items() if not program.running)
             del self._programs[next(idle, next(iter(self._programs)))]
-
-
-class Recording:
-    """Updates the record of one generation while it runs."""
-
-    def __init__(
-        self, program: ProgramRecord, record: RequestRecord, texts: bool, clock: Callable[[], float]
-    ) -> None:
-        self._program = program
-        self._record = record
-        self._texts = texts
-        self._clock = clock
-
-    def add_chunk(self, chunk: TextChunk) -> None:
-        record = self._record
-        if record.first is None and chunk.ids:
-            held = 0.0 if chunk.usage is None else chunk.usage.writing_s
-            record.first = max(record.begun, self._clock() - held)
-        record.output_tokens += len(chunk.ids)
-        if chunk.usage is not None:
-            record.usage = chunk.usage
-        if self._texts and len(record.text) < TEXT:
-            record.text = (record.text + chunk.text)[:TEXT]
-
-    def end_request(self, outcome: str) -> None:
-        record, program = self._record, self._program
-        record.ended = program.touched = self._clock()
-        record.outcome = outcome
-        program.running -= 1
-        program.failed += outcome == "error"
-        for name in SUMMED:
-            program.sums[name] += getattr(record.usage, name)
 
 
 def _cut(names: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
-from ramify.runtime.frontend.status import FrontendStatus
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
 
@@ -33,7 +32,15 @@ class FrontendProtocol(Protocol):
     @property
     def max_prompt_tokens(self) -> int: ...
     @property
-    def status(self) -> FrontendStatus: ...
+    def healthy(self) -> bool: ...
+    @property
+    def gave_up(self) -> bool: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def heartbeat_age_s(self) -> float: ...
+    @property
+    def blocked_s(self) -> float: ...
     @property
     def control(self) -> ControlClient: ...
     @property
@@ -53,7 +60,7 @@ class Service:
     def __init__(self, frontend: FrontendProtocol, config: ServerConfig) -> None:
         self.frontend = frontend
         self.config = config
-        self.metrics = Metrics(lambda: frontend.status.blocked_s)
+        self.metrics = Metrics(lambda: frontend.blocked_s)
         self.recent = Recent(texts=config.live_texts)
         self.model_name = config.served_model_name or frontend.info.name
         self.started_at = int(time.time())

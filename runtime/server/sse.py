@@ -1,10 +1,10 @@
-"""Server-sent events, and work that is cancelled when its client disconnects."""
+"""Streams of chunks: merged, sent as server-sent events, and cancelled when their client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -14,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from ramify.errors import EngineError, RamifyError
 from ramify.loop import cancel_at_end
+from ramify.messages import TextChunk
+from ramify.runtime.generation import GenerationResult
 from ramify.runtime.server.errors import ClientGone, error_body, log_error
 
 logger = logging.getLogger("ramify.server")
@@ -110,3 +112,46 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all streams as (index of the stream, item), in order of arrival. After the first error all
+    streams are closed and the error is raised."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
+                yield 0, item
+        return
+
+    queue: asyncio.Queue[tuple[int, T | None, Exception | None]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
+        error = None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    queue.put_nowait((index, item, None))
+        except Exception as caught:
+            error = caught
+        queue.put_nowait((index, None, error))
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    async with cancel_at_end(tasks):
+        running = len(tasks)
+        while running:
+            index, new, error = await queue.get()
+            if error is not None:
+                raise error
+            if new is None:
+                running -= 1
+            else:
+                yield index, new
+
+
+async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[GenerationResult]:
+    """Read each stream to its end. Returns the result of each."""
+    results = [GenerationResult() for _ in streams]
+    async with aclosing(merge(streams)) as chunks:
+        async for index, chunk in chunks:
+            results[index].add_chunk(chunk)
+    return results

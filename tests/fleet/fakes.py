@@ -15,27 +15,28 @@ from ramify.messages import Finish, Generate, LimitHint, ModelInfo, ProgramHint,
 from ramify.radix.digest import Digests
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.local import LocalFleet
-from ramify.runtime.fleet.replica import FleetEvents
+from ramify.runtime.fleet.replica import EngineEvents, FleetEvents
 from ramify.runtime.frontend.frontend import Frontend
 
 PREFIX = tuple(range(1000))
 
 
-def model_info(fingerprint: str = "", page_size: int = 16) -> ModelInfo:
-    return ModelInfo(
-        name="model",
-        path="",
-        vocab_size=2000,
-        context_length=1000,
-        eos_token_ids=(0,),
-        bos_token_id=None,
-        dtype="float32",
-        device="cpu",
-        chat_format=None,
-        fingerprint=fingerprint,
-        max_running=8,
-        page_size=page_size,
-    )
+def model_info(**fields: Any) -> ModelInfo:
+    """A small model, with these fields in place of its own."""
+    own = {
+        "name": "model",
+        "path": "",
+        "vocab_size": 2000,
+        "context_length": 1000,
+        "eos_token_ids": (0,),
+        "bos_token_id": None,
+        "dtype": "float32",
+        "device": "cpu",
+        "chat_format": None,
+        "max_running": 8,
+        "page_size": 16,
+    }
+    return ModelInfo(**(own | fields))
 
 
 class FakeEngine:
@@ -44,13 +45,19 @@ class FakeEngine:
     page_bytes : bytes of a KV page; 0 where pages are not moved
     """
 
-    def __init__(self, config: EngineConfig, workers: Any, *, page_bytes: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        workers: Any,
+        *,
+        events: EngineEvents,
+        name: str,
+        page_bytes: int = 0,
+        **options: Any,
+    ) -> None:
         self.sent: list[Any] = []
-        self.receive: Callable[[Any], None] = options["receive"]
-        self.died: Callable[[WorkerDied], bool] = options["died"]
-        self.came_back: Callable[[], None] = options["restarted"]
-        self.gave_up: Callable[[EngineError], None] = options["gave_up"]
-        self.name: str = options["name"]
+        self.receive, self.died, self.came_back, self.gave_up = events
+        self.name = name
         self.refuses: Callable[[Any], bool] = lambda message: False
         """Says which messages a bug keeps from being sent."""
         self.page_bytes = page_bytes

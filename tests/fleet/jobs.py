@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,10 @@ from ramify.constraint import json_schema
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from ramify.sampling_params import SamplingParams
 
+NUMBERS = itertools.count()
 CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito", "Bern")
 SCHEMA = {
     "type": "object",
@@ -31,7 +33,7 @@ def streamed(engine: Engine, prompt: str, options: dict[str, Any], schema: Any =
 
     async def collect() -> TextChunk:
         request = Generate(
-            rid=engine._frontend.new_rid(),
+            rid=f"job-{next(NUMBERS)}",
             prompt=(prompt,),
             sampling=SamplingParams(**options),
             constraint=None if schema is None else json_schema(schema),

@@ -19,11 +19,10 @@ from ramify.engine_messages import (
     TokenIds,
     Tokenize,
 )
-from ramify.errors import EngineClosed, EngineError, InvalidRequest, WorkerDied
+from ramify.errors import EngineError, InvalidRequest, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
-from ramify.runtime.fleet import placement
 from ramify.runtime.fleet.moves import MOST_LIMIT_S
-from ramify.runtime.fleet.placement import Placement, Work
+from ramify.runtime.fleet.placement import MOST_HOMES, Placement, Work
 from ramify.runtime.processes.ipc import Inbox, Outbox
 from tests.fleet.fakes import FakeEngine, Fleet, Served, asked, model_info
 from tests.fleet.test_moves import Moving, moving  # noqa: F401
@@ -279,39 +278,28 @@ def test_a_snapshot_that_is_written_after_its_move_has_ended_is_removed(moving: 
     moving.exported(message)
 
 
-def test_homes_of_programs_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "MOST_HOMES", 3)
+def test_homes_of_programs_are_forgotten_from_the_oldest_on() -> None:
     found = Placement(16)
     found.join("a")
-    for program in "abcadb":
-        found.place(placement.Work(rid=program, digests=(), tokens=1, output=1.0, program=program), 0.0)
+    for program in ("first", "second", "first", *map(str, range(MOST_HOMES - 1))):
+        found.place(Work(rid=program, digests=(), tokens=1, output=1.0, program=program), 0.0)
         found.ended(program)
-    assert list(found._homes) == ["a", "d", "b"]
-
-
-def test_an_export_of_a_closed_engine_says_so() -> None:
-    async def run() -> None:
-        served = Served()
-        await served.frontend.start()
-        await served.frontend.aclose()
-        with pytest.raises(EngineClosed):
-            await served.frontend.export_prefix([1, 2, 3])
-
-    asyncio.run(run())
+    assert len(found._homes) == MOST_HOMES
+    assert next(iter(found._homes)) == "first"
 
 
 def test_a_replica_that_comes_back_with_another_model_is_given_up(fleet: Fleet) -> None:
     async def run() -> None:
         for index, fingerprint in ((0, "after"), (1, "")):
             fleet.kill(index)
-            fleet.engines[index].info = model_info(fingerprint)
+            fleet.engines[index].info = model_info(fingerprint=fingerprint)
             fleet.engines[index].came_back()
         await asyncio.sleep(0)
         assert fleet.engines[0].closed
         assert [one.state for one in fleet.fleet.replicas.values()] == ["gone", "up"]
         assert not fleet.gave_up
         fleet.kill(1)
-        fleet.engines[1].info = model_info("after")
+        fleet.engines[1].info = model_info(fingerprint="after")
         fleet.engines[1].came_back()
         assert "another model" in fleet.gave_up[0].message
 

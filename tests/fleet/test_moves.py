@@ -23,7 +23,7 @@ from ramify.engine_messages import (
 from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField, WorkerDied
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.fleet.moves import MOST_LIMIT_S, MovePace, Need, choose
+from ramify.runtime.fleet.moves import MOST_LIMIT_S, MovePace, choose
 from ramify.runtime.fleet.placement import Placement, Work
 from ramify.runtime.kv_transfer.files import SnapshotFolder
 from tests.fleet.fakes import PREFIX, Fleet, asked, page_ends
@@ -37,20 +37,21 @@ PAGE_BYTES = 16 * 22_500
 
 def test_a_move_is_chosen_where_it_is_cheaper() -> None:
     def chosen(seconds_a_token: float, pages: int, held: int = 0, expected: int = 0) -> bool:
-        need = Need(held, max(held, expected), seconds_a_token)
-        return choose(need, [("a", 2), ("b", pages)], MovePace(), 16, PAGE_BYTES) is not None
+        sources = [("a", 2), ("b", pages)]
+        expected = max(held, expected)
+        return choose(held, expected, seconds_a_token, sources, MovePace(), 16, PAGE_BYTES) is not None
 
     assert chosen(3e-4, 60)
     assert not chosen(3e-6, 60), "a GPU computes them before they have come"
     assert not chosen(3e-4, 3), "too few to wait for"
     assert not chosen(3e-4, 60, held=58)
     assert not chosen(3e-4, 60, expected=60), "they are computed already, for another request"
-    move = choose(Need(4, 10, 1e-3), [("a", 2), ("b", 60)], MovePace(), 16, PAGE_BYTES)
+    move = choose(4, 10, 1e-3, [("a", 2), ("b", 60)], MovePace(), 16, PAGE_BYTES)
     assert move is not None
     assert (move.source, move.first, move.end, move.gained) == ("b", 4, 60, 800)
     assert move.limit_s == pytest.approx(0.8)
-    assert choose(Need(0, 0, 1.0), [], MovePace(), 16, PAGE_BYTES) is None
-    assert choose(Need(0, 0, 1.0), [("a", 60)], MovePace(), 16, 0) is None, "replicas that transfer nothing"
+    assert choose(0, 0, 1.0, [], MovePace(), 16, PAGE_BYTES) is None
+    assert choose(0, 0, 1.0, [("a", 60)], MovePace(), 16, 0) is None, "replicas that transfer nothing"
 
 
 def test_the_pace_of_moves_is_measured() -> None:
@@ -58,9 +59,8 @@ def test_the_pace_of_moves_is_measured() -> None:
     for _ in range(5):
         pace.learn(2.0, 60 * PAGE_BYTES)
     assert pace.seconds_for(60 * PAGE_BYTES) == pytest.approx(2.0)
-    need = Need(0, 0, 3e-4)
-    assert choose(need, [("a", 60)], MovePace(), 16, PAGE_BYTES) is not None
-    assert choose(need, [("a", 60)], pace, 16, PAGE_BYTES) is None, "0.3 s of computing"
+    assert choose(0, 0, 3e-4, [("a", 60)], MovePace(), 16, PAGE_BYTES) is not None
+    assert choose(0, 0, 3e-4, [("a", 60)], pace, 16, PAGE_BYTES) is None, "0.3 s of computing"
 
 
 # --- requests that wait -------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ramify.engine_messages import FlushCache, Ready, StepText
 from ramify.errors import EngineClosed, EngineError, WorkerDied
 from ramify.messages import TextChunk
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.fleet.replica import EngineEvents
 from ramify.runtime.fleet.supervisor import EngineSupervisor
 from tests.fleet.fakes import model_info
 from tests.runtime.tiny import write_tiny
@@ -56,23 +57,31 @@ class Supervised:
     """A supervisor, its callbacks' calls, and the processes that it has launched.
 
     failures : of the first launches, in order; None for one that succeeds
+    callbacks : in place of its own
     """
 
-    def __init__(self, folder: Path, failures: Sequence[BaseException | None] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        failures: Sequence[BaseException | None] = (),
+        callbacks: Mapping[str, Any] = {},
+        **options: Any,
+    ) -> None:
         self.launched: list[FakeProcesses] = []
         self.failures = list(failures)
         self.deaths: list[WorkerDied] = []
         self.restarts = 0
         self.gave_up: list[EngineError] = []
         self.gate: asyncio.Event | None = None
-        callbacks: dict[str, Any] = {
+        own: dict[str, Any] = {
             "receive": lambda message: None,
             "died": lambda error: bool(self.deaths.append(error)),
             "restarted": self._restarted,
             "gave_up": self.gave_up.append,
         }
+        events = EngineEvents(**(own | callbacks))
         config = EngineConfig(model=str(folder), load_format="dummy")
-        self.engine = EngineSupervisor(config, None, launch=self._launch, **(callbacks | options))
+        self.engine = EngineSupervisor(config, None, events=events, launch=self._launch, **options)
 
     def _launch(self, *arguments: Any, **options: Any) -> Any:
         processes = FakeProcesses(self.failures.pop(0) if self.failures else None, options)
@@ -140,7 +149,7 @@ def test_an_engine_comes_back_though_a_callback_raises(folder: Path, callback: s
         raise ValueError("a bug")
 
     async def run() -> None:
-        found = Supervised(folder, **{callback: raises})
+        found = Supervised(folder, callbacks={callback: raises})
         await found.engine.start()
         await found.restart()
         assert not found.gave_up

@@ -19,7 +19,7 @@ from ramify.ray.installed import require
 from ramify.ray.options import read_options
 from ramify.runtime.fleet.placement import Placement
 from ramify.runtime.frontend.frontend import Frontend
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from ramify.sampling_params import SamplingParams
 from tests.ray.waiting import wait_until
 from tests.runtime.tiny import write_tiny

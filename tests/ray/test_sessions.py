@@ -26,7 +26,7 @@ from ramify.engine_messages import (
     UnloadLora,
 )
 from ramify.errors import EngineError, UnsupportedField, WorkerDied
-from ramify.messages import Finish, Generate, ModelInfo, TextChunk
+from ramify.messages import Finish, Generate, TextChunk
 from ramify.ray import listed
 from ramify.ray.fleet import ListedFleet
 from ramify.ray.host import EngineHost
@@ -35,21 +35,9 @@ from ramify.ray.snapshots import RemoteSnapshots
 from ramify.ray.wire import Goodbye, NoSession, decode_item, encode_message, session_id
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents, FleetEvents
+from tests.fleet.fakes import model_info
 
-INFO = ModelInfo(
-    name="m",
-    path="/m",
-    vocab_size=9,
-    context_length=99,
-    eos_token_ids=(1,),
-    bos_token_id=None,
-    dtype="float32",
-    device="cpu",
-    chat_format=None,
-    page_size=16,
-)
-
-
+INFO = model_info(name="m", path="/m")
 PAGE_BYTES = 16 * 22_500
 
 
@@ -58,10 +46,8 @@ class FakeEngine:
 
     def __init__(self, config: EngineConfig, workers: Any, **options: Any) -> None:
         self.sent: list[Any] = []
-        self.receive: Callable[[Any], None] = options["receive"]
-        self.died: Callable[[WorkerDied], None] = options["died"]
-        self.restarted: Callable[[], None] = options["restarted"]
-        self.gave_up: Callable[[EngineError], None] = options["gave_up"]
+        events: EngineEvents = options["events"]
+        self.receive, self.died, self.restarted, self.gave_up = events
         self.restarting = False
         self.heartbeat_age_s = 0.0
         self.info = INFO

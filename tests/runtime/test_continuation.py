@@ -90,28 +90,29 @@ def chunk(text: str, **fields: Any) -> TextChunk:
     return TextChunk(rid="r", text=text, ids=tuple(text.encode()), **fields)
 
 
-def queue_with(*texts: str) -> OutputQueue:
+async def queue_with(*texts: str) -> OutputQueue:
     queue = OutputQueue(Generate(rid="r", prompt=("p",)))
     for text in texts:
         queue.put(chunk(text, forced=(0,)))
-        queue._chunks.clear()
+        await queue.next()
     return queue
 
 
 @pytest.mark.parametrize("repeated", [["abcdef"], ["abc", "def"], ["a", "bcd", "ef"], ["abcd", "ef"]])
-def test_what_has_arrived_is_not_repeated(repeated: list[str]) -> None:
-    queue = queue_with("ab", "cd")
+async def test_what_has_arrived_is_not_repeated(repeated: list[str]) -> None:
+    queue = await queue_with("ab", "cd")
     assert queue.rest().continues == Continuation(ids=tuple(b"abcd"), forced=(0, 2))
     for text in repeated:
         queue.put(chunk(text))
-    assert "".join(one.text for one in queue._chunks) == "ef"
-    assert b"".join(bytes(one.ids) for one in queue._chunks) == b"ef"
+    told = [await queue.next() for _ in repeated]
+    assert "".join(one.text for one in told) == "ef"
+    assert b"".join(bytes(one.ids) for one in told) == b"ef"
     assert queue.rest().continues == Continuation(ids=tuple(b"abcdef"), forced=(0, 2))
 
 
 @pytest.mark.parametrize("wrong", [chunk("abX"), chunk("ab", finish=Finish(reason="stop"))])
 async def test_another_text_fails(wrong: TextChunk) -> None:
-    queue = queue_with("abcd")
+    queue = await queue_with("abcd")
     queue.rest()
     queue.put(wrong)
     with pytest.raises(WorkerDied, match="differs"):

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import Generate, ModelInfo, Pooling
+from ramify.messages import Generate, Pooling
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.model.pooling import pooling_of
 from ramify.runtime.processes.choice_tokens import check_pooling
 from ramify.runtime.scheduler.requests.parts import PooledStates
 from ramify.sampling_params import SamplingParams
+from tests.fleet.fakes import model_info
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_scheduler import prompt_of
 
@@ -121,18 +122,7 @@ def test_the_models_own_pooling(
 
 
 def test_a_pooling_that_is_not_served_is_refused_by_name() -> None:
-    info = ModelInfo(
-        name="m",
-        path="",
-        vocab_size=8,
-        context_length=8,
-        eos_token_ids=(),
-        bos_token_id=None,
-        dtype="float32",
-        device="cpu",
-        chat_format=None,
-        pooling="cls_token",
-    )
+    info = model_info(pooling="cls_token")
     assert pooling_for(info, "mean") == "mean"
     with pytest.raises(UnsupportedField, match="cls_token"):
         pooling_for(info, None)

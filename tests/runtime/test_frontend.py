@@ -27,24 +27,15 @@ from ramify.messages import ChatMessage, Finish, Generate, TextChunk
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
-from ramify.sampling_params import SamplingParams
 from tests.fleet.fakes import FakeEngine, Served
 
 
-def test_an_engine_that_was_closed_before_its_start_does_not_start(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Any] = []
-
-    async def start(self: Frontend) -> None:
-        started.append(self)
-
-    monkeypatch.setattr(Frontend, "start", start)
+def test_an_engine_that_was_closed_before_its_start_does_not_start(tiny_folder: Path) -> None:
     engine = Engine(str(tiny_folder))
     engine.close()
     with pytest.raises(EngineClosed):
         engine.start()
-    assert not started
+    assert not engine.pids
 
 
 class Small(FakeEngine):
@@ -199,34 +190,32 @@ def test_a_schema_may_refer_to_the_folder_of_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "n.json").write_text('{"type": "integer"}')
-    opened: list[Generate] = []
-
-    def taken(self: Frontend, request: Generate) -> Any:
-        opened.append(request)
-        raise EngineClosed("It is enough.")
+    threads: set[threading.Thread] = set()
 
     def bundle(given: Constraint, find: Any) -> Constraint:
         threads.add(threading.current_thread())
         return constraint.with_definitions(given, find)
 
-    threads: set[threading.Thread] = set()
-    monkeypatch.setattr(Frontend, "_open", taken)
     monkeypatch.setattr("ramify.runtime.frontend.frontend.with_definitions", bundle)
-    frontend = Frontend(EngineConfig(schemas=str(tmp_path)))
-    for strict in (True, "validate"):
-        wanted = constraint.json_schema({"items": {"$ref": "n.json"}}, strict=strict)  # type: ignore[arg-type]
-        request = Generate(rid="a", constraint=wanted, sampling=SamplingParams())
-        with pytest.raises(EngineClosed):
-            asyncio.run(anext(frontend.generate(request)))  # type: ignore[arg-type]
-    for request in opened:
-        assert request.constraint is not None
-        assert json.loads(request.constraint.source)["$defs"]["n.json"]["type"] == "integer"
-    assert len(opened) == 2
+
+    async def ask(served: Served) -> None:
+        for count, strict in enumerate((True, "validate"), 1):
+            wanted = constraint.json_schema({"items": {"$ref": "n.json"}}, strict=strict)  # type: ignore[arg-type]
+            chunks = served.frontend.generate(Generate(rid=f"r{count}", prompt=("Q",), constraint=wanted))
+            first = asyncio.ensure_future(anext(chunks))
+            while len(served.requests()) < count:
+                await asyncio.sleep(0.001)
+            first.cancel()
+            sent = served.requests()[-1].constraint
+            assert sent is not None
+            assert json.loads(sent.source)["$defs"]["n.json"]["type"] == "integer"
+        long = Constraint(kind="json_schema", source='{"$ref": "n.json"}' + " " * 2**20)
+        with pytest.raises(InvalidConstraint, match="at most"):
+            served.frontend.generate(Generate(rid="a", prompt=("Q",), constraint=long))
+
+    with_frontend(ask, schemas=str(tmp_path))
     assert threads
     assert threading.main_thread() not in threads  # the event loop's here
-    long = Constraint(kind="json_schema", source='{"$ref": "n.json"}' + " " * 2**20)
-    with pytest.raises(InvalidConstraint, match="at most"):
-        frontend.generate(Generate(rid="a", constraint=long, sampling=SamplingParams()))
 
 
 def test_a_folder_of_schemas_that_is_missing_is_named_at_start(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, load_tokenizer
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
-from ramify.runtime.processes.chunks import joined
-from ramify.runtime.processes.detokenizer import Detokenizer
+from ramify.runtime.processes.detokenizer import Detokenizer, joined
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.server.fields import Fields
@@ -59,10 +58,10 @@ class Local(LocalScheduler):
 
     def chat(self, most: int = 120, **fields: Any) -> tuple[str, Turn]:
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
-        parsed: Chat = take_chat(Fields(raw), self.format, CHAT_COMPLETIONS)
         rid = f"c{len(self.results)}"
+        parsed: Chat = take_chat(Fields(raw), self.format, CHAT_COMPLETIONS, rid)
         sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=most).check()
-        submit = self.prompts.submit(msgspec.structs.replace(parsed.generation(rid), sampling=sampling))
+        submit = self.prompts.submit(msgspec.structs.replace(parsed.request, sampling=sampling))
         self.results[rid] = Result()
         self.scheduler.receive(submit)
         for job in self.jobs:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.engine_messages import Failed, StepOutput, Submit
 from ramify.messages import Finish, TextChunk
-from ramify.runtime.processes.chunks import joined
-from ramify.runtime.processes.detokenizer import Detokenizer
+from ramify.runtime.processes.detokenizer import Detokenizer, joined
 from ramify.runtime.processes.text_stream import TextStream
 from ramify.runtime.scheduler.outputs import StepOutputs
 from ramify.runtime.scheduler.requests.request import Request

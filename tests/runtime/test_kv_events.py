@@ -313,7 +313,7 @@ def where_it_stopped(engine: Engine, subscriber: Subscriber) -> str:
     return (
         f"the publisher has {events.publisher._number} messages, the subscriber"
         f" {subscriber.last + 1}; the engine core was heard"
-        f" {frontend.status.heartbeat_age_s:.1f} s ago; blocks: {held}"
+        f" {frontend.heartbeat_age_s:.1f} s ago; blocks: {held}"
     )
 
 

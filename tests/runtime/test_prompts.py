@@ -15,12 +15,12 @@ from ramify.constraint import ebnf
 from ramify.engine_messages import Abort, ToTokenizer
 from ramify.errors import InvalidConstraint, InvalidRequest, WorkerDied
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk
-from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.frontend.prompts import prompts_of, segments_of
 from ramify.runtime.processes.ipc import Inbox, Outbox
+from tests.fleet.fakes import Served
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,15 @@ def test_nothing_wrong_is_sent(monkeypatch: pytest.MonkeyPatch, call: Any, field
     ],
 )
 def test_the_frontend_refuses_what_the_engine_cannot_read(wrong: Any, field: str) -> None:
-    frontend = Frontend(EngineConfig(max_running=8))
-    frontend._closed = None
-    with pytest.raises(InvalidRequest) as refused:
-        frontend._open(Generate(rid="r", **wrong))
-    assert refused.value.field == field
-    assert frontend.in_flight == 0
+    async def ask() -> None:
+        served = Served()
+        await served.frontend.start()
+        with pytest.raises(InvalidRequest) as refused:
+            await anext(served.frontend.generate(Generate(rid="r", **wrong)))
+        assert refused.value.field == field
+        assert served.frontend.in_flight == 0
+
+    asyncio.run(ask())
 
 
 def test_a_message_that_cannot_be_read_is_refused_by_its_id(tmp_path: Path) -> None:
@@ -188,28 +191,29 @@ def test_a_message_that_cannot_be_read_is_refused_by_its_id(tmp_path: Path) -> N
 
 
 def test_an_error_raised_again_does_not_grow() -> None:
-    frontend = Frontend(EngineConfig())
-    frontend._closed = None
-    assert not frontend.status.gave_up
-    frontend._fail_all(WorkerDied("Workers died 4 times.", transient=False))
-    assert frontend.status.gave_up, "what /livez says"
-    output = OutputQueue(Generate(rid="q"))
-    output.fail(WorkerDied("Workers died 4 times.", transient=False))
-
-    def died(call: Any) -> int:
+    async def died(call: Any) -> int:
         with pytest.raises(WorkerDied) as raised:
-            call()
+            await call()
         assert not raised.value.transient
         assert raised.value.message == "Workers died 4 times."
         return len(traceback.extract_tb(raised.value.__traceback__))
 
-    for call in (
-        lambda: frontend._open(Generate(rid="r", prompt=("a",))),
-        lambda: frontend.info,
-        lambda: asyncio.run(frontend.control.stats()),
-        lambda: asyncio.run(output.next()),
-    ):
-        assert died(call) == died(call)
+    async def run() -> None:
+        served, output = Served(), OutputQueue(Generate(rid="q"))
+        await served.frontend.start()
+        assert not served.frontend.gave_up
+        error = WorkerDied("Workers died 4 times.", transient=False)
+        served.engines[0].gave_up(error)
+        assert served.frontend.gave_up, "what /livez says"
+        output.fail(error)
+        for call in (
+            lambda: anext(served.frontend.generate(Generate(rid="r", prompt=("a",)))),
+            served.frontend.control.stats,
+            output.next,
+        ):
+            assert await died(call) == await died(call)
+
+    asyncio.run(run())
 
 
 def test_a_source_that_is_no_text_is_refused() -> None:

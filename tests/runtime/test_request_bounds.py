@@ -12,7 +12,6 @@ from ramify.errors import InvalidRequest, PromptTooLong
 from ramify.messages import ChatMessage, Choices, Generate, Preamble, ProgramHint, ToolCall
 from ramify.runtime.frontend.prompts import MAX_CHOICE_CHARACTERS, MAX_PARTS, MAX_PREAMBLES, check_prompt
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
-from ramify.runtime.processes import tokenizer as tokenizer_process
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import MAX_STOP_CHARACTERS, MAX_TOKEN_IDS, SamplingParams
 
@@ -86,16 +85,13 @@ def test_options_that_cost_with_every_token_are_bounded(options: dict[str, Any])
     SamplingParams(**{field: one_less if field != "stop" else ("x" * MAX_STOP_CHARACTERS,)}).check()
 
 
-def test_a_chat_template_that_goes_on_for_ever_ends(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_template_that_goes_on_for_ever_ends(tiny_folder: Path) -> None:
     tokenizer = load_tokenizer(tiny_folder)
     tokenizer.chat_template = (
         "{% for a in range(n) %}{% for b in range(n) %}{% for c in range(n) %}{% endfor %}{% endfor %}"
         "{% endfor %}{{ messages[0].content }}"
     )
-    monkeypatch.setattr(tokenizer_process, "TEMPLATE_S", 0.05)
-    prompts = PromptTokenizer(tokenizer)
+    prompts = PromptTokenizer(tokenizer, template_s=0.05)
     with pytest.raises(InvalidRequest, match=r"takes more than 0\.05 s") as refused:
         prompts.submit(Generate(rid="r", chat=(user(),), template_kwargs=json.dumps({"n": 99_999})))
     assert refused.value.field == "messages"

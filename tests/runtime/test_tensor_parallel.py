@@ -31,7 +31,7 @@ from ramify.runtime.parallel import checks
 from ramify.runtime.parallel.checks import check_ranks
 from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes import shares
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.processes.ipc import Sockets
 from ramify.runtime.processes.shares import Share
 from ramify.sampling_params import SamplingParams

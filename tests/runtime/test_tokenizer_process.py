@@ -201,9 +201,8 @@ def test_no_text_is_tokenised_twice(tiny_folder: Path) -> None:
     assert len(encoded) == len(set(encoded)) == 20
 
 
-def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramify.runtime.processes.tokenizer.CACHED_CHARACTERS", 100)
-    prompts = PromptTokenizer(load_tokenizer(tiny_folder))
+def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path) -> None:
+    prompts = PromptTokenizer(load_tokenizer(tiny_folder), cached_characters=100)
     texts = [f"{number}" * 40 for number in range(5)]
     for text in (*texts, texts[3], texts[0]):
         assert len(ids(prompts, prompt=(text,))) == 40

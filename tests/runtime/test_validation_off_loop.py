@@ -11,7 +11,6 @@ import pytest
 
 from ramify import constraint
 from ramify.messages import Finish, Generate, Preamble, TextChunk, Violation
-from ramify.runtime.frontend import validation
 from ramify.runtime.frontend.validation import validated, violations
 
 
@@ -24,7 +23,7 @@ async def chunks() -> AsyncGenerator[TextChunk, None]:
     yield TextChunk(rid="r", text="E3", finish=Finish(reason="stop"))
 
 
-def test_the_loop_runs_while_an_output_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_runs_while_an_output_is_validated() -> None:
     begun, others = threading.Event(), threading.Event()
     names: list[str] = []
 
@@ -34,8 +33,6 @@ def test_the_loop_runs_while_an_output_is_validated(monkeypatch: pytest.MonkeyPa
         assert others.wait(60), "the event loop stood still"
         return (Violation(instance="", schema="/x", message=text),)
 
-    monkeypatch.setattr(validation, "violations", slow)
-
     async def other() -> None:
         while not begun.is_set():
             await asyncio.sleep(0)
@@ -43,7 +40,7 @@ def test_the_loop_runs_while_an_output_is_validated(monkeypatch: pytest.MonkeyPa
 
     async def run() -> list[TextChunk]:
         beside = asyncio.create_task(other())
-        found = [chunk async for chunk in validated(request({"type": "number"}), chunks())]
+        found = [chunk async for chunk in validated(request({"type": "number"}), chunks(), slow)]
         await beside
         return found
 
@@ -53,28 +50,22 @@ def test_the_loop_runs_while_an_output_is_validated(monkeypatch: pytest.MonkeyPa
     assert names[0].startswith("ramify-validate")
 
 
-def test_outputs_that_wait_too_long_are_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_that_wait_too_long_are_not_validated() -> None:
     run: list[str] = []
-
-    class Time:
-        now = 0.0
-
-        @classmethod
-        def monotonic(cls) -> float:
-            return cls.now
+    now = 0.0
 
     def slow(request: Generate, text: str) -> tuple[Violation, ...]:
+        nonlocal now
         assert all_asked.wait(60)
         run.append(text)
-        Time.now += 2.0
+        now += 2.0
         return ()
 
     all_asked = threading.Event()
-    monkeypatch.setattr(validation, "violations", slow)
-    monkeypatch.setattr(validation, "time", Time)
 
     async def last() -> tuple[Violation, ...] | None:
-        *_, chunk = [chunk async for chunk in validated(request({"type": "number"}), chunks())]
+        asked = request({"type": "number"})
+        *_, chunk = [chunk async for chunk in validated(asked, chunks(), slow, lambda: now)]
         found: tuple[Violation, ...] | None = chunk.violations
         return found
 

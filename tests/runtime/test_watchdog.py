@@ -143,7 +143,7 @@ def test_a_frontend_is_watched_while_it_runs() -> None:
         frontend, before = Served().frontend, set(threading.enumerate())
         await frontend.start()
         (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "ramify-watchdog")
-        assert frontend.status.blocked_s == 0.0
+        assert frontend.blocked_s == 0.0
         await frontend.aclose()
         thread.join(60)
         assert not thread.is_alive()

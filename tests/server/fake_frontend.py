@@ -27,17 +27,17 @@ from ramify.engine_messages import (
     TreeNode,
 )
 from ramify.errors import InvalidRequest, NotFound, RamifyError
-from ramify.loop import new_loop
-from ramify.messages import ChatFormat, Finish, Generate, ModelInfo, SchedulerStats, TextChunk, Usage
+from ramify.loop import cancel_at_end, new_loop
+from ramify.messages import ChatFormat, Finish, Generate, SchedulerStats, TextChunk, Usage
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.fleet.replica import ReplicaStatus, State
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
-from ramify.runtime.frontend.status import FrontendStatus
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.server.app.serve import bind, run_server
+from tests.fleet.fakes import model_info
 from tests.server.byte_model import EOS, chunks_of, common, prompt_bytes
 
 MODEL = "byte-model"
@@ -77,18 +77,14 @@ class FakeFrontend:
     """A `Frontend` over the byte model; its adapters, replicas and control calls are the real ones."""
 
     def __init__(self) -> None:
-        self.info = ModelInfo(
+        self.info = model_info(
             name=MODEL,
             path="/models/byte-model",
             vocab_size=VOCAB_SIZE,
             context_length=4096,
             eos_token_ids=(EOS,),
-            bos_token_id=None,
-            dtype="float32",
-            device="cpu",
             max_running=128,
             chunk_tokens=512,
-            page_size=16,
             chat_format=ChatFormat(prefix={}, suffix={"system": "", "user": "", "assistant": ""}, exact=True),
         )
         self.max_prompt_tokens = 4000
@@ -132,14 +128,8 @@ class FakeFrontend:
         self._seen: dict[str, list[bytes]] = {}
 
     @property
-    def status(self) -> FrontendStatus:
-        return FrontendStatus(
-            healthy=self.healthy,
-            gave_up=self.gave_up,
-            in_flight=len(self.running),
-            heartbeat_age_s=self.heartbeat_age_s,
-            blocked_s=self.blocked_s,
-        )
+    def in_flight(self) -> int:
+        return len(self.running)
 
     def new_rid(self) -> str:
         self._rids += 1
@@ -169,7 +159,9 @@ class FakeFrontend:
                     raise self.fail_after[1]
                 if self.hold_after == i:
                     self.held.set()
-                    await _first_of(self.release, abort)
+                    waits = [asyncio.ensure_future(event.wait()) for event in (self.release, abort)]
+                    async with cancel_at_end(waits):
+                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 if abort.is_set():
                     chunks[-1] = _aborted(chunks[-1], i)
                     self.closed.set()
@@ -332,12 +324,3 @@ def events(response: httpx.Response) -> list[Any]:
         if line.startswith("data: ")
         for data in [line.removeprefix("data: ")]
     ]
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    tasks = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 
 from ramify.engine_messages import TreeNode
 from ramify.errors import EngineError, WorkerDied
+from ramify.messages import Finish, Generate, ProgramHint, TextChunk, Usage
+from ramify.runtime.server.recent import NAME, PROGRAMS, REQUESTS, TEXT, Recent
 from tests.browser import needs_browser, rendered, words
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
@@ -182,3 +185,80 @@ def test_what_the_page_draws(tmp_path: Any) -> None:
     assert "+ 3 more" in said
     assert "64 of 0 tokens each" in said
     assert "3 calls" in said
+
+
+def recent_of(**options: bool) -> Recent:
+    ticks = itertools.count()
+    return Recent(clock=lambda: float(next(ticks)), **{"texts": True} | options)
+
+
+def request_of(program: str, prompt: str = "Why?", path: tuple[str, ...] = ("gen x",)) -> Generate:
+    hint = ProgramHint(program=program, name="judge", path=path)
+    return Generate(rid=f"{program}-0", prompt=(prompt,), hint=hint)
+
+
+def last_chunk(text: str = "", **usage: int) -> TextChunk:
+    return TextChunk(rid="", text=text, ids=(1, 2), usage=Usage(**usage), finish=Finish(reason="stop"))
+
+
+def test_programs_that_have_ended_are_forgotten_before_those_that_run() -> None:
+    recent = recent_of()
+    running = recent.record_request(request_of("kept"), "/generate")
+    for number in range(2 * PROGRAMS):
+        recent.record_request(request_of(f"p{number}"), "/generate").end_request("stop")
+    assert [one.id for one in recent] == [f"p{2 * PROGRAMS - 1 - i}" for i in range(PROGRAMS - 1)] + ["kept"]
+    running.end_request("stop")
+
+
+def test_more_programs_run_than_are_remembered() -> None:
+    recent = recent_of()
+    recordings = [
+        recent.record_request(request_of(f"p{number}"), "/generate") for number in range(2 * PROGRAMS)
+    ]
+    assert len(list(recent)) == PROGRAMS
+    assert recent.get("p0") is None
+    for recording in recordings:
+        recording.add_chunk(last_chunk("so"))
+        recording.end_request("stop")
+    assert all(one.running == 0 for one in recent)
+
+
+def test_sums_outlive_the_requests_that_are_forgotten() -> None:
+    recent = recent_of()
+    for _ in range(REQUESTS + 10):
+        recording = recent.record_request(request_of("p"), "/generate")
+        recording.add_chunk(last_chunk(prompt_tokens=3, cached_tokens=1, evicted_tokens=1))
+        recording.end_request("stop")
+    (program,) = recent
+    found = program.details(0.0)
+    assert (found["requests"], len(found["calls"])) == (REQUESTS + 10, REQUESTS)
+    assert (found["prompt_tokens"], found["evicted_tokens"]) == (3 * (REQUESTS + 10), REQUESTS + 10)
+
+
+def test_texts_and_names_are_cut() -> None:
+    recent = recent_of()
+    recording = recent.record_request(
+        request_of("p" * 1000, "x" * 1000 + "!", path=("n" * 1000,) * 1000), "/generate"
+    )
+    recording.add_chunk(last_chunk("y" * 1000))
+    (program,) = recent
+    (call,) = program.requests
+    assert (len(program.id), len(call.path[0])) == (NAME, NAME)
+    assert call.prompt == "x" * (TEXT - 1) + "!"
+    assert call.text == "y" * TEXT
+    assert len(call.path) < 100
+    assert recent.get("p" * 1000) is program
+    recent.end_program("p" * 1000)
+    assert program.ended
+
+
+def test_the_time_of_a_request() -> None:
+    recent = recent_of()
+    recording = recent.record_request(request_of("p"), "/generate")
+    recording.add_chunk(TextChunk(rid="", text="a", ids=(1,)))
+    (program,) = recent
+    call = program.details(9.0)["calls"][0]
+    assert (call["start"], call["first"], call["end"], call["out"]) == (0.0, 1.0, None, 1)
+    recording.end_request("length")
+    call = program.details(9.0)["calls"][0]
+    assert (call["end"], call["outcome"]) == (2.0, "length")

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 import httpx
 import pytest
 
-from ramify.errors import WorkerDied
-from ramify.messages import TextChunk
-from ramify.runtime.server.streams import merge
 from tests.server.conftest import BODIES
 from tests.server.fake_frontend import FakeFrontend, LiveServer, raw_post
 
@@ -65,47 +61,3 @@ async def test_many_clients_at_once(server: LiveServer, frontend: FakeFrontend) 
         )
     assert [answer.json()["text"] for answer in answers] == [f"BER {i:04}" for i in range(64)]
     assert not frontend.running
-
-
-async def test_merged_closes_all_streams_when_one_fails() -> None:
-    closed = []
-
-    async def stream(name: str, chunks: int, error: Exception | None = None) -> Any:
-        try:
-            for _ in range(chunks):
-                yield TextChunk(rid=name)
-                await asyncio.sleep(0)
-            if error is not None:
-                raise error
-            await asyncio.Event().wait()
-        finally:
-            closed.append(name)
-
-    seen = []
-
-    async def consume() -> None:
-        async for index, _ in merge([stream("a", 1), stream("b", 3), stream("c", 2, WorkerDied("gone"))]):
-            seen.append(index)
-
-    with pytest.raises(WorkerDied):
-        await consume()
-    assert sorted(closed) == ["a", "b", "c"]
-    assert seen.count(0) == 1
-    assert seen.count(2) == 2
-
-
-async def test_merged_closes_all_streams_when_it_is_closed() -> None:
-    closed = []
-
-    async def stream(name: str) -> Any:
-        try:
-            while True:
-                yield TextChunk(rid=name)
-                await asyncio.sleep(0)
-        finally:
-            closed.append(name)
-
-    both = merge([stream("a"), stream("b")])
-    await anext(both)
-    await both.aclose()
-    assert sorted(closed) == ["a", "b"]

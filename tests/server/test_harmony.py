@@ -59,9 +59,6 @@ def ends(frontend: FakeFrontend) -> list[tuple[str, int | None]]:
     return [(one.end, one.max_tokens) for one in frontend.requests[-1].preambles]
 
 
-# --- the parser ---
-
-
 def merged(parts: list[TurnEvent]) -> list[TurnEvent]:
     """Neighbouring events of one kind as one."""
     found: list[Any] = []
@@ -105,9 +102,6 @@ def test_where_reasoning_is_hidden_or_not_apart() -> None:
     cut = parse_turn(calls, CALLED[:-3], marks_in(CALLED))
     assert cut.calls
     assert not cut.called
-
-
-# --- chat completions ---
 
 
 def test_without_a_word_about_reasoning_it_comes_apart(client: openai.OpenAI, harmony: FakeFrontend) -> None:
@@ -187,9 +181,6 @@ def test_budgets_effort_and_no_thoughts(client: openai.OpenAI, harmony: FakeFron
     assert constraint is not None
     (options,) = json.loads(constraint.source)["format"]["elements"]
     assert options["type"] == "or", "no text between the thoughts and the answer"
-
-
-# --- the Responses API ---
 
 
 @pytest.mark.parametrize("stream", [False, True])

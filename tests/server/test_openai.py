@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from ramify.messages import TokenLogprobs
-from ramify.runtime.server.openai.protocol import completion_logprobs
+from ramify.runtime.server.openai.bodies import completion_logprobs
 from tests.server.conftest import BODIES
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 
@@ -294,12 +294,12 @@ def test_places_of_a_prompts_tokens() -> None:
     """Characters that the tokenizer adds, a special token and SentencePiece's space, have no width."""
     texts = ("<s>", " a", "<s>", r"bytes:\xc3", r"bytes:\xa9\xe6", r"bytes:\x97\xa5")
     run = TokenLogprobs(ids=(0,) * 6, logprobs=(0.0,) * 6, texts=texts)
-    assert completion_logprobs([run], [], "a<s>é日").text_offset == [0, 0, 1, 4, 4, 5]
+    assert completion_logprobs([run], [], "a<s>é日")["text_offset"] == [0, 0, 1, 4, 4, 5]
     top = ((1, -1.0), (2, -2.0), (3, -3.0))
     one = TokenLogprobs(
         ids=(1,), logprobs=(-1.0,), top=(top,), texts=texts[3:4], top_texts=(texts[3:],), offsets=(0,)
     )
-    assert completion_logprobs([], [one], "").top_logprobs == [
+    assert completion_logprobs([], [one], "")["top_logprobs"] == [
         dict(zip(texts[3:], (-1.0, -2.0, -3.0), strict=True))
     ]
 

@@ -14,7 +14,7 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.messages import Enforcement, Finish, TextChunk, Unenforced
 from ramify.runtime.generation import GenerationResult
-from ramify.runtime.server.openai.protocol import choice_extras
+from ramify.runtime.server.openai.bodies import choice_extras
 from tests.server.conftest import refused
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 
@@ -240,12 +240,12 @@ def test_what_was_left_out_is_reported_beside_what_is_not_satisfied() -> None:
         TextChunk(rid="r", text='"', finish=Finish(reason="stop"), violations=()),
     ):
         collected.add_chunk(chunk)
-    said = choice_extras(collected)
+    said = choice_extras(collected.violations, collected.enforcement)
     assert msgspec.to_builtins(said) == {
         "unenforced": [{"schema": "/pattern", "message": "A lookahead is not supported."}],
         "violations": [],
     }
-    assert choice_extras(TextChunk(rid="r", text="x")) is msgspec.UNSET
+    assert choice_extras(None, None) == {}
 
 
 def test_a_description_beside_a_schema_is_named_as_having_no_effect(http: httpx.Client) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ramify.errors import Overloaded, WorkerDied
 from ramify.messages import Generate, Preamble, TextChunk
-from ramify.runtime.processes.chunks import joined
+from ramify.runtime.processes.detokenizer import joined
 from tests.server.conftest import ONE, PARAMETERS, TWO
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 from tests.server.responses_contract import check_events, check_response

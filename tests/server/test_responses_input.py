@@ -172,9 +172,6 @@ def test_effort_is_told_to_the_template(client: openai.OpenAI, frontend: FakeFro
     assert not frontend.requests[-1].preambles
 
 
-# --- refusals -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "param", "remedy"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.runtime.server.openai import tokenize
+from ramify.runtime.server.openai.tokenize import PART_SIZE, PART_TEXTS
 from tests.server.fake_frontend import EOS, MODEL, FakeFrontend
 
 CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
@@ -80,16 +80,12 @@ def test_what_is_refused(http: httpx.Client, path: str, body: Any, param: str) -
     assert answer.json()["error"]["param"] == param
 
 
-def test_many_texts_are_asked_for_in_parts(
-    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_texts_are_asked_for_in_parts(http: httpx.Client, frontend: FakeFrontend) -> None:
     """Other requests have their turn between the parts."""
-    monkeypatch.setattr(tokenize, "PART_TEXTS", 3)
-    monkeypatch.setattr(tokenize, "PART_SIZE", 5)
-    texts = ["a", "b", "c", "d", "efghijkl", "", "m"]
+    texts = ["a"] * (PART_TEXTS + 2) + ["b" * PART_SIZE, "", "m"]
     answer = http.post("/tokenize", json={"prompt": texts, "add_special_tokens": False}).json()
     assert answer["count"] == [len(text) for text in texts]
-    assert [len(call.prompts) for call in frontend.calls] == [3, 2, 2]
+    assert [len(call.prompts) for call in frontend.calls] == [PART_TEXTS, 3, 2]
     assert http.post("/tokenize", json={"prompt": [], "add_special_tokens": False}).json()["count"] == []
     back = http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
     assert back["text"] == back["prompt"] == texts

@@ -12,7 +12,7 @@ from ramify.errors import EngineClosed, EngineError, RamifyError
 from ramify.messages import Generate, SchedulerStats
 from ramify.runtime.server.fields import json_response
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.streams import collect
+from ramify.runtime.server.sse import collect
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
@@ -33,7 +33,7 @@ async def livez(request: Request) -> Response:
     """Liveness: 200 while this process answers, even if it drains or its engine processes restart; 503 once
     the engine has closed for good."""
     service = Service.serving(request)
-    if service.frontend.status.gave_up and not service.draining:
+    if service.frontend.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
     return json_response({"status": "ok"})
 
@@ -44,7 +44,7 @@ async def health(request: Request) -> Response:
     """Readiness: 200 while the scheduler replies and the server accepts requests; else 503."""
     service = Service.serving(request)
     _check(service)
-    return json_response({"status": "ok", "heartbeat_age_s": service.frontend.status.heartbeat_age_s})
+    return json_response({"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s})
 
 
 @router.get("/health_generate")
@@ -84,5 +84,5 @@ async def metrics(request: Request) -> Response:
 def _check(service: Service) -> None:
     if service.draining:
         raise EngineClosed("The server is shutting down.")
-    if not service.frontend.status.healthy:
-        raise Unhealthy(f"The scheduler has been silent for {service.frontend.status.heartbeat_age_s:.1f} s.")
+    if not service.frontend.healthy:
+        raise Unhealthy(f"The scheduler has been silent for {service.frontend.heartbeat_age_s:.1f} s.")

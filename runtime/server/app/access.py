@@ -1,17 +1,7 @@
-"""Refuses requests that a web page makes a browser send.
+"""Refuses requests that a web page makes a browser send to this machine (docs/security.md).
 
-A browser sends requests to this machine on behalf of any page. There are three defences. The error of each
-names a remedy:
-
-- Host (403): without an API key, a request must name a loopback host, the host that the server listens on, or
-  one of ``allowed_hosts``. A page that points its own host name at 127.0.0.1 (DNS rebinding) sends that name,
-  and is refused.
-- Origin and Sec-Fetch-Site (403): without an API key, a request from another site's page is refused, unless
-  ``cors`` names its origin. Sandboxed pages and files have the origin ``null``, which only ``*`` covers.
-- Content-Type (415): a body must be JSON. Before a browser sends JSON to another site, it asks that site for
-  permission; for a form or plain text it does not.
-
-Sources: RFC 9110 section 7.2, RFC 6454, W3C Fetch Metadata Request Headers.
+There are three checks: of Host, of Origin and Sec-Fetch-Site, and of the Content-Type of a body. Sources: RFC
+9110 section 7.2, RFC 6454, W3C Fetch Metadata Request Headers.
 """
 
 from __future__ import annotations

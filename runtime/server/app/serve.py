@@ -196,7 +196,6 @@ class _Server(uvicorn.Server):
 
 
 async def _until(stopping: StopSignal, *others: Awaitable[object]) -> None:
-    """Wait until `stopping` is set or one of `others` is done."""
     stop = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((stop, *map(asyncio.ensure_future, others)), return_when=asyncio.FIRST_COMPLETED)

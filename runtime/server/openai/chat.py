@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.messages import ChatFormat, ChatMessage, Enforcement, Generate, Preamble
 from ramify.runtime.server.fields import Fields
@@ -40,28 +39,14 @@ CHAT_COMPLETIONS = Dialect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A parsed chat request. `tools` and `template_kwargs` are JSON text for the chat template."""
+    """A parsed chat request."""
 
-    messages: tuple[ChatMessage, ...]
-    tools: str
-    template_kwargs: str
-    preambles: tuple[Preamble, ...]
-    constraint: Constraint | None
+    request: Generate
+    """The request to the frontend that answers the chat."""
     turn_format: TurnFormat
     """The format for parsing the answer."""
     found: FieldConstraint | None
     tool_use: ToolUse | None
-
-    def generation(self, rid: str) -> Generate:
-        """The request to the frontend that answers the chat."""
-        return Generate(
-            rid=rid,
-            chat=self.messages,
-            tools=self.tools,
-            template_kwargs=self.template_kwargs,
-            preambles=self.preambles,
-            constraint=self.constraint,
-        )
 
     def explain(self, error: InvalidConstraint) -> None:
         """Set the field of an error in the constraint to the client's field."""
@@ -69,7 +54,7 @@ class Chat:
             self.tool_use.explain(error)
         if self.found is not None and not (error.field or "").startswith("tools["):
             error.field = self.found[0]
-            if self.constraint != self.found[1] and error.pointer:
+            if self.request.constraint != self.found[1] and error.pointer:
                 # In the grammar, the content is one of several alternatives.
                 error.pointer = error.pointer.partition("/json_schema")[2]
 
@@ -78,8 +63,9 @@ class Chat:
         return enforcement if self.tool_use is None else self.tool_use.tell(enforcement)
 
 
-def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) -> Chat:
-    """Take the chat from `fields`. Raises `InvalidRequest`, which names the field."""
+def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect, rid: str) -> Chat:
+    """Take the chat from `fields`, as a request with the id `rid`. Raises `InvalidRequest`, which names the
+    field."""
     if chat_format is None:
         raise InvalidRequest(
             "The model has no chat template.", field=dialect.turns, remedy="Use /v1/completions."
@@ -107,11 +93,14 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect) 
         messages = plain_turns(tool_format, shown, messages, system_role=">system" in chat_format.prefix)
         shown = ()
     return Chat(
-        messages=messages,
-        tools=tools_json(shown) if shown else "",
-        template_kwargs=reasoning.template_kwargs,
-        preambles=preambles,
-        constraint=wanted,
+        request=Generate(
+            rid=rid,
+            chat=messages,
+            tools=tools_json(shown) if shown else "",
+            template_kwargs=reasoning.template_kwargs,
+            preambles=preambles,
+            constraint=wanted,
+        ),
         turn_format=TurnFormat(
             reasoning_end=reasoning.end,
             channels=channels,

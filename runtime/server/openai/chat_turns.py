@@ -112,7 +112,6 @@ def take_arguments(function: Fields) -> str:
 
 
 def _take_assistant(item: Fields) -> ChatMessage:
-    """An assistant message: content, calls, or both."""
     calls = tuple(map(_take_call, item.take_objects("tool_calls") or ()))
     reasoning: str = item.take("reasoning_content", str, "")
     content = take_content(item, "content", _TEXT_PARTS, required=not calls)

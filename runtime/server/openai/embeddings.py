@@ -1,8 +1,4 @@
-"""OpenAI's ``POST /v1/embeddings``: input, model, encoding_format, dimensions, user.
-
-Fields beyond that API: ``pooling`` ("last" or "mean", by default the model's own), ``normalize`` (default
-true), and the applicable options of `openai.request`. The response also has ``usage.prompt_tokens_details``.
-"""
+"""OpenAI's ``POST /v1/embeddings``, with ``pooling`` and ``normalize`` beyond that API."""
 
 from __future__ import annotations
 
@@ -26,8 +22,7 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.params import explain_by_field, take_prompts
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sse import while_connected
-from ramify.runtime.server.streams import collect
+from ramify.runtime.server.sse import collect, while_connected
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
@@ -53,6 +48,7 @@ async def embeddings(request: Request) -> Response:
         header,
         [Generate(rid=header["id"], prompt=(prompt,), pooling=pooling) for prompt in prompts],
         SamplingParams(max_tokens=0),
+        PATH,
         explain=explain_by_field(None),
         spelled={"prompt": "input"},
         unsupported=UNSUPPORTED | {"messages": "Give the text as input."},
@@ -60,7 +56,7 @@ async def embeddings(request: Request) -> Response:
     )
     if parsed.stream:
         raise UnsupportedField("Embeddings are not streamed.", field="stream")
-    results = await while_connected(request.receive, collect(parsed.start_generations(service, PATH)))
+    results = await while_connected(request.receive, collect(parsed.streams))
     data = []
     for index, result in enumerate(results):
         refuse_abort(result.finish)

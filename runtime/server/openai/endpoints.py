@@ -1,14 +1,11 @@
 """OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions.
 
-Fields beyond OpenAI's own have the names that other engines give them: top_k, min_p, repetition_penalty,
-min_tokens, ignore_eos, stop_token_ids, skip_special_tokens. Constraints are described in `output_format`, the
-options of reasoning in `reasoning`, and the others in `request`. token_healing is Ramify's own. With n > 1,
-choice i has the seed `seed` + i. An unsupported field is refused by name.
+Fields beyond OpenAI's own have the names that other engines give them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -16,12 +13,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import Generate, TextChunk, Usage
+from ramify.messages import Generate, Usage
 from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_in_thread, take_output_format
-from ramify.runtime.server.openai.protocol import ModelCard, ModelList
 from ramify.runtime.server.openai.request import (
     DEFAULT_VERBOSITY,
     IGNORED,
@@ -35,8 +32,7 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.params import COMMON, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
-from ramify.runtime.server.streams import collect, merge
+from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
 
 router = APIRouter()
 
@@ -67,7 +63,7 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
     names = ("", *service.frontend.loras.loaded)
-    return json_response(ModelList(data=[_card(service, name) for name in names]))
+    return json_response({"object": "list", "data": [_card(service, name) for name in names]})
 
 
 @router.get("/v1/models/{model:path}")
@@ -81,7 +77,8 @@ async def chat_completions(request: Request) -> Response:
     service = Service.serving(request)
     fields = await read_fields(request)
     header = take_header(service, fields, "chatcmpl-")
-    chat = await take_in_thread(take_chat, fields, service.frontend.info.chat_format, CHAT_COMPLETIONS)
+    chat_format = service.frontend.info.chat_format
+    chat = await take_in_thread(take_chat, fields, chat_format, CHAT_COMPLETIONS, header["id"])
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs is not None and not want_logprobs:
@@ -95,8 +92,9 @@ async def chat_completions(request: Request) -> Response:
         service,
         fields,
         header,
-        [chat.generation(header["id"])],
+        [chat.request],
         sampling,
+        "/v1/chat/completions",
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "messages", "max_tokens": limit},
@@ -104,7 +102,7 @@ async def chat_completions(request: Request) -> Response:
         ignored=IGNORED_CHAT,
     )
     formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
-    return await _respond(request, service, parsed, formatter, "/v1/chat/completions")
+    return await _respond(request, parsed, formatter)
 
 
 @router.post("/v1/completions")
@@ -140,6 +138,7 @@ async def completions(request: Request) -> Response:
         header,
         generations,
         sampling,
+        "/v1/completions",
         explain=explain_by_field(found and found[0]),
         spelled={},
         unsupported=UNSUPPORTED_COMPLETION,
@@ -149,46 +148,43 @@ async def completions(request: Request) -> Response:
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
     ]
     formatter = CompletionFormatter(header, texts, logprobs is not None)
-    return await _respond(request, service, parsed, formatter, "/v1/completions")
+    return await _respond(request, parsed, formatter)
 
 
-async def _respond(
-    request: Request, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, endpoint: str
-) -> Response:
-    streams = parsed.start_generations(service, endpoint)
+async def _respond(request: Request, parsed: ParsedRequest, formatter: ResponseFormatter) -> Response:
     if parsed.stream:
-        return EventStream(_events(streams, parsed, formatter), headers=parsed.headers)
-    results = await while_connected(request.receive, collect(streams))
+        return EventStream(_events(parsed, formatter), headers=parsed.headers)
+    results = await while_connected(request.receive, collect(parsed.streams))
     for result in results:
         refuse_abort(result.finish)
     return json_response(formatter.body(results, parsed.n), parsed.headers)
 
 
-async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, formatter: ResponseFormatter
-) -> AsyncGenerator[bytes, None]:
-    usages = [Usage() for _ in streams]
+async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncGenerator[bytes, None]:
+    usages = [Usage() for _ in parsed.streams]
     # With include_usage every event has the key `usage`, null in all but the last. Otherwise no event has it.
-    usage = {"usage": None} if parsed.include_usage else {}
-    async with aclosing(merge(streams)) as chunks:
+    unknown: Body = {"usage": None} if parsed.include_usage else {}
+    async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.usage is not None:
                 usages[index] = chunk.usage
             refuse_abort(chunk.finish)
             for choice in formatter.stream_choices(index, chunk):
-                yield event(formatter.stream_body([choice], **usage))
+                yield event(formatter.stream_body([choice]) | unknown)
     if parsed.include_usage:
-        yield event(formatter.stream_body([], usage=formatter.usage(usages, parsed.n)))
+        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)})
     yield DONE
 
 
-def _card(service: Service, lora: str) -> ModelCard:
+def _card(service: Service, lora: str) -> Body:
     info = service.frontend.info
-    return ModelCard(
-        id=lora or service.model_name,
-        created=service.started_at,
-        root=service.frontend.loras.loaded[lora].path if lora else info.path,
-        parent=service.model_name if lora else None,
-        max_model_len=info.context_length,
-        model_impl=info.model_impl,
-    )
+    return {
+        "id": lora or service.model_name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "ramify",
+        "root": service.frontend.loras.loaded[lora].path if lora else info.path,
+        "parent": service.model_name if lora else None,
+        "max_model_len": info.context_length,
+        "model_impl": info.model_impl,
+    }

@@ -1,36 +1,18 @@
-"""Response bodies of chat completions and completions, whole and streamed.
-
-The attribute `header` holds the fields that every body starts with: id, created, model.
-"""
+"""Response bodies of chat completions and completions, whole and streamed (OpenAI's API reference)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
 
-from msgspec import UNSET
-
-from ramify.messages import Finish, TextChunk, Usage
+from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage
 from ramify.runtime.generation import GenerationResult, ids_in, pieces_of
-from ramify.runtime.server.openai.protocol import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatMessageReply,
-    ChatReply,
-    CompletionChoice,
-    CompletionReply,
-    CompletionTokensDetails,
-    Delta,
-    FunctionReply,
-    Reply,
-    ToolCallDelta,
-    ToolCallReply,
-    UsageReply,
+from ramify.runtime.server.openai.bodies import (
+    Body,
     chat_logprobs,
     choice_extras,
     completion_logprobs,
-    usage_reply,
+    usage_body,
 )
 from ramify.runtime.server.openai.turn_parser import (
     Turn,
@@ -44,123 +26,172 @@ from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 
-class ResponseFormatter(Protocol):
-    """Makes the bodies of one of the two APIs."""
+class ResponseFormatter(ABC):
+    """Makes the bodies of one of the two APIs. `header` has the fields that every body starts with: id,
+    created, model."""
 
-    def stream_choices(self, index: int, chunk: TextChunk) -> list[Any]:
+    kind: str
+    """The value of ``object`` in stream events."""
+
+    def __init__(self, header: Body, want_logprobs: bool) -> None:
+        self._header = header
+        self._want_logprobs = want_logprobs
+
+    @abstractmethod
+    def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
         """The choice objects for the text of `chunk` of choice `index`. Each is sent in an event of its
         own."""
 
-    def stream_body(self, choices: list[Any], **usage: Any) -> Reply:
+    def stream_body(self, choices: list[Body]) -> Body:
         """The body of one stream event."""
+        return {**self._header, "object": self.kind, "choices": choices}
 
-    def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
+    def usage(self, usages: Sequence[Usage], n: int) -> Body:
         """The usage of all streamed choices. Each prompt has `n` consecutive choices."""
+        return usage_body(usages, n)
 
-    def body(self, results: Sequence[GenerationResult], n: int) -> Reply:
+    @abstractmethod
+    def body(self, results: Sequence[GenerationResult], n: int) -> Body:
         """The body of a response that is not streamed. Each prompt has `n` consecutive results."""
 
 
-class ChatFormatter:
+class ChatFormatter(ResponseFormatter):
     """Makes the bodies of /v1/chat/completions. In a stream, the first event of a choice contains the
     role."""
 
-    def __init__(self, header: dict[str, Any], want_logprobs: bool, turn_format: TurnFormat) -> None:
-        self._header = header
-        self._want_logprobs = want_logprobs
+    kind = "chat.completion.chunk"
+
+    def __init__(self, header: Body, want_logprobs: bool, turn_format: TurnFormat) -> None:
+        super().__init__(header, want_logprobs)
         self._format = turn_format
         self._parsers: dict[int, TurnParser | ChannelParser] = {}
         self._begun: set[int] = set()
         self._reasoning_tokens = 0
 
-    def stream_choices(self, index: int, chunk: TextChunk) -> list[ChatChunkChoice]:
+    def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
         parser = self._parsers.setdefault(index, parser_of(self._format))
         thinking = parser.reasoning
         events = parser.push(chunk.text, chunk.controls)
         if thinking:
             self._reasoning_tokens += ids_in(pieces_of(chunk), len(chunk.text) - parser.answered)
         first = index not in self._begun
-        extras = choice_extras(chunk)
-        if first and not (chunk.text or chunk.finish or chunk.logprobs or extras is not UNSET):
+        extras = choice_extras(chunk.violations, chunk.enforcement)
+        if first and not (chunk.text or chunk.finish or chunk.logprobs or extras):
             return []
         self._begun.add(index)
         if chunk.finish is not None:
             events += parser.close()
         deltas = [self._delta(turn_event) for turn_event in events]
         if not deltas and (first or chunk.finish or (chunk.logprobs and self._want_logprobs)):
-            deltas = [Delta()]
+            deltas = [{}]
         if first:
-            deltas[0].role = "assistant"
-            if deltas[0].content is UNSET:
-                deltas[0].content = None if deltas[0].tool_calls else ""
-        choices = [ChatChunkChoice(index=index, delta=delta) for delta in deltas]
+            deltas[0]["role"] = "assistant"
+            deltas[0].setdefault("content", None if "tool_calls" in deltas[0] else "")
+        choices: list[Body] = [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas
+        ]
         if chunk.logprobs is not None and self._want_logprobs:
-            choices[0].logprobs = chat_logprobs([chunk.logprobs])
+            choices[0]["logprobs"] = _logprobs([chunk.logprobs])
         if chunk.finish is not None:
-            choices[-1].finish_reason = _chat_finish(chunk.finish, parser.called)
-            choices[-1].matched_stop = chunk.finish.matched
-        if choices:
-            choices[0 if first else -1].ramify = extras
+            choices[-1]["finish_reason"] = _chat_finish(chunk.finish, parser.called)
+            choices[-1]["matched_stop"] = chunk.finish.matched
+        if choices and extras:
+            choices[0 if first else -1]["ramify"] = extras
         return choices
 
-    def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
-        reply = usage_reply(usages, n)
+    def usage(self, usages: Sequence[Usage], n: int) -> Body:
+        body = super().usage(usages, n)
         if self._format.reasoning_end is not None:
-            reply.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=self._reasoning_tokens)
-        return reply
+            body["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
+        return body
 
-    def _delta(self, turn_event: TurnEvent) -> Delta:
+    def _delta(self, turn_event: TurnEvent) -> Body:
         match turn_event:
             case Content(text):
-                return Delta(content=text)
+                return {"content": text}
             case Reasoning(text):
-                return Delta(reasoning_content=text)
+                return {"reasoning_content": text}
             case CallBegins(index, name):
                 assert self._format.tools is not None
-                call = ToolCallDelta(
-                    index=index,
-                    id=self._format.tools.new_id(),
-                    type="function",
-                    function=FunctionReply(name=name, arguments=""),
-                )
+                call: Body = {"index": index, "id": self._format.tools.new_id(), "type": "function"}
+                call["function"] = {"name": name, "arguments": ""}
             case Arguments(index, text):
-                call = ToolCallDelta(index=index, function=FunctionReply(arguments=text))
-        return Delta(tool_calls=[call])
+                call = {"index": index, "function": {"arguments": text}}
+        return {"tool_calls": [call]}
 
-    def stream_body(self, choices: list[ChatChunkChoice], **usage: Any) -> ChatChunk:
-        return ChatChunk(choices=choices, **self._header, **usage)
-
-    def body(self, results: Sequence[GenerationResult], n: int) -> ChatReply:
+    def body(self, results: Sequence[GenerationResult], n: int) -> Body:
         choices = []
         for index, result in enumerate(results):
             finish = _finish(result)
             turn = parse_turn(self._format, result.text, result.controls)
             self._reasoning_tokens += ids_in(result.pieces, len(result.text) - turn.answered)
-            choices.append(
-                ChatChoice(
-                    index=index,
-                    message=self._message(turn),
-                    logprobs=chat_logprobs(result.logprobs) if self._want_logprobs else None,
-                    finish_reason=_chat_finish(finish, turn.called),
-                    matched_stop=finish.matched,
-                    ramify=choice_extras(result),
-                )
-            )
-        return ChatReply(
-            choices=choices, usage=self.usage([result.usage for result in results], n), **self._header
-        )
+            choice: Body = {
+                "index": index,
+                "message": self._message(turn),
+                "logprobs": _logprobs(result.logprobs) if self._want_logprobs else None,
+                "finish_reason": _chat_finish(finish, turn.called),
+                "matched_stop": finish.matched,
+            }
+            choices.append(_with_extras(choice, result))
+        usage = self.usage([result.usage for result in results], n)
+        return {**self._header, "object": "chat.completion", "choices": choices, "usage": usage}
 
-    def _message(self, turn: Turn) -> ChatMessageReply:
-        message = ChatMessageReply(content=turn.content)
+    def _message(self, turn: Turn) -> Body:
+        message: Body = {"role": "assistant", "content": turn.content, "refusal": None}
         if self._format.reasoning_end is not None and self._format.show_reasoning:
-            message.reasoning_content = turn.reasoning
+            message["reasoning_content"] = turn.reasoning
         if turn.calls:
-            message.content = turn.content or None
-            message.tool_calls = [
-                ToolCallReply(id=call.id, function=FunctionReply(name=call.name, arguments=call.arguments))
+            message["content"] = turn.content or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
                 for call in turn.calls
             ]
         return message
+
+
+class CompletionFormatter(ResponseFormatter):
+    """Makes the bodies of /v1/completions. `echoes` has, for each choice, the prompt to repeat before its
+    text, or ""."""
+
+    kind = "text_completion"
+
+    def __init__(self, header: Body, echoes: list[str], want_logprobs: bool) -> None:
+        super().__init__(header, want_logprobs)
+        self._echoes = echoes
+        self._unsent_echo = dict(enumerate(echoes))
+
+    def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
+        text = self._unsent_echo.pop(index, "") + chunk.text
+        prompt, output = ([] if run is None else [run] for run in (chunk.prompt_logprobs, chunk.logprobs))
+        choice = _with_extras({"index": index, "text": text, "logprobs": None, "finish_reason": None}, chunk)
+        if not (text or chunk.finish or prompt or output or "ramify" in choice):
+            return []
+        if (prompt or output) and self._want_logprobs:
+            choice["logprobs"] = completion_logprobs(prompt, output, self._echoes[index])
+        if chunk.finish is not None:
+            choice["finish_reason"], choice["matched_stop"] = chunk.finish.reason, chunk.finish.matched
+        return [choice]
+
+    def body(self, results: Sequence[GenerationResult], n: int) -> Body:
+        choices = []
+        for index, (result, echo) in enumerate(zip(results, self._echoes, strict=True)):
+            finish = _finish(result)
+            logprobs = None
+            if self._want_logprobs:
+                logprobs = completion_logprobs(result.prompt_logprobs, result.logprobs, echo)
+            choice: Body = {
+                "index": index,
+                "text": echo + result.text,
+                "logprobs": logprobs,
+                "finish_reason": finish.reason,
+                "matched_stop": finish.matched,
+            }
+            choices.append(_with_extras(choice, result))
+        return self.stream_body(choices) | {"usage": self.usage([result.usage for result in results], n)}
 
 
 def _chat_finish(finish: Finish, called: bool) -> str:
@@ -169,54 +200,13 @@ def _chat_finish(finish: Finish, called: bool) -> str:
     return "tool_calls" if called and finish.reason == "stop" else finish.reason
 
 
-class CompletionFormatter:
-    """Makes the bodies of /v1/completions. `echoes` has, for each choice, the prompt to repeat before its
-    text, or ""."""
+def _logprobs(runs: Sequence[TokenLogprobs]) -> Body:
+    return {"content": chat_logprobs(runs), "refusal": None}
 
-    def __init__(self, header: dict[str, Any], echoes: list[str], want_logprobs: bool) -> None:
-        self._header = header
-        self._echoes = echoes
-        self._want_logprobs = want_logprobs
-        self._unsent_echo = dict(enumerate(echoes))
 
-    def stream_choices(self, index: int, chunk: TextChunk) -> list[CompletionChoice]:
-        text = self._unsent_echo.pop(index, "") + chunk.text
-        prompt, output = ([] if run is None else [run] for run in (chunk.prompt_logprobs, chunk.logprobs))
-        extras = choice_extras(chunk)
-        if not (text or chunk.finish or prompt or output or extras is not UNSET):
-            return []
-        choice = CompletionChoice(index=index, text=text)
-        if (prompt or output) and self._want_logprobs:
-            choice.logprobs = completion_logprobs(prompt, output, self._echoes[index])
-        if chunk.finish is not None:
-            choice.finish_reason, choice.matched_stop = chunk.finish.reason, chunk.finish.matched
-        choice.ramify = extras
-        return [choice]
-
-    def stream_body(self, choices: list[CompletionChoice], **usage: Any) -> CompletionReply:
-        return CompletionReply(choices=choices, **self._header, **usage)
-
-    def body(self, results: Sequence[GenerationResult], n: int) -> CompletionReply:
-        choices = []
-        for index, (result, echo) in enumerate(zip(results, self._echoes, strict=True)):
-            finish = _finish(result)
-            logprobs = None
-            if self._want_logprobs:
-                logprobs = completion_logprobs(result.prompt_logprobs, result.logprobs, echo)
-            choices.append(
-                CompletionChoice(
-                    index=index,
-                    text=echo + result.text,
-                    logprobs=logprobs,
-                    finish_reason=finish.reason,
-                    matched_stop=finish.matched,
-                    ramify=choice_extras(result),
-                )
-            )
-        return self.stream_body(choices, usage=self.usage([result.usage for result in results], n))
-
-    def usage(self, usages: Sequence[Usage], n: int) -> UsageReply:
-        return usage_reply(usages, n)
+def _with_extras(choice: Body, outcome: TextChunk | GenerationResult) -> Body:
+    extras = choice_extras(outcome.violations, outcome.enforcement)
+    return {**choice, "ramify": extras} if extras else choice
 
 
 def _finish(result: GenerationResult) -> Finish:

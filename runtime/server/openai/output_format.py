@@ -1,9 +1,4 @@
-"""Constraints on the output, in the fields in which clients of OpenAI's API send them.
-
-- ``response_format`` is OpenAI's in chat completions, and ``text.format`` in its Responses API. Both take
-  further types here: see `_TYPES`.
-- Top-level `regex`, `ebnf` and `json_schema` are SGLang's.
-- ``guided_*`` and ``structured_outputs`` are vLLM's.
+"""Constraints on the output, in the fields in which clients of OpenAI's API, SGLang and vLLM send them.
 
 A request has at most one constraint.
 """
@@ -159,7 +154,6 @@ def _tag_in_place(form: Fields) -> FieldConstraint | None:
 
 
 def _source(make: Callable[[Any], Constraint], *names: str, kind: Any = str) -> Taker:
-    """A `Taker` of the constraint in whichever of the fields `names` is given."""
     return lambda form: only_constraint(take_constraints(form, dict.fromkeys(names, (kind, make))))
 
 

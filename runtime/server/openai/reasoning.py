@@ -1,10 +1,7 @@
 """Parses the reasoning options of a chat request: on or off, the token budget, and how reasoning is returned.
 
-- ``reasoning`` {enabled, effort, max_tokens, exclude} is OpenRouter's. OpenAI's Responses API has only the
-  effort. The fields `start` and `end`, the texts around the reasoning, are Ramify's own.
-- ``chat_template_kwargs`` and `include_reasoning` are vLLM's and SGLang's, `separate_reasoning` SGLang's,
-  `thinking_token_budget` vLLM's, `enable_thinking` and `thinking_budget` Qwen's.
-- `reasoning_effort` is OpenAI's. It is passed on to a chat template that reads it.
+The fields are OpenRouter's, OpenAI's, vLLM's, SGLang's and Qwen's. `start` and `end`, the texts around the
+reasoning, are Ramify's own.
 """
 
 from __future__ import annotations
@@ -84,7 +81,6 @@ class _ReasoningSwitch:
             self._asked.append((fields, field))
 
     def suggest(self) -> None:
-        """Ask for reasoning, unless a field asks for none."""
         self._suggested = True
 
     def wanted(self) -> bool | None:

@@ -1,17 +1,10 @@
-"""The fields that all endpoints of OpenAI's API share, and the generations of a parsed request.
-
-- `cache_salt` (vLLM's) is the cache scope.
-- The fields in `IGNORED` are accepted and have no effect.
-- `user`, or `safety_identifier`, is written to the log.
-- `priority` is SGLang's: higher goes first. If it is not given, `service_tier` determines it (`TIERS`).
-"""
+"""The fields that all endpoints of OpenAI's API share, and the generations of a parsed request."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -59,35 +52,17 @@ IGNORED: Ignored = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ParsedRequest:
+class ParsedRequest(NamedTuple):
     """A parsed and checked request."""
 
-    requests: list[Generate]
-    """One request for each choice, in order. Each prompt has n consecutive choices."""
-    explain: Explain
-    tell: Tell | None
+    streams: list[AsyncGenerator[TextChunk, None]]
+    """The chunks of each choice, in order. Each prompt has n consecutive choices. A generation starts when
+    its iterator is first read."""
     n: int
     stream: bool
     include_usage: bool
-    user: str | None
-    spelled: Mapping[str, str]
-    """Our name of a field → the client's name, for errors of the engine."""
     headers: Mapping[str, str]
     """Headers of the response."""
-
-    def start_generations(self, service: Service, endpoint: str) -> list[AsyncGenerator[TextChunk, None]]:
-        """The chunks of each generation. A generation starts when its iterator is first read."""
-        prompts = [ChoiceUsages(self.n) for _ in range(len(self.requests) // self.n)]
-        return [
-            explained(
-                service.generate(request, endpoint, self.user, prompts[index // self.n]),
-                self.explain,
-                self.spelled,
-                self.tell,
-            )
-            for index, request in enumerate(self.requests)
-        ]
 
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
@@ -129,6 +104,7 @@ def parse_request(
     header: Mapping[str, Any],
     prompts: Sequence[Generate],
     sampling: SamplingParams,
+    endpoint: str,
     *,
     explain: Explain,
     tell: Tell | None = None,
@@ -136,10 +112,11 @@ def parse_request(
     unsupported: Mapping[str, str],
     ignored: Ignored,
 ) -> ParsedRequest:
-    """Parse the remaining fields of a request. `header` is the result of `take_header`. `prompts` has one
-    generation for each prompt, without sampling options.
+    """Parse the remaining fields of a request. Fields that are unknown or unsupported are refused.
 
-    Fields that are unknown or unsupported are refused.
+    header : the result of `take_header`
+    prompts : a generation for each prompt, without sampling options
+    spelled : our name of a field → the client's name, for errors of the engine
     """
     scope: str = fields.take("cache_salt", str, "")
     fields.ignore(ignored)
@@ -154,12 +131,15 @@ def parse_request(
     user = _take_user(fields)
     priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
     fields.refuse_rest(unsupported)
-    choices = [(prompt, options) for prompt in prompts for options in split_choices(sampling)]
-    return ParsedRequest(
-        requests=[
-            msgspec.structs.replace(
+    headers = service.tell_ignored(fields.ignored)
+    streams: list[AsyncGenerator[TextChunk, None]] = []
+    for prompt in prompts:
+        usages = ChoiceUsages(sampling.n)
+        for options in split_choices(sampling):
+            several = len(prompts) * sampling.n > 1
+            request = msgspec.structs.replace(
                 prompt,
-                rid=f"{prompt.rid}-{index}" if len(choices) > 1 else prompt.rid,
+                rid=f"{prompt.rid}-{len(streams)}" if several else prompt.rid,
                 sampling=options,
                 scope=scope,
                 lora=lora_of(service, header["model"]),
@@ -167,17 +147,9 @@ def parse_request(
                 priority=priority,
                 flow=prompt.rid,
             )
-            for index, (prompt, options) in enumerate(choices)
-        ],
-        explain=explain,
-        tell=tell,
-        n=sampling.n,
-        stream=stream,
-        include_usage=include_usage,
-        user=user,
-        spelled=spelled,
-        headers=service.tell_ignored(fields.ignored),
-    )
+            chunks = service.generate(request, endpoint, user, usages)
+            streams.append(explained(chunks, explain, spelled, tell))
+    return ParsedRequest(streams, sampling.n, stream, include_usage, headers)
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:

@@ -1,12 +1,6 @@
 """``/tokenize`` and ``/detokenize``, as vLLM and SGLang have them, also under ``/v1``.
 
-- ``POST /tokenize`` {model?, prompt, add_special_tokens} or {model?, messages, tools, …,
-  add_generation_prompt, add_special_tokens}, and optionally return_token_strs, returns {count, max_model_len,
-  tokens, token_strs}. For a list of prompts (SGLang) it returns lists. The ids are those of the prompt of a
-  completion or chat with the same fields.
-- ``POST /detokenize`` {model?, tokens, skip_special_tokens} returns {prompt, text}. ``prompt`` is vLLM's: the
-  text of all tokens. ``text`` is SGLang's: without special tokens, unless skip_special_tokens is false. For a
-  list of lists it returns lists.
+The ids are those of the prompt of a completion or chat with the same fields.
 """
 
 from __future__ import annotations
@@ -127,7 +121,8 @@ def _take_model(fields: Fields, service: Service) -> None:
 
 
 def _take_chat(fields: Fields, service: Service) -> Generate:
-    chat = take_chat(fields, service.frontend.info.chat_format, _CHAT).generation(service.frontend.new_rid())
+    rid = service.frontend.new_rid()
+    chat = take_chat(fields, service.frontend.info.chat_format, _CHAT, rid).request
     generation_prompt: bool = fields.take("add_generation_prompt", bool, True)
     if generation_prompt:
         return chat

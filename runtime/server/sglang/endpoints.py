@@ -6,12 +6,9 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 - ``logprob_start_len`` p returns the prompt's tokens from position p on, each with its log-probability.
   Position 0 has none (null). With ``max_new_tokens: 0`` the default is 0, since such a request can ask for
   nothing else.
-- Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint`` {kind, source,
-  whitespace, any_order, strict, definitions}, ``preambles`` [{end, start, max_tokens, optional, apart,
-  counted}], ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left,
-  limits}, ``cache_scope``; in sampling_params token_healing; in ``meta_info`` kept_ids, tail,
-  forced_tokens, forced_places, distinct_tokens, evicted_tokens, evicted_by, violations and times; the
-  routes /end_program, /await_tools and, under the key ``ramify`` of /model_info, the `ModelInfo`.
+- Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint``, ``preambles``,
+  ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left, limits},
+  ``cache_scope``; in sampling_params token_healing; the routes /end_program and /await_tools.
 - ``choices`` {texts, unconditional}, Ramify's own too, scores these texts after the prompt in one request, as
   a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is its default if choices are given.
   ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false
@@ -21,10 +18,9 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -36,7 +32,6 @@ from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
-from ramify.runtime.server.admin.info import model_info, server_info
 from ramify.runtime.server.fields import Fields, json_response, read_fields
 from ramify.runtime.server.params import (
     COMMON,
@@ -57,9 +52,8 @@ from ramify.runtime.server.params import (
     take_sampling,
 )
 from ramify.runtime.server.service import FrontendProtocol, Service
-from ramify.runtime.server.sglang.bodies import generation_body
-from ramify.runtime.server.sse import DONE, EventStream, event, while_connected
-from ramify.runtime.server.streams import collect, merge
+from ramify.runtime.server.sglang.bodies import generation_body, model_info, server_info
+from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
 from ramify.sampling_options import DEFAULT_MAX_TOKENS, SPELLINGS
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder
@@ -114,33 +108,26 @@ UNSUPPORTED_SAMPLING = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ParsedRequest:
+class ParsedRequest(NamedTuple):
     """A parsed and checked request to /generate."""
 
     requests: list[Generate]
-    constraint_paths: list[str | None]
-    """For each request, the path of the field that its constraint was in; None without a constraint."""
+    streams: list[AsyncGenerator[TextChunk, None]]
+    """The chunks of each request. A generation starts when its iterator is first read."""
     batch: bool
     """Whether the response is a list, and stream events have an index."""
     stream: bool
     texts: bool
     """Whether log-probabilities include the texts of the tokens."""
-    spelled: Mapping[str, str]
-    """Our name of a field → the client's name, for errors of the engine."""
 
 
 @router.api_route("/generate", methods=["POST", "PUT"])
 async def generate(request: Request) -> Response:
     service = Service.serving(request)
     parsed = _parse_request(await read_fields(request), service)
-    streams = [
-        explained(service.generate(one, "/generate"), explain_by_field(path), parsed.spelled)
-        for one, path in zip(parsed.requests, parsed.constraint_paths, strict=True)
-    ]
     if parsed.stream:
-        return EventStream(_events(streams, parsed, service.config.incremental_streaming_output))
-    results = await while_connected(request.receive, collect(streams))
+        return EventStream(_events(parsed, service.config.incremental_streaming_output))
+    results = await while_connected(request.receive, collect(parsed.streams))
     pairs = zip(parsed.requests, results, strict=True)
     bodies = [generation_body(one, result, parsed.texts) for one, result in pairs]
     return json_response(bodies if parsed.batch else bodies[0])
@@ -273,7 +260,9 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
 
     service.check_count(sum(sampling.n for sampling, _ in options))
     requests: list[Generate] = []
-    paths: list[str | None] = []
+    streams = []
+    # Our name of a field → the client's name, for errors of the engine.
+    spelled = {"prompt": prompt_field, "max_tokens": "sampling_params.max_new_tokens"}
     for index, (prompt, (sampling, found)) in enumerate(zip(prompts, options, strict=True)):
         if choices is not None and sampling.n > 1:
             raise InvalidRequest("n has no effect where choices are scored.", field="sampling_params.n")
@@ -281,7 +270,6 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
         if own is not None and found is not None:
             raise InvalidRequest(f"constraint and {found[0]} are both given; give one.", field="constraint")
         for i, one in enumerate(split_choices(sampling)):
-            paths.append("constraint.source" if found is None else found[0])
             request = Generate(
                 rid=rids[index] if sampling.n == 1 else f"{rids[index]}-{i}",
                 prompt=prompt,
@@ -297,14 +285,9 @@ def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
             )
             check_choices(request, _SCORING_SPELLING)
             requests.append(request)
-    return ParsedRequest(
-        requests=requests,
-        constraint_paths=paths,
-        batch=batch or len(requests) > 1,
-        stream=stream,
-        texts=texts,
-        spelled={"prompt": prompt_field, "max_tokens": "sampling_params.max_new_tokens"},
-    )
+            explain = explain_by_field("constraint.source" if found is None else found[0])
+            streams.append(explained(service.generate(request, "/generate"), explain, spelled))
+    return ParsedRequest(requests, streams, batch or len(requests) > 1, stream, texts)
 
 
 def _take_constraint(fields: Fields) -> Constraint | None:
@@ -425,13 +408,11 @@ def _length_differs(field: str, length: int, count: int) -> InvalidRequest:
     return InvalidRequest(f"{field} has {length} entries for {count} prompts.", field=field)
 
 
-async def _events(
-    streams: Sequence[AsyncGenerator[TextChunk, None]], parsed: ParsedRequest, incremental: bool
-) -> AsyncGenerator[bytes, None]:
+async def _events(parsed: ParsedRequest, incremental: bool) -> AsyncGenerator[bytes, None]:
     """The stream events in SGLang's form: each has the whole output so far, or with `incremental` only the
     new output."""
-    results = [GenerationResult() for _ in streams]
-    async with aclosing(merge(streams)) as chunks:
+    results = [GenerationResult() for _ in parsed.streams]
+    async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
             result = results[index]
             result.add_chunk(chunk)

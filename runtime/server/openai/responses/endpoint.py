@@ -1,16 +1,13 @@
-"""OpenAI's Responses API: ``POST /v1/responses``, without state.
+"""OpenAI's Responses API: ``POST /v1/responses``.
 
-Nothing is stored. A client sends the whole conversation as ``input``, with the items of earlier responses;
-the prefix of earlier requests is found in the cache. Sampling options, constraints and reasoning options
-beyond OpenAI's API have the same names as in chat completions. ``text.format`` takes the types of
-``response_format``. An unsupported field is refused by name.
+Nothing is stored: a client sends the whole conversation as ``input``, with the items of earlier responses.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -19,6 +16,7 @@ from starlette.responses import Response
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import TextChunk
 from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_in_thread, take_text_format
 from ramify.runtime.server.openai.request import (
@@ -30,7 +28,6 @@ from ramify.runtime.server.openai.request import (
     with_top_logprobs,
 )
 from ramify.runtime.server.openai.responses.input import take_input
-from ramify.runtime.server.openai.responses.protocol import ResponseReply
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import COMMON, take_sampling
 from ramify.runtime.server.service import Service
@@ -80,7 +77,8 @@ async def responses(request: Request) -> Response:
     fields = await read_fields(request)
     header = take_header(service, fields, "resp_")
     _take_storage(fields)
-    chat = await take_in_thread(take_chat, fields, service.frontend.info.chat_format, _RESPONSES)
+    chat_format = service.frontend.info.chat_format
+    chat = await take_in_thread(take_chat, fields, chat_format, _RESPONSES, header["id"])
     included = _take_included(fields)
     sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
     metadata = _take_metadata(fields)
@@ -88,8 +86,9 @@ async def responses(request: Request) -> Response:
         service,
         fields,
         header,
-        [chat.generation(header["id"])],
+        [chat.request],
         sampling,
+        PATH,
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
@@ -98,7 +97,7 @@ async def responses(request: Request) -> Response:
     )
     response = _initial_response(header, fields, sampling, metadata)
     writer = ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
-    (stream,) = parsed.start_generations(service, PATH)
+    (stream,) = parsed.streams
     events = _events(stream, writer)
     if parsed.stream:
         return EventStream(events, writer.failed, parsed.headers)
@@ -140,7 +139,6 @@ def _take_storage(fields: Fields) -> None:
 
 
 def _take_included(fields: Fields) -> list[str]:
-    """Take the values of ``include``."""
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
         if name not in (LOGPROBS, ENCRYPTED):
@@ -152,7 +150,6 @@ def _take_included(fields: Fields) -> list[str]:
 
 
 def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams) -> SamplingParams:
-    """`sampling` with the log-probabilities that `included` and ``top_logprobs`` ask for."""
     top: int | None = fields.take("top_logprobs", int)
     if LOGPROBS in included:
         return with_top_logprobs(sampling, top)
@@ -162,7 +159,6 @@ def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams
 
 
 def _take_metadata(fields: Fields) -> dict[str, str]:
-    """Take the pairs of ``metadata``, which the response repeats."""
     pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(
@@ -176,31 +172,41 @@ def _take_metadata(fields: Fields) -> dict[str, str]:
 
 
 def _initial_response(
-    header: dict[str, Any], fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
-) -> ResponseReply:
+    header: Body, fields: Fields, sampling: SamplingParams, metadata: dict[str, str]
+) -> Body:
     """The response before its first token, which repeats options of the request."""
 
     def echoed(field: str, default: str) -> msgspec.Raw:
         # The client's JSON text, put on one line, as the data of an event may have no line breaks.
         return msgspec.Raw(msgspec.json.format((fields.take_text(field) or default).encode(), indent=-1))
 
-    return ResponseReply(
-        id=header["id"],
-        created_at=header["created"],
-        model=header["model"],
-        service_tier=header.get("service_tier", msgspec.UNSET),
-        instructions=fields.take("instructions", str),
-        max_output_tokens=sampling.max_tokens,
-        metadata=metadata,
-        parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
-        prompt_cache_key=fields.take("prompt_cache_key", str),
-        reasoning=echoed("reasoning", "null"),
-        safety_identifier=fields.take("safety_identifier", str),
-        temperature=sampling.temperature,
-        text=echoed("text", '{"format":{"type":"text"}}'),
-        tool_choice=echoed("tool_choice", '"auto"'),
-        tools=echoed("tools", "[]"),
-        top_logprobs=sampling.logprobs or 0,
-        top_p=sampling.top_p,
-        user=fields.take("user", str),
-    )
+    response = {
+        "object": "response",
+        "created_at": header["created"],
+        "status": "in_progress",
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.take("instructions", str),
+        "max_output_tokens": sampling.max_tokens,
+        "metadata": metadata,
+        "output": [],
+        "parallel_tool_calls": fields.take("parallel_tool_calls", bool, True),
+        "prompt_cache_key": fields.take("prompt_cache_key", str),
+        "reasoning": echoed("reasoning", "null"),
+        "safety_identifier": fields.take("safety_identifier", str),
+        "temperature": sampling.temperature,
+        "text": echoed("text", '{"format":{"type":"text"}}'),
+        "tool_choice": echoed("tool_choice", '"auto"'),
+        "tools": echoed("tools", "[]"),
+        "top_logprobs": sampling.logprobs or 0,
+        "top_p": sampling.top_p,
+        "usage": None,
+        "user": fields.take("user", str),
+        "background": False,
+        "previous_response_id": None,
+        "store": False,
+        "truncation": "disabled",
+    }
+    named = {name: value for name, value in header.items() if name != "created"}
+    return named | response

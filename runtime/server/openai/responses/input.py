@@ -19,7 +19,7 @@ from ramify.runtime.server.openai.chat_turns import (
     take_result,
     take_role,
 )
-from ramify.runtime.server.openai.responses.sealed import unsealed
+from ramify.runtime.server.openai.responses.writer import unsealed
 
 _TEXT_PARTS = ("input_text", "output_text")
 
@@ -55,8 +55,6 @@ def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ..
 
 
 class _TurnBuilder:
-    """Builder of messages from items."""
-
     def __init__(self) -> None:
         self._turns: list[ChatMessage] = []
         self._open: ChatMessage | None = None
@@ -64,7 +62,6 @@ class _TurnBuilder:
 
     @property
     def assistant(self) -> ChatMessage:
-        """The open assistant message; an empty one if none is open."""
         return self._open or ChatMessage(role="assistant", content="")
 
     def add_reasoning(self, reasoning: str) -> None:
@@ -81,7 +78,6 @@ class _TurnBuilder:
         self._open = msgspec.structs.replace(self.assistant, tool_calls=(*self.assistant.tool_calls, call))
 
     def add_turn(self, turn: ChatMessage) -> None:
-        """Add a message of a role other than assistant."""
         self.finish()
         self._turns.append(turn)
 

@@ -1,51 +1,50 @@
-"""Writes a response of the Responses API while it is generated: its items, and the events for them."""
+"""Writes a response of the Responses API while it is generated: its items, and the events for them.
+
+Source: OpenAI's API reference, responses. Fields beyond that API are in objects named ``ramify``.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import collections
 import itertools
 import time
-from typing import Any
-
-import msgspec
+from typing import Any, Literal
 
 from ramify.errors import RamifyError
-from ramify.messages import Enforcement, Finish, TextChunk
+from ramify.messages import Enforcement, Finish, TextChunk, Usage
 from ramify.runtime.generation import ids_in, pieces_of
-from ramify.runtime.server.openai.protocol import TokenLogprob, chat_logprobs, choice_extras
-from ramify.runtime.server.openai.responses.protocol import (
-    CallItem,
-    IncompleteDetails,
-    Item,
-    ItemStatus,
-    MessageItem,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    ResponseReply,
-    response_problem,
-    response_usage,
-)
-from ramify.runtime.server.openai.responses.sealed import sealed
+from ramify.runtime.server.errors import type_of
+from ramify.runtime.server.openai.bodies import Body, chat_logprobs, choice_extras, usage_body
 from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
 from ramify.runtime.server.sse import event
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
+
+ItemStatus = Literal["completed", "incomplete"]
+
+MARK = "ramify1."
+"""Version mark of the ``encrypted_content`` of reasoning items, which clients send back without reading it.
+OpenAI encrypts this string, as it hides the reasoning. Here nothing is hidden and there is no key: the mark
+is followed by the text in base64."""
 
 
 class ResponseWriter:
     """Makes the items and events of a response from the chunks of a generation.
 
-    An item stays open until the next one begins. Items and events are numbered from 0. With `encrypted`, a
-    closed reasoning item gets an encrypted_content.
+    response : the body of the response, which is completed in place
+    encrypted : whether a closed reasoning item gets an encrypted_content
+
+    An item stays open until the next one begins. Items and events are numbered from 0.
     """
 
-    def __init__(self, response: ResponseReply, turn_format: TurnFormat, *, encrypted: bool = False) -> None:
+    def __init__(self, response: Body, turn_format: TurnFormat, *, encrypted: bool = False) -> None:
         self.response = response
         self._encrypted = encrypted
         self._format = turn_format
         self._parser = parser_of(turn_format)
-        self._open: Item | None = None
-        self._logprobs: collections.deque[tuple[list[TokenLogprob], int]] = collections.deque()
+        self._open: Body | None = None
+        self._logprobs: collections.deque[tuple[list[Body], int]] = collections.deque()
         """(log-probability entries, number of characters) of each piece whose text is not in an event yet."""
         self._reasoning_tokens = 0
         self._enforcement: Enforcement | None = None
@@ -59,7 +58,7 @@ class ResponseWriter:
             self._emit("response.in_progress", response=self.response)
         for part in self._read_chunk(chunk):
             self._add_part(part)
-        if isinstance(self._open, CallItem) and self._parser.called:
+        if self._open_type == "function_call" and self._parser.called:
             self._close_item("completed")
         if chunk.finish is not None:
             self._end_response(chunk, chunk.finish)
@@ -68,18 +67,16 @@ class ResponseWriter:
     def failed(self, error: RamifyError) -> bytes:
         """The last event of a response that fails with `error`."""
         if self._open is not None:
-            self._open.status = "incomplete"
-        self.response.status, self.response.error = "failed", response_problem(error)
+            self._open["status"] = "incomplete"
+        self.response |= {"status": "failed", "error": _problem(error)}
         self._emit("response.failed", response=self.response)
         return self._take_events()
-
-    # --- chunks -----------------------------------------------------------------------------------
 
     def _read_chunk(self, chunk: TextChunk) -> list[TurnEvent]:
         thinking = self._parser.reasoning
         parts = self._parser.push(chunk.text, chunk.controls)
         if chunk.logprobs is not None:
-            entries = iter(chat_logprobs([chunk.logprobs]).content)
+            entries = iter(chat_logprobs([chunk.logprobs]))
             self._logprobs += [
                 (list(itertools.islice(entries, count)), length) for count, length in pieces_of(chunk)
             ]
@@ -102,91 +99,93 @@ class ResponseWriter:
         self._reasoning_tokens += ids_in(pieces_of(chunk), thought)
         self._take_logprobs(thought)
 
-    def _add_part(self, part: TurnEvent) -> None:
-        match part:
+    def _add_part(self, turn_event: TurnEvent) -> None:
+        match turn_event:
             case Reasoning(text):
-                if not isinstance(self._open, ReasoningItem):
-                    self._begin_item(ReasoningItem(id=self._new_id("rs"), content=[ReasoningText()]))
+                if self._open_type != "reasoning":
+                    thought = {"type": "reasoning_text", "text": ""}
+                    self._begin_item("rs", {"type": "reasoning", "summary": [], "content": [thought]})
                 self._write_text(text)
             case Content(text):
-                if not isinstance(self._open, MessageItem):
-                    self._begin_item(MessageItem(id=self._new_id("msg"), content=[OutputText()]))
+                if self._open_type != "message":
+                    part: Body = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+                    self._begin_item("msg", {"type": "message", "role": "assistant", "content": [part]})
                 self._write_text(text)
             case CallBegins(_, name):
                 assert self._format.tools is not None
                 call_id = self._format.tools.new_id()
-                self._begin_item(CallItem(id=self._new_id("fc"), call_id=call_id, name=name))
+                call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+                self._begin_item("fc", call)
             case Arguments(_, text):
-                assert isinstance(self._open, CallItem)
-                self._open.arguments += text
+                assert self._open is not None
+                self._open["arguments"] += text
                 self._emit("response.function_call_arguments.delta", **self._place(self._open), delta=text)
 
-    # --- items ------------------------------------------------------------------------------------
+    @property
+    def _open_type(self) -> str:
+        return "" if self._open is None else str(self._open["type"])
 
-    def _begin_item(self, item: Item) -> None:
+    def _begin_item(self, prefix: str, fields: Body) -> None:
+        """Begin the item with these `fields`; `prefix` is that of its id."""
         self._close_item("completed")
-        self._open = item
-        self.response.output.append(item)
-        if isinstance(item, CallItem):
+        _, _, rid = self.response["id"].partition("_")
+        item_id = f"{prefix}_{rid}_{len(self.response['output'])}"
+        item = self._open = {"id": item_id, **fields, "status": "in_progress"}
+        self.response["output"].append(item)
+        if self._open_type == "function_call":
             self._emit_item("added", item)
         else:
-            self._emit_item("added", msgspec.structs.replace(item, content=[]))
-            self._emit("response.content_part.added", **self._place(item), part=item.content[0])
+            self._emit_item("added", item | {"content": []})
+            self._emit("response.content_part.added", **self._place(item), part=item["content"][0])
 
     def _write_text(self, text: str) -> None:
-        item = self._open
-        assert isinstance(item, MessageItem | ReasoningItem)
-        part = item.content[0]
-        part.text += text
-        more: dict[str, Any] = {}
-        if isinstance(part, OutputText):
+        assert self._open is not None
+        part = self._open["content"][0]
+        part["text"] += text
+        more: Body = {}
+        if "logprobs" in part:
             more = {"logprobs": self._take_logprobs(len(text))}
-            part.logprobs += more["logprobs"]
-        self._emit(f"response.{part.type}.delta", **self._place(item), delta=text, **more)
+            part["logprobs"] += more["logprobs"]
+        self._emit(f"response.{part['type']}.delta", **self._place(self._open), delta=text, **more)
 
     def _close_item(self, status: ItemStatus) -> None:
-        """End the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return
-        item.status = status
-        if isinstance(item, ReasoningItem) and self._encrypted:
-            item.encrypted_content = sealed(item.content[0].text)
-        if isinstance(item, CallItem):
-            self._emit(
-                "response.function_call_arguments.done",
-                **self._place(item),
-                name=item.name,
-                arguments=item.arguments,
-            )
+        item["status"] = status
+        if item["type"] == "reasoning" and self._encrypted:
+            item["encrypted_content"] = sealed(item["content"][0]["text"])
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            self._emit("response.function_call_arguments.done", **self._place(item), **done)
         else:
-            part = item.content[0]
-            more = {"logprobs": part.logprobs} if isinstance(part, OutputText) else {}
-            self._emit(f"response.{part.type}.done", **self._place(item), text=part.text, **more)
+            (part,) = item["content"]
+            more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+            self._emit(f"response.{part['type']}.done", **self._place(item), text=part["text"], **more)
             self._emit("response.content_part.done", **self._place(item), part=part)
         self._emit_item("done", item)
 
     def _end_response(self, chunk: TextChunk, finish: Finish) -> None:
         response = self.response
         cut = finish.reason == "length"
-        self._close_item("incomplete" if cut or isinstance(self._open, CallItem) else "completed")
-        if not response.output:
+        self._close_item("incomplete" if cut or self._open_type == "function_call" else "completed")
+        if not response["output"]:
             self._add_part(Content(""))
             self._close_item("incomplete" if cut else "completed")
         if chunk.usage is not None:
-            response.usage = response_usage(chunk.usage, self._reasoning_tokens)
-        response.ramify = choice_extras(msgspec.structs.replace(chunk, enforcement=self._enforcement))
+            response["usage"] = _usage(chunk.usage, self._reasoning_tokens)
+        if extras := choice_extras(chunk.violations, self._enforcement):
+            response["ramify"] = extras
         if cut:
-            response.status = "incomplete"
-            response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+            response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         else:
-            response.status, response.completed_at = "completed", int(time.time())
-        self._emit(f"response.{response.status}", response=response)
+            response |= {"status": "completed", "completed_at": int(time.time())}
+        self._emit(f"response.{response['status']}", response=response)
 
-    def _take_logprobs(self, characters: int) -> list[TokenLogprob]:
+    def _take_logprobs(self, characters: int) -> list[Body]:
         """The log-probability entries of the tokens in the next `characters` characters. A token counts as
         lying where its first character is."""
-        taken: list[TokenLogprob] = []
+        taken: list[Body] = []
         while characters and self._logprobs:
             entries, length = self._logprobs.popleft()
             taken += entries
@@ -195,19 +194,14 @@ class ResponseWriter:
             characters = max(characters - length, 0)
         return taken
 
-    # --- events -----------------------------------------------------------------------------------
-
-    def _new_id(self, prefix: str) -> str:
-        _, _, rid = self.response.id.partition("_")
-        return f"{prefix}_{rid}_{len(self.response.output)}"
-
-    def _place(self, item: Item) -> dict[str, Any]:
+    def _place(self, item: Body) -> Body:
         """The fields of an event that locate `item`, the last item of the response."""
-        place: dict[str, Any] = {"item_id": item.id, "output_index": len(self.response.output) - 1}
-        return place if isinstance(item, CallItem) else place | {"content_index": 0}
+        place = {"item_id": item["id"], "output_index": len(self.response["output"]) - 1}
+        return place if item["type"] == "function_call" else place | {"content_index": 0}
 
-    def _emit_item(self, what: str, item: Item) -> None:
-        self._emit(f"response.output_item.{what}", output_index=len(self.response.output) - 1, item=item)
+    def _emit_item(self, what: str, item: Body) -> None:
+        index = len(self.response["output"]) - 1
+        self._emit(f"response.output_item.{what}", output_index=index, item=item)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         # Encoded now, since items and the response change later.
@@ -218,3 +212,40 @@ class ResponseWriter:
     def _take_events(self) -> bytes:
         events, self._events = b"".join(self._events), []
         return events
+
+
+def _usage(usage: Usage, reasoning_tokens: int) -> Body:
+    """The usage of a response. ``cache_write_tokens`` counts the prompt tokens that were computed, and can be
+    found in the cache by later requests."""
+    chat = usage_body([usage], 1)
+    cached = chat["prompt_tokens_details"]["cached_tokens"]
+    written = chat["ramify"]["computed_tokens"]
+    return {
+        "input_tokens": chat["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+        "output_tokens": chat["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": chat["total_tokens"],
+        "ramify": chat["ramify"],
+    }
+
+
+def _problem(error: RamifyError) -> Body:
+    """`error` in the form for a response that has begun. OpenAI defines only a few codes for that form."""
+    kind = type_of(error.status)
+    codes = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
+    code = codes.get(kind, "server_error")
+    return {"code": code, "message": str(error), "type": kind, "param": error.field}
+
+
+def sealed(reasoning: str) -> str:
+    return MARK + base64.b64encode(reasoning.encode()).decode()
+
+
+def unsealed(text: str) -> str | None:
+    """The reasoning in `text`, a result of `sealed`; None for any other string."""
+    mark, _, data = text.partition(".")
+    try:
+        return base64.b64decode(data, validate=True).decode() if f"{mark}." == MARK else None
+    except (binascii.Error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,118 @@
+"""Parts of response bodies of OpenAI's API: the usage, log-probabilities, and the fields beyond that API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ramify.messages import Enforcement, TokenLogprobs, Usage, Violation
+from ramify.runtime.server.metrics import PromptTotals
+from ramify.text import token_bytes
+
+Body = dict[str, Any]
+"""A JSON object of a response. Fields beyond OpenAI's API are in objects named ``ramify``, except for
+`matched_stop`."""
+
+
+def choice_extras(violations: Sequence[Violation] | None, enforcement: Enforcement | None) -> Body:
+    """The value of ``ramify`` in a choice; empty if there is nothing to report.
+
+    unenforced : schema keywords that the grammar leaves out (``strict: false``)
+    grammar_backend : the library that compiled the grammar, if it is not Ramify's own
+    narrowed : descriptions of valid texts that the grammar of such a library does not allow
+    may_be_cut : whether with such a library an output that reaches max_tokens may be incomplete
+    violations : schema keywords that the output does not satisfy (``strict: "validate"``)
+    """
+    extras = {} if enforcement is None else enforcement.fields()
+    if violations is not None:
+        extras["violations"] = list(violations)
+    return extras
+
+
+def usage_body(usages: Sequence[Usage], n: int) -> Body:
+    """The total usage of all choices. Each prompt has `n` consecutive choices."""
+    totals = [PromptTotals.of_choices(usages[i : i + n]) for i in range(0, len(usages), n)]
+    prompt = sum(one.prompt for one in totals)
+    cached = sum(one.cached for one in totals)
+    completion = sum(one.completion for one in totals)
+    summed = ("draft_tokens", "accepted_tokens", "model_draft_tokens", "model_accepted_tokens", "retractions")
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "ramify": {
+            "computed_tokens": prompt - cached,
+            "forced_tokens": sum(one.forced for one in totals),
+            **{name: sum(getattr(usage, name) for usage in usages) for name in summed},
+            "queue_s": min(usage.queue_s for usage in usages),
+            "first_token_s": min(usage.first_token_s for usage in usages),
+            "total_s": max(usage.total_s for usage in usages),
+        },
+    }
+
+
+def chat_logprobs(runs: Sequence[TokenLogprobs]) -> list[Body]:
+    """`runs` as the entries in which chat completions write log-probabilities."""
+    content = []
+    for run in runs:
+        for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
+            top = []
+            if run.top:
+                pairs = zip(run.top_texts[i], run.top[i], strict=True)
+                top = [_token(token, value) for token, (_, value) in pairs]
+            content.append(_token(text, logprob) | {"top_logprobs": top})
+    return content
+
+
+def _token(text: str, logprob: float | None) -> Body:
+    """`bytes` are the UTF-8 bytes of the token, which may be only a part of a character."""
+    return {"token": text, "logprob": logprob, "bytes": list(token_bytes(text))}
+
+
+def completion_logprobs(prompt: Sequence[TokenLogprobs], output: Sequence[TokenLogprobs], echo: str) -> Body:
+    """The log-probabilities of the prompt and of the output, in the form of completions. `echo` is the text
+    of the prompt; without prompt log-probabilities, `prompt` is empty. ``text_offset`` has for each token the
+    place in the text of the first character that the token is a part of."""
+    tokens: list[str] = []
+    logprobs: list[float | None] = []
+    top: list[dict[str, float] | None] = []
+    for run in (*prompt, *output):
+        for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
+            tokens.append(text)
+            logprobs.append(logprob)
+            best: dict[str, float] = {}
+            if run.top and run.top[i]:
+                for token, (_, value) in zip(run.top_texts[i], run.top[i], strict=True):
+                    best.setdefault(token, value)
+                if logprob is not None:
+                    best.setdefault(text, logprob)
+            top.append(best or None)
+    offsets = _places([text for run in prompt for text in run.texts], echo)
+    offsets += [len(echo) + offset for run in output for offset in run.offsets]
+    return {
+        "tokens": tokens,
+        "token_logprobs": logprobs,
+        "top_logprobs": top if any(top) else None,
+        "text_offset": offsets,
+    }
+
+
+def _places(tokens: Sequence[str], text: str) -> list[int]:
+    """The place in `text`, in characters, of each of `tokens`, which spell the text. A token that is not part
+    of the text has no width, such as a special token that the tokenizer adds, or SentencePiece's space before
+    the first word."""
+    data, at, begun, places = text.encode(), 0, 0, []
+    for token in tokens:
+        places.append(begun - (at < len(data) and not _begins(data[at])))
+        spelled = token_bytes(token)
+        if at == 0 and not data.startswith(spelled):
+            spelled = spelled.removeprefix(b" ")
+        if data.startswith(spelled, at):
+            at += len(spelled)
+            begun += sum(map(_begins, spelled))
+    return places
+
+
+def _begins(byte: int) -> bool:
+    return byte & 0xC0 != 0x80
