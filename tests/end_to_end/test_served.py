@@ -145,6 +145,48 @@ def test_choices_logprobs_and_stop(client: openai.OpenAI) -> None:
     assert stopped.choices[0].text.endswith("6")
 
 
+def test_bad_schemas_are_refused_and_nobody_minds(client: openai.OpenAI) -> None:
+    for schema, pointer in (
+        ({"type": "object", "properties": {"a": {"type": "nonsense"}}}, "/properties/a"),
+        ({"$ref": "#/nowhere"}, ""),
+        ({"type": "string", "pattern": "(?=a)b"}, "/pattern"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            client.chat.completions.create(
+                model="default",
+                messages=CHAT,
+                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+            )
+        assert pointer in str(refusal.value)
+    assert client.completions.create(model="default", prompt="Hello", max_tokens=2).choices
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{not json", 400, "JSON"),
+        (b'{"prompt": "\xff\xfe"}', 400, ""),
+        (b'{"model": "default", "prompt": ""}', 400, "prompt"),
+        (b'{"model": "default", "prompt": "x", "max_tokens": -1}', 400, "max_tokens"),
+        (b'{"model": "default", "prompt": "x", "colour": "red"}', 400, "colour"),
+        (json.dumps({"model": "default", "prompt": "word " * 9000}).encode(), 400, "tokens"),
+        (
+            json.dumps(
+                {"model": "default", "prompt": "x", "guided_json": {"enum": ["x" * 10_000_000]}}
+            ).encode(),
+            400,
+            "",
+        ),
+    ],
+    ids=["not-json", "not-utf8", "empty", "negative", "unknown-field", "too-long", "10-MB-schema"],
+)
+def test_garbage(http: httpx.Client, body: bytes, status: int, says: str) -> None:
+    reply = http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == status
+    assert says in reply.json()["error"]["message"]
+    assert http.get("/health").status_code == 200
+
+
 def test_native_surface(http: httpx.Client) -> None:
     body = {
         "text": ["The capital of France is", "One two three"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import select
 import shutil
@@ -29,7 +30,11 @@ from ramify.errors import (
 )
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Generate, TextChunk
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
+from ramify.runtime.fleet.local import LocalFleet
+from ramify.runtime.fleet.supervisor import EngineSupervisor
+from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
@@ -271,6 +276,37 @@ def test_a_killed_worker_comes_back(tiny_folder: Path, role: str) -> None:
                 assert chunks.logprobs.logprobs == pytest.approx(whole.logprobs.logprobs, abs=1e-3)
             assert chunks.usage.completion_tokens == whole.usage.completion_tokens, name
             assert chunks.forced == whole.forced, name
+
+
+@pytest.mark.long
+def test_a_worker_that_hangs_is_replaced(tiny_folder: Path) -> None:
+    config = EngineConfig(model=str(tiny_folder), dtype="float32", num_pages=256, threads=1)
+    make_engine = functools.partial(EngineSupervisor, heartbeat_s=0.2, silent_s=4.0)
+    engine = Frontend(
+        config, make_fleet=lambda events: LocalFleet(config, None, events, make_engine=make_engine)
+    )
+    wait(engine.start())
+    try:
+        before = engine.pids
+        request = Generate(
+            rid="r",
+            prompt=("abc",),
+            sampling=SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True),
+        )
+
+        async def said() -> list[TextChunk]:
+            chunks = []
+            async for chunk in engine.generate(request):
+                chunks.append(chunk)
+                if len(chunks) == 4 and engine.pids == before:
+                    os.kill(before["scheduler"], signal.SIGSTOP)
+            return chunks
+
+        assert len(joined(wait(asyncio.wait_for(said(), 60))).ids) == 60
+        assert not set(before.values()) & set(engine.pids.values())
+        assert gone(list(before.values()))
+    finally:
+        wait(engine.aclose())
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_folder: Path) -> None:
