@@ -29,7 +29,7 @@ from ramify.grammar.schema.document.json_values import as_decimals
 from ramify.grammar.schema.instance import validate
 from ramify.messages import Enforcement
 from tests.grammar import keyword_cases
-from tests.grammar.collection.everything import all_cases
+from tests.grammar.collection.cases import written
 from tests.grammar.logic_cases import LOGIC_CASES
 from tests.grammar.schema_order import in_schema_order
 from tests.grammar.vocabularies import tiny, tokenise
@@ -59,7 +59,7 @@ class Question(NamedTuple):
 
 def questions() -> Iterator[Question]:
     known = [(*case,) for case in (keyword_cases.CASES | LOGIC_CASES).values()]
-    known += [(case.schema, *case.instances) for case in all_cases()]
+    known += [(case.schema, *case.instances) for case in written()]
     known += [(schema, *instances) for schema, *instances in formats()]
     for schema, valid, invalid in known:
         try:
