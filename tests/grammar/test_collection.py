@@ -14,12 +14,12 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.grammar.matcher import Grammar
-from ramify.grammar.schema.compiler import schema_rules
 from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.schema.instance import validate
 from tests.grammar.collection.cases import Case, mcp_tools, real_world, schema_store, written
 from tests.grammar.collection.oracle import oracle
+from tests.grammar.languages import schema_rules
 from tests.grammar.schema_order import in_schema_order
 from tests.grammar.vocabularies import compiled, tiny, tokenise
 

@@ -16,11 +16,12 @@ from referencing.jsonschema import DRAFT202012
 
 from ramify import constraint, schema_bundle
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.compiler import compile_schema, schema_rules
+from ramify.grammar.schema.compiler import compile_schema
 from ramify.grammar.schema.document.check import SchemaDocument
 from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.schema.instance import validate
 from ramify.schema_bundle import MAX_SOURCE_BYTES, finder
+from tests.grammar.languages import schema_rules
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.schema_order import in_schema_order
 

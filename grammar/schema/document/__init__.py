@@ -3,6 +3,5 @@
 json_values      parsing of JSON texts, and the types and equality of JSON values
 check            `SchemaDocument`: a checked schema, its subschemas by JSON pointer, and its references
 string_patterns  patterns, as expressions and matched against strings; `formats` has the patterns of formats
-time_limit       limit of the processor time of a validation; `deep_recursion`: a higher recursion limit
 unenforceable    the error for keywords that no grammar enforces
 """

@@ -123,6 +123,13 @@ class NormalForm:
             found = self._disjuncts[formula] = self._expand([Disjunct()], formula, ())
         return found
 
+    def _disjuncts_if_few(self, formula: Formula) -> list[Disjunct]:
+        """The disjuncts of `formula`; if there are too many, the one disjunct of all values."""
+        try:
+            return self.disjuncts_of(formula)
+        except Unenforceable:
+            return [Disjunct()]
+
     def satisfies(self, formula: Formula, value: Any) -> bool:
         """Whether `value` satisfies `formula`."""
         match formula:
@@ -160,12 +167,8 @@ class NormalForm:
 
     def _types_possible(self, formula: Formula) -> frozenset[str]:
         """The types of values that may satisfy `formula`, decided as in `possible`."""
-        try:
-            disjuncts = self.disjuncts_of(formula)
-        except Unenforceable:
-            return frozenset(TYPES)
         found: set[str] = set()
-        for disjunct in disjuncts:
+        for disjunct in self._disjuncts_if_few(formula):
             if disjunct.values is not None:
                 found |= {type_of(value.value) for value in disjunct.values}
                 continue
@@ -176,10 +179,6 @@ class NormalForm:
 
     def _marks_of(self, formula: Formula) -> list[_Marks]:
         if formula not in self._marks:
-            try:
-                disjuncts = self.disjuncts_of(formula)
-            except Unenforceable:
-                disjuncts = [Disjunct()]
             self._marks[formula] = [
                 _Marks(
                     disjunct.types if disjunct.values is None else frozenset(TYPES),
@@ -190,17 +189,14 @@ class NormalForm:
                         is not None
                     },
                 )
-                for disjunct in disjuncts
+                for disjunct in self._disjuncts_if_few(formula)
             ]
         return self._marks[formula]
 
     def _all_values(self, formula: Formula) -> frozenset[Value] | None:
         """All values that satisfy `formula`, if all its disjuncts have `values`; else None."""
         if formula not in self._values:
-            try:
-                values = [disjunct.values for disjunct in self.disjuncts_of(formula)]
-            except Unenforceable:
-                values = [None]
+            values = [disjunct.values for disjunct in self._disjuncts_if_few(formula)]
             known = [value for each in values for value in each or ()]
             self._values[formula] = None if None in values else frozenset(known)
         return self._values[formula]
@@ -215,10 +211,7 @@ class NormalForm:
         key = (formula, depth)
         if key not in self._possible:
             self._possible[key] = True  # the answer if the formula contains itself
-            try:
-                disjuncts = self.disjuncts_of(formula)
-            except Unenforceable:
-                disjuncts = [Disjunct()]
+            disjuncts = self._disjuncts_if_few(formula)
             self._possible[key] = any(self._is_possible(disjunct, depth) for disjunct in disjuncts)
         return self._possible[key]
 

@@ -2,7 +2,7 @@
 
 schema_grammar  the grammar under construction, to which all other modules add rules
 scalars         numbers (`number_text`, `decimal_language`) and strings (`string_language`)
-arrays          arrays; `unique_arrays` has those whose items must differ
+arrays          arrays, also those whose items must differ
 objects         objects; `object_members` writes the members between the braces
-json_text       the spelling of strings; `punctuation` between values; `json_rules` for any value
+json_text       the spelling of strings; `json_rules` has punctuation, and the rules for any value
 """

@@ -10,7 +10,7 @@ of conditions that no member has met yet.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import (
     EMPTY,
@@ -27,7 +27,9 @@ from ramify.grammar.rules.expression import (
 )
 from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.values.json_rules import any_number
-from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
+
+if TYPE_CHECKING:
+    from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_ORDERS = 1 << 12
 """Most states of an object whose members come in any order, if some must meet a condition. There is about one
