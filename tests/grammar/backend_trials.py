@@ -32,7 +32,7 @@ from tests.grammar import keyword_cases
 from tests.grammar.collection.cases import written
 from tests.grammar.logic_cases import LOGIC_CASES
 from tests.grammar.schema_order import in_schema_order
-from tests.grammar.vocabularies import tiny, tokenise
+from tests.grammar.vocabularies import goes_through, tiny
 
 SECONDS = 2
 """Most processor time that a library may take over one schema and its texts."""
@@ -173,12 +173,7 @@ def _accepted(backend: str, question: Question) -> list[bool] | None:
     except Exception:
         return None
     grammar = load_grammar(engine, payload, Enforcement(backend=backend), tiny())
-
-    def accepts(text: str) -> bool:
-        matcher = grammar.matcher()
-        return all(map(matcher.accept, tokenise(text, tiny()))) and matcher.complete
-
-    return [accepts(text.text) for text in question.texts]
+    return [goes_through(grammar, text.text) for text in question.texts]
 
 
 # --- causes -------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import pytest
 
 from ramify import constraint
 from ramify.constraint import Constraint
-from ramify.grammar.matcher import Grammar
 from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.schema.instance import validate
@@ -21,7 +20,7 @@ from tests.grammar.collection.cases import Case, mcp_tools, real_world, schema_s
 from tests.grammar.collection.oracle import oracle
 from tests.grammar.languages import schema_rules
 from tests.grammar.schema_order import in_schema_order
-from tests.grammar.vocabularies import compiled, tiny, tokenise
+from tests.grammar.vocabularies import compiled, goes_through
 
 WRITTEN, PUBLISHED, STORE, TOOLS = written(), real_world(), schema_store(), mcp_tools()
 SAMPLE = WRITTEN[::6]
@@ -46,11 +45,6 @@ def refusal(case: Case) -> str | None:
     except Unenforceable as error:
         return error.message
     return None
-
-
-def goes_through(grammar: Grammar, text: str) -> bool:
-    matcher = grammar.matcher()
-    return all(map(matcher.accept, tokenise(text, tiny()))) and matcher.complete
 
 
 def check(case: Case) -> None:

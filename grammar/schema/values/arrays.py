@@ -13,8 +13,8 @@ are compared by their texts (`expression.UniqueItem`), so each value must have e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Expression, UniqueItem, alt, repeat, seq
 from ramify.grammar.schema.document.json_values import Value, type_of
@@ -23,12 +23,10 @@ from ramify.grammar.schema.logic.assertions import Contains, ItemCount, Items, U
 from ramify.grammar.schema.logic.disjunct import Disjunct, bounds, counts
 from ramify.grammar.schema.logic.formula import TRUE, Formula, conjunction, negation
 from ramify.grammar.schema.values import json_rules
-from ramify.grammar.schema.values.json_rules import enclosed, value_text
+from ramify.grammar.schema.values.json_rules import by_states, enclosed, value_text
 
 if TYPE_CHECKING:
     from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
-
-State = TypeVar("State")
 
 MAX_COUNTED = 1_000_000
 """Greatest minItems that is enforced. A maxItems may be greater."""
@@ -48,7 +46,7 @@ def arrays(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
     if high is not None and high < low:
         return grammar.define(NOTHING, "minItems exceeds maxItems")
     unique = any(not each.positive or high is None or high > 1 for each in disjunct.asserted(UniqueItems))
-    containing = any(contains.restricts for contains in disjunct.asserted(Contains))
+    containing = bool(disjunct.asserted(Contains))
     written_out = unique or containing or not grammar.counted
     if high is not None and written_out:
         high = min(high, MAX_WRITTEN_OUT)
@@ -100,37 +98,6 @@ def _sequence(
     return grammar.rules.define(enclosed("[", filled, "]", grammar.marks, empty=low == 0))
 
 
-def _by_states(
-    grammar: SchemaGrammar,
-    start: State,
-    steps: Callable[[State], Iterator[tuple[Expression, State]]],
-    may_end: Callable[[State], bool],
-    check_count: Callable[[int], None] = lambda states: None,
-) -> Expression:
-    """Arrays with one rule for each state between two items. `steps` gives the ways to write an item: its
-    text, and the state after it. No item leads back to `start`. `check_count` may refuse a number of
-    states."""
-    calls = {start: grammar.rules.reserve()}
-    queue: list[State] = []
-
-    def items(state: State) -> list[Expression]:
-        found = []
-        for item, after in steps(state):
-            if after not in calls:
-                check_count(len(calls))
-                calls[after] = grammar.rules.reserve()
-                queue.append(after)
-            found.append(seq(item, calls[after]))
-        return found
-
-    filled = alt(*items(start))
-    for state in queue:
-        ending = [EMPTY] if may_end(state) else []
-        following = [seq(grammar.marks.comma, item) for item in items(state)]
-        grammar.rules.set_body(calls[state], alt(*following, *ending))
-    return enclosed("[", filled, "]", grammar.marks, empty=may_end(start))
-
-
 def _counts_hold(counted: Sequence[int], contains: Sequence[Contains]) -> bool:
     return all(within(n, each.low, each.high) for n, each in zip(counted, contains, strict=True))
 
@@ -144,7 +111,7 @@ def _containing(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int 
     minimum, the items counted as not satisfying it may have any value. If it has only a maximum, the items
     counted as satisfying it may have any value. This allows the same arrays with fewer rules.
     """
-    contains = [each for each in disjunct.asserted(Contains) if each.restricts]
+    contains = disjunct.asserted(Contains)
     length = max([disjunct.prefix_length, *(each.begin for each in contains)])
     most_items = max(length, low if high is None else high, 1)
 
@@ -170,13 +137,12 @@ def _containing(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int 
                 "Lower minContains, maxContains, minItems and maxItems, whose numbers are multiplied.",
             )
 
-    found = _by_states(
-        grammar,
-        (0, (0,) * len(contains)),
-        steps,
-        lambda state: state[0] >= low and _counts_hold(state[1], contains),
-        check_count,
-    )
+    def may_end(state: tuple[int, tuple[int, ...]]) -> bool:
+        return state[0] >= low and _counts_hold(state[1], contains)
+
+    start = (0, (0,) * len(contains))
+    filled = by_states(grammar.rules, grammar.marks, start, steps, may_end, check_count)
+    found = enclosed("[", filled, "]", grammar.marks, empty=may_end(start))
     return grammar.define(found, "contains cannot hold")
 
 
@@ -234,7 +200,7 @@ def _compared(grammar: SchemaGrammar, disjunct: Disjunct, low: int, high: int | 
     nested = grammar.canonical
     if nested and low > 1:
         raise NotCanonical("arrays of two or more different items within arrays of unique items", _FLAT)
-    if any(assertion.low or assertion.high is not None for assertion in disjunct.asserted(Contains)):
+    if disjunct.asserted(Contains):
         raise NotCanonical(
             "arrays with contains", "Leave out contains, which also comes of items below not, if or oneOf"
         )
@@ -321,7 +287,9 @@ def _listed(
         enough = state.place >= low and (unique or state.repeated)
         return enough and _counts_hold(state.counted, contains)
 
-    return _by_states(grammar, _Used(frozenset(), 0, False, (0,) * len(contains)), steps, may_end)
+    start = _Used(frozenset(), 0, False, (0,) * len(contains))
+    filled = grammar.rules.define(by_states(grammar.rules, grammar.marks, start, steps, may_end))
+    return enclosed("[", filled, "]", grammar.marks, empty=may_end(start))
 
 
 def _few_values(grammar: SchemaGrammar, formula: Formula) -> tuple[Value, ...] | None:

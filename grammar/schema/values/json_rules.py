@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ramify.constraint import Whitespace
 from ramify.grammar.rules.expression import (
@@ -19,8 +20,11 @@ from ramify.grammar.rules.expression import (
     seq,
     text,
 )
+from ramify.grammar.rules.rule_set import Rules
 from ramify.grammar.schema.values import number_text
 from ramify.grammar.schema.values.json_text import COLON, COMMA, QUOTE, free_character, spelled
+
+State = TypeVar("State")
 
 VALUE = Call("json_value")
 OBJECT = Call("json_object")
@@ -117,3 +121,34 @@ def enclosed(
         # The white space is the same with and without content. It is read once, to avoid ambiguity.
         return seq(Text(opening), marks.opening, optional(seq(content, marks.closing)), Text(closing))
     return seq(Text(opening), alt(filled, marks.empty), Text(closing))
+
+
+def by_states(
+    rules: Rules,
+    marks: Punctuation,
+    start: State,
+    steps: Callable[[State], Iterator[tuple[Expression, State]]],
+    may_end: Callable[[State], bool],
+    check_count: Callable[[int], None] = lambda states: None,
+) -> Expression:
+    """One or more items or members separated by commas, with one rule for each state between two of them.
+    `steps` gives the ways to write the next one: its text, and the state after it. No step leads back to
+    `start`. `check_count` may refuse a number of states."""
+    calls = {start: rules.reserve()}
+    queue: list[State] = []
+
+    def texts(state: State) -> list[Expression]:
+        found = []
+        for step, after in steps(state):
+            if after not in calls:
+                check_count(len(calls))
+                calls[after] = rules.reserve()
+                queue.append(after)
+            found.append(seq(step, calls[after]))
+        return found
+
+    content = alt(*texts(start))
+    for state in queue:
+        ending = [EMPTY] if may_end(state) else []
+        rules.set_body(calls[state], alt(*(seq(marks.comma, step) for step in texts(state)), *ending))
+    return content
