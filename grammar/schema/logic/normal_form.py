@@ -403,7 +403,8 @@ class NormalForm:
         else None."""
         assertions = self._assertions(formula) or ()
         enums = [each.values for each in assertions if isinstance(each, InEnum)]
-        return frozenset(self._satisfying_all(assertions, min(enums, key=len))) if enums else None
+        shortest: tuple[Value, ...] | None = min(enums, key=len, default=None)
+        return None if shortest is None else frozenset(self._satisfying_all(assertions, shortest))
 
     def _find_assertions(self, formula: Formula) -> tuple[Assertion, ...] | None:
         """The assertions whose conjunction `formula` is; None if `formula` contains a disjunction."""

@@ -59,9 +59,11 @@ class _Condition(NamedTuple):
 
 def _condition(match: Matches) -> _Condition:
     is_format = match.positive and bool(match.written)
-    whole = search_pattern(match.pointer, match.written if is_format else match.pattern)
-    short = search_pattern(match.pointer, match.counted) if match.positive and match.counted else None
-    return _Condition(whole.expression, match.positive, is_format, short and short.expression)
+    whole = search_pattern(match.pointer, match.written if is_format else match.pattern).expression
+    if not match.positive or not match.counted:
+        return _Condition(whole, match.positive, is_format)
+    short = search_pattern(match.pointer, match.counted).expression
+    return _Condition(whole, match.positive, is_format, short)
 
 
 def strings_of(
