@@ -239,10 +239,9 @@ class _TagRules:
             _refuse(pointer, "A trigger, or a text to be excluded, is not empty")
         nodes = _keyword_automaton(tuple(found))
         calls = [self.rules.reserve() for _ in nodes]
-        for call, (following, elsewhere) in zip(calls, nodes, strict=True):
+        for call, following in zip(calls, nodes, strict=True):
             options: list[Expression] = [EMPTY] if may_stop else []
-            others = complement(ranges_of(following))
-            options.append(seq(chars(others), calls[elsewhere]))
+            options.append(seq(chars(complement(ranges_of(following))), calls[0]))
             for char, (node, keys) in following.items():
                 after: Expression = calls[node]
                 if keys:
@@ -277,9 +276,9 @@ def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
     return rebuilt(expression, lambda part: _renamed(part, names))
 
 
-Node = tuple[dict[str, tuple[int, tuple[str, ...]]], int]
-"""A node of the automaton: a mapping from a character to the next node and the keywords that end there, and
-the next node for all other characters."""
+Node = dict[str, tuple[int, tuple[str, ...]]]
+"""A node of the automaton: the next node by character, and the keywords that end there. All other characters
+lead to node 0."""
 
 
 def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
@@ -304,7 +303,7 @@ def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
         complete[node] = complete[fallback] | goto[node]
         queue.extend((child, complete[fallback].get(char, 0)) for char, child in goto[node].items())
     return [
-        ({char: (child, tuple(dict.fromkeys(ending[child]))) for char, child in following.items()}, 0)
+        {char: (child, tuple(dict.fromkeys(ending[child]))) for char, child in following.items()}
         for following in complete
     ]
 
