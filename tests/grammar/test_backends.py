@@ -14,10 +14,9 @@ from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint
 from ramify.grammar.compile import keywords, policy
-from ramify.grammar.compile.child_jobs import Answer
+from ramify.grammar.compile.child_jobs import Answer, answer, limit_memory
 from ramify.grammar.compile.foreign import KINDS, Compiled
 from ramify.grammar.compile.grammar_files import GrammarFiles
-from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.compile.keywords import PACKAGES, Feature, Found
 from ramify.grammar.compile.policy import compile_constraint
 from ramify.grammar.schema.document.check import SchemaDocument

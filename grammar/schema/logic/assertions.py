@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from ramify.grammar.rules.term import term
+from ramify.grammar.rules.expression import term
 from ramify.grammar.schema.document.json_values import Value, is_multiple, type_of
 from ramify.grammar.schema.document.string_patterns import matches_regular
 from ramify.grammar.schema.logic.formula import (
