@@ -37,7 +37,7 @@ class Options(NamedTuple):
     """Whether the automaton can count long repetitions. If not, strings with a maxLength have at most
     `scalars.LONGEST` characters, and arrays with a maxItems at most `arrays.MAX_WRITTEN_OUT` items."""
     most_multiplied: int | None = None
-    """That of `NormalForm`; None for the default."""
+    """Disjuncts above which choices become clauses (`NormalForm`); None for the default."""
 
 
 class SchemaGrammar:
