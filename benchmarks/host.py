@@ -25,7 +25,7 @@ import torch
 
 from ramify import constraint
 from ramify.engine_messages import Failed, Reply, Submit
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache

@@ -35,9 +35,7 @@ from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
-from tests.grammar.collection import real_world
-from tests.grammar.collection.case import Case
-from tests.grammar.collection.everything import all_cases
+from tests.grammar.collection.cases import Case, read, real_world, written
 from tests.grammar.schema_order import in_schema_order
 
 MEMORY = 8 << 30
@@ -248,8 +246,8 @@ def main() -> None:
     parser.add_argument("--detail", action="store_true", help="every schema that is not exact")
     parser.add_argument("--save", type=Path, help="write every outcome to this file, as JSON lines")
     arguments = parser.parse_args()
-    everything = all_cases() if arguments.written else real_world.cases(arguments.file or real_world.FILE)
-    cases: list[Case] = [case for case in everything if arguments.style in (None, case.style)]
+    everything = written() if arguments.written else read(arguments.file) if arguments.file else real_world()
+    cases = [case for case in everything if arguments.style in (None, case.style)]
     if arguments.sample:
         cases = Random(0).sample(cases, min(arguments.sample, len(cases)))
     given = tasks(cases, arguments.limit)

@@ -17,7 +17,7 @@ from random import Random
 
 from tests.end_to_end.served import serve
 from tests.end_to_end.whole_answers import ask_all
-from tests.grammar.collection import real_world
+from tests.grammar.collection.cases import real_world
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", default="", help="arguments of `ramify serve`")
     arguments = parser.parse_args()
-    cases = list(real_world.cases())
+    cases = real_world()
     cases = Random(0).sample(cases, min(arguments.schemas, len(cases)))
     with serve(*shlex.split(arguments.serve)) as served:
         found = asyncio.run(ask_all(served.url, cases, arguments.beside, arguments.seed))

@@ -28,15 +28,18 @@ from ramify.grammar.schema.document.formats import FORMATS  # noqa: E402
 from ramify.grammar.schema.document.json_values import parse_json  # noqa: E402
 from ramify.grammar.schema.document.unenforceable import Unenforceable  # noqa: E402
 from tests.grammar import keyword_cases  # noqa: E402
-from tests.grammar.collection import suite  # noqa: E402
+from tests.grammar.collection.cases import written  # noqa: E402
 from tests.grammar.logic_cases import LOGIC_CASES  # noqa: E402
 from tests.grammar.schema_order import in_schema_order  # noqa: E402
 from tests.grammar.test_refusals import BAD_SCHEMAS  # noqa: E402
-from tests.grammar.vocabularies import tiny, tokenise  # noqa: E402
+from tests.grammar.vocabularies import goes_through, tiny  # noqa: E402
 
 PAGE = ROOT / "docs" / "json-schema.md"
 BEGIN = "<!-- keywords: written by `python docs/json_schema_table.py` from a run of the tests' schemas -->\n"
 END = "<!-- /keywords -->"
+
+
+SUITE = [case for case in written() if case.style == "suite"]
 
 
 class Tried(NamedTuple):
@@ -49,7 +52,7 @@ class Tried(NamedTuple):
 
 def trials() -> Iterator[Tried]:
     known = [(*case,) for case in (keyword_cases.CASES | LOGIC_CASES).values()]
-    known += [(case.schema, *case.instances) for case in suite.cases()]
+    known += [(case.schema, *case.instances) for case in SUITE]
     for schema, valid, invalid in known:
         try:
             compiled = compile_constraint(constraint.json_schema(schema), tiny())
@@ -59,9 +62,7 @@ def trials() -> Iterator[Tried]:
         counts = [0, 0]
         for wanted, instances in ((True, valid), (False, invalid)):
             for instance in instances:
-                matcher = grammar.matcher()
-                tokens = tokenise(in_schema_order(schema, instance), tiny())
-                counts[(all(map(matcher.accept, tokens)) and matcher.complete) != wanted] += 1
+                counts[goes_through(grammar, in_schema_order(schema, instance)) != wanted] += 1
         yield Tried(frozenset(keywords_of(schema)), *counts)
 
 
@@ -83,7 +84,7 @@ _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSc
 def refusals() -> dict[str, list[str]]:
     """The reasons for which each keyword is refused, over the schemas of the tests."""
     found: dict[str, list[str]] = {}
-    bad = [schema for schema, _, _ in BAD_SCHEMAS] + [case.schema for case in suite.cases()]
+    bad = [schema for schema, _, _ in BAD_SCHEMAS] + [case.schema for case in SUITE]
     for schema in bad:
         try:
             compile_schema(parse_json(json.dumps(schema)))

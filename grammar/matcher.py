@@ -13,6 +13,9 @@ import numpy as np
 
 from ramify.messages import Enforcement
 
+EXACT = Enforcement()
+"""The enforcement of a grammar that allows all valid texts and no others."""
+
 
 class Matcher(Protocol):
     """A matcher, which follows the output of one request through its grammar, token by token."""

@@ -115,51 +115,52 @@ DTYPES = array_dtypes(
 class PushdownAutomaton:
     """A compiled grammar.
 
-    `items` is None if no items must be unique; `members` is None if no object has its members in any order.
-    `most_pushed` is the largest number of states pushed for one byte. `packed` is made by `numba_types.pack`,
-    and `arrays` are views of it; `packed` is empty in an automaton that was compiled in this process.
+    `packed` has the `Arrays`, packed by `numba_types.pack`. `items` is None if no items must be unique;
+    `members` is None if no object has its members in any order. `most_pushed` is the largest number of states
+    pushed for one byte.
     """
 
-    arrays: Arrays
+    packed: np.ndarray
     most_pushed: int
     items: UniqueItems | None = None
     members: Members | None = None
     nondeterministic: bool = False
-    packed: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.uint8))
+
+    def __post_init__(self) -> None:
+        views = zip(Arrays._fields, unpack(self.packed), strict=True)
+        self.arrays = Arrays(*(view.view(DTYPES[name]) for name, view in views))
+        """Read-only views of `packed`."""
+        widths = self.arrays.high.astype(np.int64) - self.arrays.low + 1
+        ends = np.concatenate([[0], np.cumsum(widths)])
+        self.reads_many = np.diff(ends[self.arrays.offsets]) >= MANY_BYTES
+        """(states,) bool: the state reads many bytes, so that a walk from it may be long."""
 
     @property
     def states(self) -> int:
         return len(self.arrays.final)
 
-    def __post_init__(self) -> None:
-        arrays = self.arrays
-        widths = np.concatenate([[0], np.cumsum(arrays.high.astype(np.int64) - arrays.low + 1)])
-        self.reads_many = np.diff(widths[arrays.offsets]) >= MANY_BYTES
-        """(states,) bool: the state reads many bytes, so that a walk from it may be long."""
-
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (*self.arrays, *(self.members or ())))
+        return sum(array.nbytes for array in (self.packed, *(self.members or ())))
 
     def to_bytes(self) -> bytes:
-        packed = [
-            array.astype(DTYPES[name], copy=False).tobytes()
-            for name, array in zip(Arrays._fields, self.arrays, strict=True)
-        ]
         members = None if self.members is None else [array.tobytes() for array in self.members]
         others = (self.most_pushed, self.items, members, self.nondeterministic)
-        return msgspec.msgpack.encode((packed, *others))
+        return msgspec.msgpack.encode((self.packed.tobytes(), *others))
 
     @staticmethod
     def from_bytes(data: bytes) -> PushdownAutomaton:
-        """The automaton that `to_bytes` packed; its arrays are read-only views."""
-        raw_arrays, most_pushed, items, raw_members, *others = msgspec.msgpack.decode(data, type=_Packed)
-        packed = pack([np.frombuffer(raw, np.uint8) for raw in raw_arrays])
-        arrays = [view.view(DTYPES[name]) for name, view in zip(Arrays._fields, unpack(packed), strict=True)]
-        members = raw_members and Members(*(np.frombuffer(raw, np.int32) for raw in raw_members))
-        automaton = PushdownAutomaton(Arrays(*arrays), most_pushed, items, members, *others)
-        automaton.packed = packed
-        return automaton
+        """The automaton that `to_bytes` packed."""
+        packed, most_pushed, items, members, *others = msgspec.msgpack.decode(data, type=_Packed)
+        tables = members and Members(*(np.frombuffer(raw, np.int32) for raw in members))
+        return PushdownAutomaton(np.frombuffer(packed, np.uint8), most_pushed, items, tables, *others)
 
 
-_Packed = tuple[list[bytes], int, UniqueItems | None, list[bytes] | None, bool]
+_Packed = tuple[bytes, int, UniqueItems | None, list[bytes] | None, bool]
+
+
+def packed_arrays(arrays: Arrays) -> np.ndarray:
+    """`arrays` for `PushdownAutomaton.packed`, each as its type of `DTYPES`."""
+    return pack(
+        array.astype(DTYPES[name], copy=False) for name, array in zip(Arrays._fields, arrays, strict=True)
+    )

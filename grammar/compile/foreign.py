@@ -18,8 +18,7 @@ from ramify.grammar.compile import keywords
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.expression import size
 from ramify.grammar.schema.document.check import SchemaDocument
-from ramify.grammar.schema.document.deep_recursion import deep_recursion
-from ramify.grammar.schema.document.json_values import parse_json
+from ramify.grammar.schema.document.json_values import deep_recursion, parse_json
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement, Unenforced

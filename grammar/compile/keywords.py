@@ -24,7 +24,6 @@ import msgspec
 
 from ramify.grammar.schema.document.check import KEYWORDS, SchemaDocument
 from ramify.grammar.schema.document.formats import FORMATS
-from ramify.grammar.schema.document.json_values import parse_json
 from ramify.json_text import escape
 from ramify.messages import Unenforced
 
@@ -163,8 +162,3 @@ def narrowed(document: SchemaDocument, backend: str) -> tuple[str, ...]:
                 if name in found and found[name].narrowed:
                     names[name] = None
     return tuple(names)
-
-
-def load_document(source: str) -> SchemaDocument:
-    """Parse and check a schema's JSON text."""
-    return SchemaDocument(parse_json(source))

@@ -20,7 +20,7 @@ from outlines_core.json_schema import build_regex_from_schema
 
 from ramify.constraint import Constraint, alternation
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.construction.byte_edges import Edges
+from ramify.grammar.automaton.construction.byte_edges import Edges, edges_of
 from ramify.grammar.automaton.construction.compiler import compile_edges
 from ramify.grammar.schema.document.check import SchemaDocument
 from ramify.grammar.vocabulary import Vocabulary
@@ -90,32 +90,17 @@ def _edges(index: outlines_core.Index, alphabet: frozenset[int]) -> Edges:
             state = transitions.get(state, {}).get(byte) if state is not None else None
         return state in marked
 
-    offsets = np.zeros(len(order) + 1, np.int32)
     edges: list[list[int]] = []
-    """Lowest byte, highest byte and target of each edge."""
+    """State, lowest byte, highest byte and target of each edge, and -1 for no call."""
     for i, state in enumerate(order):
         row = transitions[state]
         for byte in sorted(alphabet & row.keys()):
             target = number[row[byte]]
-            last = edges[-1] if len(edges) > offsets[i] else None
-            if last is not None and last[1:] == [byte - 1, target]:
-                last[1] = byte
+            last = edges[-1] if edges else None
+            if last is not None and (last[0], *last[2:4]) == (i, byte - 1, target):
+                last[2] = byte
             else:
-                edges.append([byte, byte, target])
-        offsets[i + 1] = len(edges)
-    low, high, targets = np.array(edges, np.int32).reshape(-1, 3).T
-    nowhere = np.zeros(0, np.int32)
-    no = np.zeros(len(order), np.bool_)
-    return Edges(
-        offsets,
-        low.astype(np.uint8),
-        high.astype(np.uint8),
-        targets.copy(),
-        np.full(len(edges), -1, np.int32),
-        np.array([is_final(state) for state in order], np.bool_),
-        no,
-        nowhere,
-        nowhere,
-        no,
-        np.full(len(order), -1, np.int32),
+                edges.append([i, byte, byte, target, -1])
+    return edges_of(
+        np.array(edges, np.int32).reshape(-1, 5), np.array([is_final(state) for state in order], np.bool_)
     )

@@ -88,7 +88,7 @@ def compile_tag(tag: Any, *, counted: bool = True) -> CompiledSchema:
 def _from_older(tag: dict[str, Any]) -> dict[str, Any]:
     _only(tag, "", {"type", "structures", "triggers"})
     tags = []
-    for i, structure in enumerate(_list(tag["structures"], "/structures")):
+    for i, structure in enumerate(_field(tag, "structures", "", list)):
         if not isinstance(structure, dict) or not {"begin", "schema", "end"} <= structure.keys():
             _refuse(f"/structures/{i}", "A structure has begin, schema and end")
         content = {"type": "json_schema", "json_schema": structure["schema"]}
@@ -128,15 +128,15 @@ class _TagRules:
     def _plain(self, pointer: str, kind: str, form: dict[str, Any]) -> Expression:
         match kind:
             case "const_string":
-                return text(_string(form, "value", pointer))
+                return text(_field(form, "value", pointer, str))
             case "json_schema":
-                strict = _flag(form, "strict", pointer, default=True)
+                strict = _field(form, "strict", pointer, bool, True)
                 return self._schema(f"{pointer}/json_schema", form.get("json_schema"), strict)
             case "regex":
-                pattern = _string(form, "pattern", pointer)
+                pattern = _field(form, "pattern", pointer, str)
                 return _pointing(f"{pointer}/pattern", lambda: regex_syntax.full_match(pattern))
             case "grammar":
-                grammar = _string(form, "grammar", pointer)
+                grammar = _field(form, "grammar", pointer, str)
                 return self._merged(_pointing(f"{pointer}/grammar", lambda: gbnf.grammar_rules(grammar)))
             case "tag":
                 return self._tag(pointer, form)
@@ -167,7 +167,7 @@ class _TagRules:
 
     def _tag(self, pointer: str, form: dict[str, Any], after_trigger: int = 0) -> Expression:
         """The texts of a tag, without the first `after_trigger` characters of its opening string."""
-        begin = _string(form, "begin", pointer)
+        begin = _field(form, "begin", pointer, str)
         end = form.get("end")
         ends = tuple(end) if isinstance(end, list) else (end,)
         if not ends or not all(isinstance(one, str) for one in ends):
@@ -189,9 +189,11 @@ class _TagRules:
     def _separated(self, pointer: str, form: dict[str, Any]) -> Expression:
         tags = self._tags(pointer, form)
         one = self.rules.define(alt(*(self._tag(at, tag) for at, tag in tags)))
-        more = seq(text(_string(form, "separator", pointer)), one)
-        some = one if _flag(form, "stop_after_first", pointer) else seq(one, repeat(more, 0, None))
-        return some if _flag(form, "at_least_one", pointer) else optional(some)
+        more = seq(text(_field(form, "separator", pointer, str)), one)
+        some = (
+            one if _field(form, "stop_after_first", pointer, bool, False) else seq(one, repeat(more, 0, None))
+        )
+        return some if _field(form, "at_least_one", pointer, bool, False) else optional(some)
 
     def _triggered(self, pointer: str, form: dict[str, Any], ends: Ends) -> Expression:
         triggers = _strings(form, "triggers", pointer)
@@ -199,10 +201,10 @@ class _TagRules:
             _refuse(f"{pointer}/triggers", "There is at least one trigger")
         tags = self._tags(pointer, form)
         for at, tag in tags:
-            if not any(_string(tag, "begin", at).startswith(trigger) for trigger in triggers):
+            if not any(_field(tag, "begin", at, str).startswith(trigger) for trigger in triggers):
                 _refuse(f"{at}/begin", "The tag begins with none of the triggers")
         free = self.rules.reserve()
-        after = _one_of(ends) if _flag(form, "stop_after_first", pointer) else free
+        after = _one_of(ends) if _field(form, "stop_after_first", pointer, bool, False) else free
         found: dict[str, Expression] = {
             trigger: seq(
                 alt(
@@ -219,7 +221,7 @@ class _TagRules:
         found |= dict.fromkeys(_strings(form, "excludes", pointer), NOTHING)
         found |= dict.fromkeys(filter(None, ends), EMPTY)
         self.rules.set_body(free, self._free_text(pointer, found, may_stop=not any(ends)))
-        if _flag(form, "at_least_one", pointer):
+        if _field(form, "at_least_one", pointer, bool, False):
             return seq(alt(*(self._tag(at, tag) for at, tag in tags)), after)
         return free
 
@@ -237,10 +239,9 @@ class _TagRules:
             _refuse(pointer, "A trigger, or a text to be excluded, is not empty")
         nodes = _keyword_automaton(tuple(found))
         calls = [self.rules.reserve() for _ in nodes]
-        for call, (following, elsewhere) in zip(calls, nodes, strict=True):
+        for call, following in zip(calls, nodes, strict=True):
             options: list[Expression] = [EMPTY] if may_stop else []
-            others = complement(ranges_of(following))
-            options.append(seq(chars(others), calls[elsewhere]))
+            options.append(seq(chars(complement(ranges_of(following))), calls[0]))
             for char, (node, keys) in following.items():
                 after: Expression = calls[node]
                 if keys:
@@ -275,9 +276,9 @@ def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
     return rebuilt(expression, lambda part: _renamed(part, names))
 
 
-Node = tuple[dict[str, tuple[int, tuple[str, ...]]], int]
-"""A node of the automaton: a mapping from a character to the next node and the keywords that end there, and
-the next node for all other characters."""
+Node = dict[str, tuple[int, tuple[str, ...]]]
+"""A node of the automaton: the next node by character, and the keywords that end there. All other characters
+lead to node 0."""
 
 
 def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
@@ -302,7 +303,7 @@ def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:
         complete[node] = complete[fallback] | goto[node]
         queue.extend((child, complete[fallback].get(char, 0)) for char, child in goto[node].items())
     return [
-        ({char: (child, tuple(dict.fromkeys(ending[child]))) for char, child in following.items()}, 0)
+        {char: (child, tuple(dict.fromkeys(ending[child]))) for char, child in following.items()}
         for following in complete
     ]
 
@@ -314,11 +315,17 @@ def _one_of(ends: Ends) -> Expression:
     return alt(*map(text, ends)) if ends else EMPTY
 
 
+def _field(form: dict[str, Any], field: str, pointer: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a field, which must be of the type `kind`."""
+    value = form.get(field, default)
+    return value if type(value) is kind else _refuse(f"{pointer}/{field}", f"This is {_WORDS[kind]}")
+
+
+_WORDS: dict[type, str] = {str: "a string", bool: "true or false", int: "a whole number", list: "an array"}
+
+
 def _counts(form: dict[str, Any], pointer: str) -> tuple[int, int | None]:
-    low, high = form.get("min", 0), form.get("max", -1)
-    for field, value in (("min", low), ("max", high)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            _refuse(f"{pointer}/{field}", "This is a whole number")
+    low, high = _field(form, "min", pointer, int, 0), _field(form, "max", pointer, int, -1)
     if low < 0 or (high != -1 and high < low):
         _refuse(f"{pointer}/min", "min is 0 or more, and max is at least min, or -1 for no limit")
     return low, None if high == -1 else high
@@ -342,8 +349,7 @@ def _only(value: dict[str, Any], pointer: str, known: set[str]) -> None:
 
 
 def _items(form: dict[str, Any], field: str, pointer: str) -> list[tuple[str, Any]]:
-    at = f"{pointer}/{field}"
-    return [(f"{at}/{i}", item) for i, item in enumerate(_list(form.get(field), at))]
+    return [(f"{pointer}/{field}/{i}", item) for i, item in enumerate(_field(form, field, pointer, list))]
 
 
 def _strings(form: dict[str, Any], field: str, pointer: str) -> list[str]:
@@ -351,20 +357,6 @@ def _strings(form: dict[str, Any], field: str, pointer: str) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         _refuse(f"{pointer}/{field}", "This is an array of strings")
     return values
-
-
-def _string(form: dict[str, Any], field: str, pointer: str) -> str:
-    value = form.get(field)
-    return value if isinstance(value, str) else _refuse(f"{pointer}/{field}", "This is a string")
-
-
-def _flag(form: dict[str, Any], field: str, pointer: str, *, default: bool = False) -> bool:
-    value = form.get(field, default)
-    return value if isinstance(value, bool) else _refuse(f"{pointer}/{field}", "This is true or false")
-
-
-def _list(value: Any, pointer: str) -> list[Any]:
-    return value if isinstance(value, list) else _refuse(pointer, "This is an array")
 
 
 def _refuse(pointer: str, message: str) -> NoReturn:

@@ -20,7 +20,7 @@ from ramify.constraint import Constraint, Kind, alternation
 from ramify.errors import EngineError, InvalidConstraint
 from ramify.grammar.engine.lark_rules import endless_rule
 from ramify.grammar.engine.prefix_matcher import fewest_tokens, with_prefix
-from ramify.grammar.matcher import Matcher, allow, check_rollback, mask_words, tokens_of
+from ramify.grammar.matcher import EXACT, Matcher, allow, check_rollback, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
 from ramify.text import shortened
@@ -235,10 +235,8 @@ class _DeadEnd(InvalidConstraint):
 class LLGuidanceGrammar:
     """A grammar, read from the payload that `compile_constraint` returned."""
 
-    enforcement: Enforcement
-    """Set by `load_grammar`."""
-
-    def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
+    def __init__(self, payload: bytes, vocabulary: Vocabulary, enforcement: Enforcement = EXACT) -> None:
+        self.enforcement = enforcement
         self._inner = _matcher(payload, vocabulary)
         if self._inner.is_error():
             raise EngineError(f"The compiled grammar cannot be read: {_reason(self._inner.get_error())}")

@@ -12,19 +12,15 @@ from ramify.messages import Enforcement
 def load_grammar(engine: str, payload: bytes, enforcement: Enforcement, vocabulary: Vocabulary) -> Grammar:
     """Load a grammar that `compile_constraint` compiled for `vocabulary`. Raises `KeyError` for an unknown
     engine."""
-    grammar: Grammar
     if engine == "llguidance":
         from ramify.grammar.engine.llguidance import LLGuidanceGrammar
 
-        grammar = LLGuidanceGrammar(payload, vocabulary)
-    elif engine == "xgrammar":
+        return LLGuidanceGrammar(payload, vocabulary, enforcement)
+    if engine == "xgrammar":
         from ramify.grammar.engine.xgrammar import XGrammarGrammar
 
-        grammar = XGrammarGrammar(payload, vocabulary)
-    else:
-        grammar = {"pushdown": PushdownGrammar}[engine](payload, vocabulary)
-    grammar.enforcement = enforcement
-    return grammar
+        return XGrammarGrammar(payload, vocabulary, enforcement)
+    return {"pushdown": PushdownGrammar}[engine](payload, vocabulary, enforcement)
 
 
 def prepare(vocabulary: Vocabulary) -> None:

@@ -8,11 +8,12 @@ that the grammar allows.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 
 from ramify.grammar.automaton.masks.token_trie import token_trie
+from ramify.grammar.engine.configurations import ConfigurationMatcher
 from ramify.grammar.matcher import Matcher, allow, allows, check_rollback
 from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
@@ -62,13 +63,6 @@ def _beyond(data: bytes, vocabulary: Vocabulary) -> _Beyond:
         np.array([alone for _, _, alone in found if alone >= 0], np.int64),
         [(text, token) for text, token, alone in found if alone < 0],
     )
-
-
-@runtime_checkable
-class WalksBeyond(Protocol):
-    """A matcher that can find the allowed tokens with a given prefix by a walk over the token trie."""
-
-    def allow_beyond(self, prefix: bytes, row: np.ndarray, budget: int | None) -> bool: ...
 
 
 class _Step(NamedTuple):
@@ -121,7 +115,7 @@ class PrefixMatcher:
         for end in range(1, len(rest) + 1):
             if budget is None or costs[end] < budget:
                 allow(row, ids.get(rest[:end], ()))
-        if isinstance(self._inner, WalksBeyond) and self._inner.allow_beyond(rest, row, budget):
+        if isinstance(self._inner, ConfigurationMatcher) and self._inner.allow_beyond(rest, row, budget):
             return True
         inside = np.empty_like(row)
         if not self._inner.fill_mask(inside, budget):

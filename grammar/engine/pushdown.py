@@ -14,11 +14,11 @@ import numpy as np
 from ramify.grammar.automaton.masks.nondeterministic_walk import NO_LIMIT
 from ramify.grammar.automaton.masks.token_trie import Walk, token_trie
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
-from ramify.grammar.engine.configurations import ConfigurationMatcher
+from ramify.grammar.engine.configurations import ConfigurationMatcher, NondeterministicMatcher
 from ramify.grammar.engine.members import MemberMasks, MemberRegisters, memories
 from ramify.grammar.engine.prefix_matcher import with_prefix
 from ramify.grammar.engine.stack import NO_ITEMS, AutomatonLists, Entry, Memory, SharedStacks, states_of
-from ramify.grammar.matcher import Matcher, allow, mask_words, tokens_of
+from ramify.grammar.matcher import EXACT, Matcher, allow, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
 
@@ -49,9 +49,8 @@ class Mask(NamedTuple):
 class PushdownGrammar:
     """A compiled grammar, read from `PushdownAutomaton.to_bytes`."""
 
-    enforcement = Enforcement()
-
-    def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
+    def __init__(self, payload: bytes, vocabulary: Vocabulary, enforcement: Enforcement = EXACT) -> None:
+        self.enforcement = enforcement
         self.automaton = PushdownAutomaton.from_bytes(payload)
         self.lists = AutomatonLists(self.automaton)
         self.stacks = SharedStacks(self.lists)
@@ -80,8 +79,6 @@ class PushdownGrammar:
 
             return RememberingMatcher.at_beginning(self)
         if self.automaton.nondeterministic:
-            from ramify.grammar.engine.nondeterministic import NondeterministicMatcher
-
             return NondeterministicMatcher.at_beginning(self)
         return PushdownMatcher.at_beginning(self)
 

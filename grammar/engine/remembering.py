@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.grammar.automaton.pushdown import ENDLESS_WORDS, UniqueItems, surcharge
-from ramify.grammar.engine.configurations import Step
-from ramify.grammar.engine.nondeterministic import BranchingMatcher
+from ramify.grammar.engine.configurations import BranchingMatcher, Step
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.stack import NO_ITEMS, Entry, Memory, Register, UsedItems
 

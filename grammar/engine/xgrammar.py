@@ -18,7 +18,7 @@ import xgrammar
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.engine.prefix_matcher import with_prefix
-from ramify.grammar.matcher import Matcher, check_rollback, mask_words
+from ramify.grammar.matcher import EXACT, Matcher, check_rollback, mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement
 from ramify.text import shortened
@@ -101,10 +101,8 @@ def _reason(error: RuntimeError) -> str:
 class XGrammarGrammar:
     """A grammar, read from the payload that `compile_constraint` returned."""
 
-    enforcement: Enforcement
-    """Set by `load_grammar`."""
-
-    def __init__(self, payload: bytes, vocabulary: Vocabulary) -> None:
+    def __init__(self, payload: bytes, vocabulary: Vocabulary, enforcement: Enforcement = EXACT) -> None:
+        self.enforcement = enforcement
         self._compiled = xgrammar.CompiledGrammar.deserialize_json(payload.decode(), tokenizer(vocabulary))
         self._vocabulary = vocabulary
         self.nbytes = self._compiled.memory_size_bytes

@@ -14,18 +14,12 @@ from decimal import Context, localcontext
 from typing import Any, NamedTuple
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.rules.expression import Expression, Text, alt
+from ramify.grammar.rules.expression import Expression
 from ramify.grammar.schema.document.check import SchemaDocument, place
-from ramify.grammar.schema.document.deep_recursion import deep_recursion
-from ramify.grammar.schema.document.json_values import Value
+from ramify.grammar.schema.document.json_values import deep_recursion
 from ramify.grammar.schema.document.unenforceable import Unenforceable
-from ramify.grammar.schema.logic.assertions import NotInEnum
-from ramify.grammar.schema.logic.disjunct import Disjunct
 from ramify.grammar.schema.logic.normal_form import MAX_DISJUNCTS
-from ramify.grammar.schema.values.arrays import arrays
-from ramify.grammar.schema.values.objects import objects
-from ramify.grammar.schema.values.scalars import numbers, strings
-from ramify.grammar.schema.values.schema_grammar import Builders, Options, SchemaGrammar
+from ramify.grammar.schema.values.schema_grammar import Options, SchemaGrammar
 from ramify.messages import Unenforced
 
 PRECISION = 1_000_000
@@ -44,29 +38,20 @@ class CompiledSchema(NamedTuple):
     unenforced: tuple[Unenforced, ...]
 
 
-def schema_rules(schema: Any, options: Options | None = None) -> dict[str, Expression]:
-    """The rules, by name, of the grammar of the instances of `schema`, which is as `json_values.parse_json`
-    returns it.
+def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchema:
+    """The grammar of the instances of `schema`, which is as `json_values.parse_json` returns it.
 
-    Raises `InvalidConstraint` with a JSON pointer if `schema` is not a valid schema, if a keyword cannot be
-    enforced exactly (unless `options` allow that), or if no value satisfies the schema.
+    If `options.strict` is True, the rules leave no keywords unenforced except those newer than the draft that
+    ``$schema`` names. Raises `InvalidConstraint` with a JSON pointer if `schema` is not a valid schema, if a
+    keyword cannot be enforced exactly (unless `options` allow that), or if no value satisfies the schema.
     """
-    return compile_schema(schema, options).rules
-
-
-def compile_schema(
-    schema: Any, options: Options | None = None, *, most_multiplied: int | None = None
-) -> CompiledSchema:
-    """The rules of `schema_rules`, and the keywords that the rules do not enforce (none if `options.strict`
-    is True, except those newer than the draft that ``$schema`` names). `most_multiplied` is that of
-    `NormalForm`."""
     options = options or Options()
     left_out: dict[str, Unenforced] = {}
     with deep_recursion(), localcontext(Context(prec=PRECISION)):
         document = SchemaDocument(schema)
         while True:
             try:
-                rules = _rules(document, options, frozenset(left_out), most_multiplied)
+                rules = _rules(document, options, frozenset(left_out))
             except InvalidConstraint as error:
                 pointer = error.pointer = None if error.pointer is None else place(error.pointer)
                 if options.strict is True or pointer is None or not isinstance(error, Unenforceable):
@@ -82,43 +67,18 @@ def compile_schema(
                 return CompiledSchema(rules, (*left_out.values(), *unread))
 
 
-def _rules(
-    document: SchemaDocument, options: Options, ignored: frozenset[str], most_multiplied: int | None
-) -> dict[str, Expression]:
+def _rules(document: SchemaDocument, options: Options, ignored: frozenset[str]) -> dict[str, Expression]:
     """The rules of a schema. If clauses make it unenforceable, compile it again without clauses, with up to
     `MAX_DISJUNCTS` disjuncts.
 
     An example for the second attempt: eight conditionals about one property have only 256 disjuncts, but as
     clauses one value may meet any set of the eight.
     """
-    grammar = SchemaGrammar(document, BUILDERS, options, ignored, most_multiplied)
+    grammar = SchemaGrammar(document, options, ignored)
     try:
         return grammar.compiled()
     except Unenforceable:
         if options.any_order or not grammar.normal_form.has_clauses:
             raise
-    return SchemaGrammar(document, BUILDERS, options, ignored, most_multiplied=MAX_DISJUNCTS).compiled()
-
-
-def _null(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
-    return _literals(disjunct, null=None)
-
-
-def _boolean(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
-    return _literals(disjunct, true=True, false=False)
-
-
-def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
-    """The names of those `values` that no negated enum excludes, as texts."""
-    excluded = [value for assertion in disjunct.asserted(NotInEnum) for value in assertion.values]
-    return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
-
-
-BUILDERS: Builders = [
-    (frozenset(["object"]), objects),
-    (frozenset(["array"]), arrays),
-    (frozenset(["string"]), strings),
-    (frozenset(["integer", "fraction"]), numbers),
-    (frozenset(["boolean"]), _boolean),
-    (frozenset(["null"]), _null),
-]
+    options = options._replace(most_multiplied=MAX_DISJUNCTS)
+    return SchemaGrammar(document, options, ignored).compiled()

@@ -18,10 +18,15 @@ from typing import Any, NamedTuple
 from ramify.errors import InvalidConstraint
 from ramify.grammar.schema.document import formats
 from ramify.grammar.schema.document.check import ANY_DRAFT, SchemaDocument, place
-from ramify.grammar.schema.document.deep_recursion import deep_recursion
-from ramify.grammar.schema.document.json_values import Value, as_decimals, is_multiple, parse_json, type_of
-from ramify.grammar.schema.document.string_patterns import matches_pattern, matches_regular
-from ramify.grammar.schema.document.time_limit import TimeLimit
+from ramify.grammar.schema.document.json_values import (
+    Value,
+    as_decimals,
+    deep_recursion,
+    is_multiple,
+    parse_json,
+    type_of,
+)
+from ramify.grammar.schema.document.string_patterns import TimeLimit, matches_pattern, matches_regular
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.json_text import escape
 from ramify.text import shortened
@@ -52,7 +57,7 @@ def validate(schema: Any, value: Any) -> list[Failure]:
     Raises `InvalidConstraint`, with the JSON pointer of the place in the schema, in these cases: `schema` is
     no JSON Schema; a pattern is no regular expression, or takes longer than `string_patterns.MAX_SECONDS` to
     match; the schema or the value is nested too deeply, or has numbers that are too long; the whole
-    validation takes longer than `time_limit.MAX_SECONDS`.
+    validation takes longer than `string_patterns.MAX_VALIDATION_S`.
     """
     with deep_recursion():
         return Validator(SchemaDocument(as_decimals(schema))).failures("", as_decimals(value))
@@ -102,8 +107,8 @@ class _Place(NamedTuple):
         return [Failure(self.at, f"{place(self.pointer)}/{keyword}", message)]
 
 
-Check = Callable[["Validator", _Place, Any], Iterable[Failure]]
-"""A function that returns the failures of one keyword. Takes the validator, the place, and the keyword's
+Check = Callable[["Validator", _Place, str, Any], Iterable[Failure]]
+"""A function that returns the failures of one keyword. Takes the validator, the place, the keyword and its
 value."""
 
 
@@ -134,7 +139,7 @@ class Validator:
         for keyword in sorted(place.keywords, key=_LAST.__contains__):
             kinds, check = _CHECKS.get(keyword, (_NO_TYPE, None))
             if check is not None and kind in kinds:
-                found += check(self, place, place.keywords[keyword])
+                found += check(self, place, keyword, place.keywords[keyword])
         if evaluated is not None and not found:
             evaluated.add(place.evaluated)
         return found
@@ -149,17 +154,21 @@ class Validator:
         properties and items that this subschema evaluates count for `place` as well."""
         return self.failures(f"{place.pointer}/{below}", place.value, place.at, place.evaluated)
 
-    def _all_of(self, place: _Place, options: list[Any]) -> Iterator[Failure]:
+    def _reference(self, place: _Place, keyword: str, reference: str) -> list[Failure]:
+        target = self._document.target(place.pointer, keyword)
+        return self.failures(target, place.value, place.at, place.evaluated)
+
+    def _all_of(self, place: _Place, keyword: str, options: list[Any]) -> Iterator[Failure]:
         for i in range(len(options)):
             yield from self._in_place(place, f"allOf/{i}")
 
-    def _any_of(self, place: _Place, options: list[Any]) -> list[Failure]:
+    def _any_of(self, place: _Place, keyword: str, options: list[Any]) -> list[Failure]:
         found = [self._in_place(place, f"anyOf/{i}") for i in range(len(options))]
         if not all(found):
             return []
         return found[0] if len(found) == 1 else place.fail("anyOf", f"None of the {len(found)} options holds")
 
-    def _one_of(self, place: _Place, options: list[Any]) -> list[Failure]:
+    def _one_of(self, place: _Place, keyword: str, options: list[Any]) -> list[Failure]:
         holding = [str(i) for i in range(len(options)) if not self._in_place(place, f"oneOf/{i}")]
         if len(holding) == 1:
             return []
@@ -167,16 +176,16 @@ class Validator:
             return place.fail("oneOf", f"None of the {len(options)} options holds")
         return place.fail("oneOf", f"The options {' and '.join(holding)} all hold")
 
-    def _not(self, place: _Place, schema: Any) -> list[Failure]:
+    def _not(self, place: _Place, keyword: str, schema: Any) -> list[Failure]:
         if not self._valid(f"{place.pointer}/not", place.value):
             return []
         return place.fail("not", "The value is what it must not be")
 
-    def _if(self, place: _Place, schema: Any) -> list[Failure]:
-        keyword = "else" if self._in_place(place, "if") else "then"
-        return self._in_place(place, keyword) if keyword in place.keywords else []
+    def _if(self, place: _Place, keyword: str, schema: Any) -> list[Failure]:
+        chosen = "else" if self._in_place(place, "if") else "then"
+        return self._in_place(place, chosen) if chosen in place.keywords else []
 
-    def _dependent(self, keyword: str, place: _Place, consequences: dict[str, Any]) -> Iterator[Failure]:
+    def _dependent(self, place: _Place, keyword: str, consequences: dict[str, Any]) -> Iterator[Failure]:
         """Failures of dependentRequired, of dependentSchemas, or of dependencies, which combines the two."""
         for name, needed in consequences.items():
             if name not in place.value:
@@ -193,7 +202,7 @@ class Validator:
 
     # --- any type, numbers, strings ---------------------------------------------------------------
 
-    def _type(self, place: _Place, types: Any) -> list[Failure]:
+    def _type(self, place: _Place, keyword: str, types: Any) -> list[Failure]:
         names = types if isinstance(types, list) else [types]
         kind = type_of(place.value)
         if kind in names or (kind in _NUMBER and "number" in names):
@@ -204,17 +213,38 @@ class Validator:
         shown = "number" if kind == "fraction" else kind
         return place.fail("type", f"This is of type {shown}, not {' or '.join(names)}")
 
-    def _multiple_of(self, place: _Place, divisor: Any) -> list[Failure]:
+    def _equal(self, place: _Place, keyword: str, allowed: Any) -> list[Failure]:
+        if Value(place.value) in map(Value, allowed if keyword == "enum" else [allowed]):
+            return []
+        return place.fail(keyword, "This is not the value, or none of those, that are allowed")
+
+    def _bound(self, place: _Place, keyword: str, bound: Any) -> list[Failure]:
+        holds, words = _BOUNDS[keyword]
+        if isinstance(bound, bool):  # draft-04: the boolean says whether minimum or maximum is exclusive
+            limit = place.keywords.get("minimum" if keyword == "exclusiveMinimum" else "maximum")
+            if not bound or limit is None or place.value != limit:
+                return []
+        elif holds(place.value, bound):
+            return []
+        return place.fail(keyword, f"{_shown(place.value)} is not {words} {bound}")
+
+    def _count(self, place: _Place, keyword: str, limit: Any) -> list[Failure]:
+        count = len(place.value)
+        holds = count >= int(limit) if keyword.startswith("min") else count <= int(limit)
+        things = {"Length": "characters", "Items": "items", "Properties": "properties"}[keyword[3:]]
+        return [] if holds else place.fail(keyword, f"There are {count} {things}, and {keyword} is {limit}")
+
+    def _multiple_of(self, place: _Place, keyword: str, divisor: Any) -> list[Failure]:
         if is_multiple(place.value, Decimal(divisor)):
             return []
         return place.fail("multipleOf", f"{_shown(place.value)} is no multiple of {divisor}")
 
-    def _pattern(self, place: _Place, pattern: str) -> list[Failure]:
+    def _pattern(self, place: _Place, keyword: str, pattern: str) -> list[Failure]:
         if matches_pattern(f"{place.pointer}/pattern", pattern, place.value, self._limit):
             return []
         return place.fail("pattern", f"The text does not match {pattern}")
 
-    def _format(self, place: _Place, name: str) -> list[Failure]:
+    def _format(self, place: _Place, keyword: str, name: str) -> list[Failure]:
         where = f"{place.pointer}/format"
         try:
             meaning = formats.meaning(name, where)
@@ -231,32 +261,24 @@ class Validator:
 
     # --- arrays -----------------------------------------------------------------------------------
 
-    def _prefix(self, keyword: str, place: _Place, schemas: list[Any]) -> Iterator[Failure]:
-        for i in range(min(len(schemas), len(place.value))):
-            yield from self._item(place, f"{keyword}/{i}", i)
+    def _items(self, place: _Place, keyword: str, schema: Any) -> Iterator[Failure]:
+        """Failures of prefixItems, items or additionalItems. Up to draft 2019-09, items could be an array,
+        with the meaning of today's prefixItems, and additionalItems had the meaning of today's items."""
+        older = isinstance(place.keywords.get("items"), list)
+        prefix, rest = ("items", "additionalItems") if older else ("prefixItems", "items")
+        first, count = len(place.keywords.get(prefix, ())), len(place.value)
+        if keyword == prefix:
+            for i in range(min(first, count)):
+                yield from self._item(place, f"{prefix}/{i}", i)
+        elif keyword == rest:
+            for i in range(first, count):
+                yield from self._item(place, rest, i)
 
     def _item(self, place: _Place, below: str, i: int) -> list[Failure]:
         place.evaluated.items.add(i)
         return self.failures(f"{place.pointer}/{below}", place.value[i], f"{place.at}/{i}")
 
-    def _prefix_items(self, place: _Place, schemas: list[Any]) -> Iterable[Failure]:
-        older = isinstance(place.keywords.get("items"), list)
-        return () if older else self._prefix("prefixItems", place, schemas)
-
-    def _items(self, place: _Place, schema: Any) -> Iterator[Failure]:
-        if isinstance(schema, list):  # up to draft 2019-09
-            yield from self._prefix("items", place, schema)
-        else:
-            for i in range(len(place.keywords.get("prefixItems", ())), len(place.value)):
-                yield from self._item(place, "items", i)
-
-    def _additional_items(self, place: _Place, schema: Any) -> Iterator[Failure]:
-        first = place.keywords.get("items")
-        if isinstance(first, list):
-            for i in range(len(first), len(place.value)):
-                yield from self._item(place, "additionalItems", i)
-
-    def _contains(self, place: _Place, schema: Any) -> Iterator[Failure]:
+    def _contains(self, place: _Place, keyword: str, schema: Any) -> Iterator[Failure]:
         pointer = f"{place.pointer}/contains"
         found = [i for i, item in enumerate(place.value) if self._valid(pointer, item)]
         if self._document.draft(place.pointer) != 8:  # in 2019-09, contains evaluates no items
@@ -267,12 +289,12 @@ class Validator:
         if high is not None and len(found) > high:
             yield from place.fail("maxContains", f"{len(found)} items satisfy contains, and {high} may")
 
-    def _unique_items(self, place: _Place, unique: bool) -> list[Failure]:
+    def _unique_items(self, place: _Place, keyword: str, unique: bool) -> list[Failure]:
         if unique and len(set(map(Value, place.value))) < len(place.value):
             return place.fail("uniqueItems", "Two items are equal")
         return []
 
-    def _unevaluated_items(self, place: _Place, schema: Any) -> Iterator[Failure]:
+    def _unevaluated_items(self, place: _Place, keyword: str, schema: Any) -> Iterator[Failure]:
         for i in range(len(place.value)):
             if i not in place.evaluated.items:
                 yield from self._item(place, "unevaluatedItems", i)
@@ -283,12 +305,12 @@ class Validator:
         place.evaluated.names.add(name)
         return self.failures(f"{place.pointer}/{below}", place.value[name], f"{place.at}/{escape(name)}")
 
-    def _properties(self, place: _Place, schemas: dict[str, Any]) -> Iterator[Failure]:
+    def _properties(self, place: _Place, keyword: str, schemas: dict[str, Any]) -> Iterator[Failure]:
         for name in schemas:
             if name in place.value:
                 yield from self._property(place, f"properties/{escape(name)}", name)
 
-    def _pattern_properties(self, place: _Place, schemas: dict[str, Any]) -> Iterator[Failure]:
+    def _pattern_properties(self, place: _Place, keyword: str, schemas: dict[str, Any]) -> Iterator[Failure]:
         for pattern in schemas:
             for name in place.value:
                 if self._name_matches(place, pattern, name):
@@ -298,23 +320,23 @@ class Validator:
         pointer = f"{place.pointer}/patternProperties/{escape(pattern)}"
         return matches_pattern(pointer, pattern, name, self._limit)
 
-    def _additional_properties(self, place: _Place, schema: Any) -> Iterator[Failure]:
+    def _additional_properties(self, place: _Place, keyword: str, schema: Any) -> Iterator[Failure]:
         named = place.keywords.get("properties", {})
         patterns = place.keywords.get("patternProperties", {})
         for name in place.value:
             if name not in named and not any(self._name_matches(place, each, name) for each in patterns):
                 yield from self._property(place, "additionalProperties", name)
 
-    def _unevaluated_properties(self, place: _Place, schema: Any) -> Iterator[Failure]:
+    def _unevaluated_properties(self, place: _Place, keyword: str, schema: Any) -> Iterator[Failure]:
         for name in place.value:
             if name not in place.evaluated.names:
                 yield from self._property(place, "unevaluatedProperties", name)
 
-    def _property_names(self, place: _Place, schema: Any) -> Iterator[Failure]:
+    def _property_names(self, place: _Place, keyword: str, schema: Any) -> Iterator[Failure]:
         for name in place.value:
             yield from self.failures(f"{place.pointer}/propertyNames", name, f"{place.at}/{escape(name)}")
 
-    def _required(self, place: _Place, names: list[str]) -> Iterator[Failure]:
+    def _required(self, place: _Place, keyword: str, names: list[str]) -> Iterator[Failure]:
         for name in names:
             if name not in place.value:
                 yield from place.fail("required", f"The property {name!r} is missing")
@@ -322,49 +344,6 @@ class Validator:
 
 def _shown(number: int | Decimal) -> str:
     return shortened(str(number), 40)
-
-
-def _reference(keyword: str) -> Check:
-    def check(self: Validator, place: _Place, reference: str) -> list[Failure]:
-        target = self._document.target(place.pointer, keyword)
-        return self.failures(target, place.value, place.at, place.evaluated)
-
-    return check
-
-
-def _dependent(keyword: str) -> Check:
-    return lambda self, place, consequences: self._dependent(keyword, place, consequences)
-
-
-def _equal(keyword: str) -> Check:
-    def check(self: Validator, place: _Place, allowed: Any) -> list[Failure]:
-        if Value(place.value) in map(Value, allowed if keyword == "enum" else [allowed]):
-            return []
-        return place.fail(keyword, "This is not the value, or none of those, that are allowed")
-
-    return check
-
-
-def _bound(keyword: str, holds: Callable[[Any, Any], bool], words: str) -> Check:
-    def check(self: Validator, place: _Place, bound: Any) -> list[Failure]:
-        if isinstance(bound, bool):  # draft-04: the boolean says whether minimum or maximum is exclusive
-            limit = place.keywords.get("minimum" if keyword == "exclusiveMinimum" else "maximum")
-            if not bound or limit is None or place.value != limit:
-                return []
-        elif holds(place.value, bound):
-            return []
-        return place.fail(keyword, f"{_shown(place.value)} is not {words} {bound}")
-
-    return check
-
-
-def _count(keyword: str, holds: Callable[[int, int], bool], things: str) -> Check:
-    def check(self: Validator, place: _Place, limit: Any) -> list[Failure]:
-        if holds(len(place.value), int(limit)):
-            return []
-        return place.fail(keyword, f"There are {len(place.value)} {things}, and {keyword} is {limit}")
-
-    return check
 
 
 _NO_TYPE: frozenset[str] = frozenset()
@@ -377,30 +356,29 @@ _LAST = frozenset(["unevaluatedItems", "unevaluatedProperties"])
 """Keywords to check last, because they depend on the properties and items that all other keywords
 evaluated."""
 
+_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "minimum": (operator.ge, "at least"),
+    "maximum": (operator.le, "at most"),
+    "exclusiveMinimum": (operator.gt, "above"),
+    "exclusiveMaximum": (operator.lt, "below"),
+}
+
 _CHECKS: dict[str, tuple[frozenset[str], Check]] = {
-    **{keyword: (_ANY, _reference(keyword)) for keyword in ("$ref", "$dynamicRef", "$recursiveRef")},
+    **dict.fromkeys(["$ref", "$dynamicRef", "$recursiveRef"], (_ANY, Validator._reference)),
     "type": (_ANY, Validator._type),
-    "enum": (_ANY, _equal("enum")),
-    "const": (_ANY, _equal("const")),
+    **dict.fromkeys(["enum", "const"], (_ANY, Validator._equal)),
     "allOf": (_ANY, Validator._all_of),
     "anyOf": (_ANY, Validator._any_of),
     "oneOf": (_ANY, Validator._one_of),
     "not": (_ANY, Validator._not),
     "if": (_ANY, Validator._if),
-    "minimum": (_NUMBER, _bound("minimum", operator.ge, "at least")),
-    "maximum": (_NUMBER, _bound("maximum", operator.le, "at most")),
-    "exclusiveMinimum": (_NUMBER, _bound("exclusiveMinimum", operator.gt, "above")),
-    "exclusiveMaximum": (_NUMBER, _bound("exclusiveMaximum", operator.lt, "below")),
+    **dict.fromkeys(_BOUNDS, (_NUMBER, Validator._bound)),
     "multipleOf": (_NUMBER, Validator._multiple_of),
-    "minLength": (_STRING, _count("minLength", operator.ge, "characters")),
-    "maxLength": (_STRING, _count("maxLength", operator.le, "characters")),
+    **dict.fromkeys(["minLength", "maxLength"], (_STRING, Validator._count)),
     "pattern": (_STRING, Validator._pattern),
     "format": (_ANY, Validator._format),
-    "prefixItems": (_ARRAY, Validator._prefix_items),
-    "items": (_ARRAY, Validator._items),
-    "additionalItems": (_ARRAY, Validator._additional_items),
-    "minItems": (_ARRAY, _count("minItems", operator.ge, "items")),
-    "maxItems": (_ARRAY, _count("maxItems", operator.le, "items")),
+    **dict.fromkeys(["prefixItems", "items", "additionalItems"], (_ARRAY, Validator._items)),
+    **dict.fromkeys(["minItems", "maxItems"], (_ARRAY, Validator._count)),
     "uniqueItems": (_ARRAY, Validator._unique_items),
     "contains": (_ARRAY, Validator._contains),
     "unevaluatedItems": (_ARRAY, Validator._unevaluated_items),
@@ -409,11 +387,9 @@ _CHECKS: dict[str, tuple[frozenset[str], Check]] = {
     "additionalProperties": (_OBJECT, Validator._additional_properties),
     "propertyNames": (_OBJECT, Validator._property_names),
     "required": (_OBJECT, Validator._required),
-    "minProperties": (_OBJECT, _count("minProperties", operator.ge, "properties")),
-    "maxProperties": (_OBJECT, _count("maxProperties", operator.le, "properties")),
-    **{
-        keyword: (_OBJECT, _dependent(keyword))
-        for keyword in ("dependentRequired", "dependentSchemas", "dependencies")
-    },
+    **dict.fromkeys(["minProperties", "maxProperties"], (_OBJECT, Validator._count)),
+    **dict.fromkeys(
+        ["dependentRequired", "dependentSchemas", "dependencies"], (_OBJECT, Validator._dependent)
+    ),
     "unevaluatedProperties": (_OBJECT, Validator._unevaluated_properties),
 }

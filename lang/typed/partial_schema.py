@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ramify.grammar.schema.document.check import REFERENCES, SchemaDocument
-from ramify.grammar.schema.document.deep_recursion import deep_recursion
-from ramify.grammar.schema.document.json_values import as_decimals
+from ramify.grammar.schema.document.json_values import as_decimals, deep_recursion
 from ramify.grammar.schema.document.string_patterns import matches_pattern
 from ramify.grammar.schema.instance import Validator
 from ramify.json_text import escape, read_json

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 from ramify.engine_messages import CompileGrammar, DropGrammar, GrammarReady
-from ramify.grammar.compile.child_jobs import Answer, CompileJobs
+from ramify.grammar.compile.child_jobs import Answer, CompileJobs, answer, limit_memory
 from ramify.grammar.compile.grammar_files import GrammarFiles
-from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.compile.policy import prepare
 from ramify.grammar.engine.load import prepare_library
 from ramify.grammar.vocabulary import Vocabulary

@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.served import serve
 from tests.end_to_end.whole_answers import FACTORS, ask_all
-from tests.grammar.collection import real_world
+from tests.grammar.collection.cases import real_world
 from tests.runtime.tiny import write_model, write_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -23,7 +23,7 @@ STYLES = {"function tools", "webpack options", "eslint rules", "kubernetes", "op
 def test_answers_beside_other_requests_are_whole(tmp_path: Path) -> None:
     write_model(tmp_path, context_length=4096)
     write_tokenizer(tmp_path)
-    cases = [case for case in real_world.cases() if case.style in STYLES][::14]
+    cases = [case for case in real_world() if case.style in STYLES][::14]
     with serve("--model", str(tmp_path)) as served:
         found = asyncio.run(ask_all(served.url, cases, beside=6, seed=0))
     assert [each for each in found if each.fault not in ("", "refused")] == []

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from tests.grammar.collection.case import Case, oracle
+from tests.grammar.collection.cases import Case
+from tests.grammar.collection.oracle import oracle
 
 FACTORS = (1.0, 1.2, 2.0)
 AT_ONCE = 8

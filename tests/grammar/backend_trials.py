@@ -29,10 +29,10 @@ from ramify.grammar.schema.document.json_values import as_decimals
 from ramify.grammar.schema.instance import validate
 from ramify.messages import Enforcement
 from tests.grammar import keyword_cases
-from tests.grammar.collection.everything import all_cases
+from tests.grammar.collection.cases import written
 from tests.grammar.logic_cases import LOGIC_CASES
 from tests.grammar.schema_order import in_schema_order
-from tests.grammar.vocabularies import tiny, tokenise
+from tests.grammar.vocabularies import goes_through, tiny
 
 SECONDS = 2
 """Most processor time that a library may take over one schema and its texts."""
@@ -59,7 +59,7 @@ class Question(NamedTuple):
 
 def questions() -> Iterator[Question]:
     known = [(*case,) for case in (keyword_cases.CASES | LOGIC_CASES).values()]
-    known += [(case.schema, *case.instances) for case in all_cases()]
+    known += [(case.schema, *case.instances) for case in written()]
     known += [(schema, *instances) for schema, *instances in formats()]
     for schema, valid, invalid in known:
         try:
@@ -173,12 +173,7 @@ def _accepted(backend: str, question: Question) -> list[bool] | None:
     except Exception:
         return None
     grammar = load_grammar(engine, payload, Enforcement(backend=backend), tiny())
-
-    def accepts(text: str) -> bool:
-        matcher = grammar.matcher()
-        return all(map(matcher.accept, tokenise(text, tiny()))) and matcher.complete
-
-    return [accepts(text.text) for text in question.texts]
+    return [goes_through(grammar, text.text) for text in question.texts]
 
 
 # --- causes -------------------------------------------------------------------------------------------

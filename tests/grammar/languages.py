@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.construction.compiler import compile_rules
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.rules.expression import CharAutomaton, Expression, accepted
 from ramify.grammar.rules.rule_set import ROOT, Rules
+from ramify.grammar.schema.compiler import compile_schema
+from ramify.grammar.schema.values.schema_grammar import Options
 from ramify.grammar.vocabulary import Vocabulary
 
 BYTES = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,))
@@ -33,3 +37,8 @@ class Language:
 
 def language_of(automaton: CharAutomaton) -> Language:
     return Language(accepted(automaton))
+
+
+def schema_rules(schema: Any, options: Options | None = None) -> dict[str, Expression]:
+    """The rules of the grammar of a schema."""
+    return compile_schema(schema, options).rules

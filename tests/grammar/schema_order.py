@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ramify.grammar.schema.compiler import BUILDERS
 from ramify.grammar.schema.document.check import SchemaDocument
 from ramify.grammar.schema.document.json_values import Value, as_decimals, type_of
 from ramify.grammar.schema.logic.assertions import Contains
@@ -30,7 +29,7 @@ def writer(
 ) -> Callable[[Any], str]:
     """`in_schema_order` for many values of one schema."""
     document = SchemaDocument(as_decimals(schema))
-    grammar = SchemaGrammar(document, BUILDERS, Options(), most_multiplied=most_multiplied)
+    grammar = SchemaGrammar(document, Options(most_multiplied=most_multiplied))
     order = _Order(grammar.normal_form)
 
     def written(value: Any) -> str:

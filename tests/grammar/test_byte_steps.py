@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ramify.grammar.automaton.construction.compiler import compile_rules
-from ramify.grammar.engine.nondeterministic import NondeterministicMatcher
+from ramify.grammar.engine.configurations import NondeterministicMatcher
 from ramify.grammar.engine.pushdown import PushdownGrammar, PushdownMatcher
 from ramify.grammar.engine.remembering import RememberingMatcher
 from ramify.grammar.rules.gbnf import grammar_rules

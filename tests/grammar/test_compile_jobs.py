@@ -20,13 +20,14 @@ from ramify.grammar.compile.child_jobs import (
     Answer,
     CompileJobs,
     Usage,
+    answer,
     die_with,
+    limit_memory,
     run_on_idle_cores,
     usage_of,
 )
 from ramify.grammar.compile.foreign import Compiled
 from ramify.grammar.compile.grammar_files import GrammarFiles
-from ramify.grammar.compile.job import answer, limit_memory
 from ramify.grammar.engine.load import load_grammar
 from ramify.loop import wait
 from tests.grammar.vocabularies import accepts, tiny

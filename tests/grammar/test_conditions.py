@@ -15,9 +15,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ramify.grammar.schema.compiler import schema_rules
 from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.schema.document.unenforceable import Unenforceable
+from tests.grammar.languages import schema_rules
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.schema_order import writer
 from tests.grammar.test_schema_random import grammar_of

@@ -10,7 +10,7 @@ import pytest
 
 from ramify.constraint import with_controls as standing
 from ramify.engine_messages import CompileGrammar, GrammarReady
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.engine.controls import with_controls
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import Matcher, mask_words, tokens_of

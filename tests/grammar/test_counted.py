@@ -18,8 +18,7 @@ from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.matcher import mask_words, tokens_of
 from ramify.grammar.rules.expression import EMPTY, Call, Expression, alt, chars, repeat, seq, text
 from ramify.grammar.rules.rule_set import ROOT
-from ramify.grammar.schema.compiler import schema_rules
-from tests.grammar.languages import BYTES
+from tests.grammar.languages import BYTES, schema_rules
 from tests.grammar.vocabularies import accepts, compiled, tiny
 
 

@@ -8,7 +8,7 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, DropGrammar, GrammarFailed, GrammarReady
 from ramify.errors import EngineError, InvalidConstraint, Overloaded, RamifyError
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.runtime.scheduler.grammars import FAILURE_KEPT_S, GrammarStore
 from tests.grammar.vocabularies import tiny

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.automaton.construction import compiler
-from ramify.grammar.engine.nondeterministic import MOST_CONFIGURATIONS, NondeterministicMatcher
+from ramify.grammar.engine.configurations import MOST_CONFIGURATIONS, NondeterministicMatcher
 from ramify.grammar.engine.pushdown import PushdownGrammar
 from ramify.grammar.engine.remembering import RememberingMatcher
 from ramify.grammar.matcher import mask_words, tokens_of

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.rules import regex_syntax, utf8
+from ramify.grammar.automaton.construction import byte_edges
+from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.char_classes import character_property
 from ramify.grammar.vocabulary import Vocabulary
 from tests.grammar.languages import Language
@@ -153,9 +154,9 @@ def test_utf8_spans_cover_a_range_exactly(a: int, b: int) -> None:
     low, high = min(a, b), max(a, b)
     if high >= 0xD800 and low < 0xE000:
         low, high = (low, 0xD7FF) if low < 0xD800 else (0xE000, max(high, 0xE000))
-    spans = list(utf8.utf8_spans(low, high))
+    spans = list(byte_edges.utf8_spans(low, high))
 
-    def size(span: utf8.Spans) -> int:
+    def size(span: byte_edges.Spans) -> int:
         count = 1
         for first, last in span:
             count *= last - first + 1

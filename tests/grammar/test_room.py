@@ -12,7 +12,7 @@ from ramify.grammar.automaton.construction.nodes import flatten
 from ramify.grammar.automaton.construction.subset_construction import construct
 from ramify.grammar.rules.expression import Expression
 from ramify.grammar.rules.gbnf import grammar_rules
-from ramify.grammar.schema.compiler import schema_rules
+from tests.grammar.languages import schema_rules
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,14 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from ramify import constraint, schema_bundle
+from ramify import constraint
 from ramify.errors import InvalidConstraint
-from ramify.grammar.schema.compiler import compile_schema, schema_rules
+from ramify.grammar.schema.compiler import compile_schema
 from ramify.grammar.schema.document.check import SchemaDocument
 from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.schema.instance import validate
-from ramify.schema_bundle import MAX_SOURCE_BYTES, finder
+from ramify.schema_bundle import MAX_FOLDER_BYTES, MAX_REFERENCES, MAX_SOURCE_BYTES, finder
+from tests.grammar.languages import schema_rules
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.schema_order import in_schema_order
 
@@ -196,13 +197,12 @@ def test_the_size_is_refused_while_schemas_are_embedded() -> None:
         assert taken == 11
 
 
-def test_more_references_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_bundle, "MAX_REFERENCES", 3)
-    anywhere = [{"$ref": "1"}, {"$ref": "2"}, {"$ref": "3"}, {"$ref": "2"}]
+def test_more_references_than_the_limit_are_refused() -> None:
+    anywhere = [{"$ref": str(i)} for i in range(MAX_REFERENCES)] + [{"$ref": "2"}]
     constraint.json_schema({"anyOf": anywhere}, definitions={"2": {"$id": ORG}})
-    with pytest.raises(InvalidConstraint, match="More than 3 references") as refused:
-        constraint.json_schema({"anyOf": [*anywhere, {"$ref": "4"}]}, definitions={})
-    assert refused.value.pointer == "/anyOf/4/$ref"
+    with pytest.raises(InvalidConstraint, match=f"More than {MAX_REFERENCES} references") as refused:
+        constraint.json_schema({"anyOf": [*anywhere, {"$ref": "more"}]}, definitions={})
+    assert refused.value.pointer == f"/anyOf/{MAX_REFERENCES + 1}/$ref"
     assert refused.value.remedy
 
 
@@ -395,9 +395,12 @@ def test_a_folder_is_kept_in_memory(folder: Path) -> None:
     assert find("deep/zip.json") == '{"type": "integer"}'
 
 
-def test_a_folder_that_is_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_bundle, "MAX_FOLDER_BYTES", 100)
-    with pytest.raises(InvalidConstraint, match="more than 100 bytes") as refused:
+def test_a_folder_that_is_too_large(folder: Path) -> None:
+    large = folder / "large.json"
+    large.write_text(json.dumps({"title": "x" * (MAX_SOURCE_BYTES - 100)}))
+    for i in range(MAX_FOLDER_BYTES // MAX_SOURCE_BYTES):
+        (folder / f"large-{i}.json").hardlink_to(large)
+    with pytest.raises(InvalidConstraint, match=f"more than {MAX_FOLDER_BYTES} bytes") as refused:
         finder(folder)
     assert refused.value.remedy
 

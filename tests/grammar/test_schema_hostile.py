@@ -12,9 +12,9 @@ import pytest
 from ramify import constraint
 from ramify.errors import InvalidConstraint
 from ramify.grammar.rules.expression import size
-from ramify.grammar.schema.compiler import schema_rules
 from ramify.grammar.schema.document.json_values import parse_json
 from ramify.grammar.schema.values.schema_grammar import MAX_RULES, Options
+from tests.grammar.languages import schema_rules
 from tests.grammar.vocabularies import accepts, compiled
 
 pytestmark = pytest.mark.slow

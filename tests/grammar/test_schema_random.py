@@ -17,6 +17,7 @@ from ramify.grammar.schema.compiler import compile_schema
 from ramify.grammar.schema.document.json_values import as_decimals
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 from ramify.grammar.schema.instance import validate
+from ramify.grammar.schema.values.schema_grammar import Options
 from tests.grammar.random_schemas import VALUES, Schemas
 from tests.grammar.recogniser import Recogniser
 from tests.grammar.schema_order import in_schema_order
@@ -49,6 +50,6 @@ def test_all_agree(seed: int) -> None:
 def grammar_of(schema: Any, most_multiplied: int | None = None) -> Recogniser | InvalidConstraint:
     """The grammar of a schema, or the error that refuses the schema."""
     try:
-        return Recogniser(compile_schema(as_decimals(schema), most_multiplied=most_multiplied).rules)
+        return Recogniser(compile_schema(as_decimals(schema), Options(most_multiplied=most_multiplied)).rules)
     except InvalidConstraint as error:
         return error

@@ -22,8 +22,12 @@ from ramify.grammar.schema.document.json_values import (
     parse_json,
     place_of_long_number,
 )
-from ramify.grammar.schema.document.string_patterns import MAX_STEPS, SearchPattern
-from ramify.grammar.schema.document.time_limit import TakesTooLong, TimeLimit
+from ramify.grammar.schema.document.string_patterns import (
+    MAX_STEPS,
+    SearchPattern,
+    TakesTooLong,
+    TimeLimit,
+)
 from ramify.grammar.schema.instance import Validator, validate, validate_text
 from ramify.grammar.schema.logic.assertions import is_multiple
 

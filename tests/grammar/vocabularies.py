@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from random import Random
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ramify.constraint import Constraint
@@ -115,6 +117,37 @@ def accepts(grammar: Grammar, text: str, vocabulary: Vocabulary | None = None) -
     mask = mask_of(matcher, vocabulary)
     assert [bool(mask[stop]) for stop in vocabulary.stop_ids] == [matcher.complete] * len(vocabulary.stop_ids)
     return takes(matcher, [vocabulary.stop_ids[0]], vocabulary) and matcher.finished
+
+
+def taken_back(make: Callable[[], Matcher], chooser: Random, steps: int = 12) -> Matcher:
+    """Check forks and `rollback` on a random walk of a matcher that `make` makes. Returns a fresh matcher
+    that took the tokens that were not taken back."""
+    matcher = make()
+    taken: list[int] = []
+    while len(taken) < steps and not matcher.finished:
+        taken.append(int(chooser.choice(np.flatnonzero(mask_of(matcher, tiny())))))
+        assert matcher.accept(taken[-1])
+    twin = matcher.fork()
+    kept = chooser.randint(0, len(taken))
+    matcher.rollback(len(taken) - kept)
+    fresh = make()
+    assert all(map(fresh.accept, taken[:kept]))
+    assert (mask_of(matcher, tiny()) == mask_of(fresh, tiny())).all()
+    for attribute in ("finished", "complete", "completion_tokens"):
+        assert getattr(matcher, attribute) == getattr(fresh, attribute)
+    assert matcher.forced_bytes() == fresh.forced_bytes()
+    assert all(map(matcher.accept, taken[kept:]))
+    assert (mask_of(matcher, tiny()) == mask_of(twin, tiny())).all()
+    with pytest.raises(ValueError, match="take back"):
+        matcher.rollback(len(taken) + 1)
+    return fresh
+
+
+def goes_through(grammar: Grammar, text: str) -> bool:
+    """Whether the tokens of `text` are accepted and the text may end. The masks are not looked at: llguidance
+    accepts other tokens than its mask allows where text is forced."""
+    matcher = grammar.matcher()
+    return all(map(matcher.accept, tokenise(text, tiny()))) and matcher.complete
 
 
 def json_text(value: object) -> str:

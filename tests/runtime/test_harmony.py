@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from ramify.engine_messages import CompileGrammar, StepOutput, TokenChunk
 from ramify.errors import InvalidRequest
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.model.tokenizer.chat_format import chat_format

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ramify import constraint
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.kernels.cpu import linear_masked
 from ramify.kernels.registry import ops

@@ -10,7 +10,7 @@ import pytest
 
 from ramify import constraint
 from ramify.engine_messages import Abort
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.retokenize import Retokenizer
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.scheduler.forward import OverlapScheduling

@@ -10,7 +10,7 @@ import pytest
 from ramify.constraint import Constraint, regex
 from ramify.engine_messages import CompileGrammar, Submit
 from ramify.errors import InvalidRequest
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.messages import Continuation, Preamble
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
 from ramify.runtime.scheduler.grammars import GrammarStore

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.engine_messages import ChoiceTokens, Submit
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.runtime.scheduler.admission import OVERTAKING, OVERTAKING_BATCHES
 from ramify.runtime.scheduler.plan import PATIENCE_STEPS, SHARE, Precedence
 from ramify.runtime.scheduler.requests.limits import TUNED, Tuning

@@ -16,7 +16,7 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.engine_messages import Failed, Submit
 from ramify.errors import InvalidRequest, from_info
-from ramify.grammar.compile.job import answer
+from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.rules.gbnf import grammar_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion

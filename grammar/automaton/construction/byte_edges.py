@@ -7,7 +7,8 @@ state 0 to state 1, the first bytes D0 and D1 call an inner state for the second
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,7 +19,9 @@ from ramify.grammar.automaton.construction.positions import END
 from ramify.grammar.automaton.construction.subset_construction import States
 from ramify.grammar.automaton.numba_types import array_dtypes, tuple_type
 from ramify.grammar.rules.expression import Ranges
-from ramify.grammar.rules.utf8 import Spans, disjoint, spans_of
+
+Spans = tuple[tuple[int, int], ...]
+"""The inclusive range of each byte of a character's UTF-8."""
 
 Rest = frozenset[tuple[Spans, int]]
 """Alternatives after a part of a character: each has the byte ranges still to be read, and the state after
@@ -46,6 +49,20 @@ class Edges(NamedTuple):
     plain_target: np.ndarray
     after_item: np.ndarray
     mark: np.ndarray
+
+
+def edges_of(rows: np.ndarray, final: np.ndarray) -> Edges:
+    """Edges from `rows`, (edges, 5) int: state, lowest and highest byte, target, and pushed state or -1.
+    `final` is (states,) bool. No state is plain, comes after a unique item or has a mark."""
+    states = len(final)
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    offsets = np.zeros(states + 1, np.int32)
+    np.cumsum(np.bincount(rows[:, 0], minlength=states), out=offsets[1:])
+    low, high = (np.ascontiguousarray(rows[:, i], np.uint8) for i in (1, 2))
+    target, push = (np.ascontiguousarray(rows[:, i], np.int32) for i in (3, 4))
+    no, nowhere = np.zeros(states, np.bool_), np.zeros(0, np.int32)
+    no_mark = np.full(states, -1, np.int32)
+    return Edges(offsets, low, high, target, push, final, no, nowhere, nowhere, no, no_mark)
 
 
 EDGES = tuple_type(Edges, array_dtypes(Edges, uint8=("low", "high"), flags=("final", "plain", "after_item")))
@@ -87,10 +104,7 @@ class _Bytes:
         )
         extra = [(count + i, *row) for i, rest in enumerate(self._pending) for row in self._inside(rest)]
         flat = np.concatenate([*rows, np.array(extra, np.int32).reshape(-1, 5)])
-        flat = flat[np.lexsort((flat[:, 1], flat[:, 0]))]
         number = count + len(self._pending)
-        offsets = np.zeros(number + 1, np.int32)
-        np.cumsum(np.bincount(flat[:, 0], minlength=number), out=offsets[1:])
         final = _padded(states.final, number)
         if _ENDED in self._inner:
             final[self._inner[_ENDED]] = True
@@ -99,19 +113,12 @@ class _Bytes:
         plain = members[:, plain_atoms].sum(axis=1)[class_]
         covered = np.bincount(source, plain, minlength=number) == len(plain_atoms)
         pairs = (plain > 0) & covered[source]
-        low, high, into, push = (np.ascontiguousarray(flat[:, i]) for i in range(1, 5))
-        return Edges(
-            offsets,
-            low.astype(np.uint8),
-            high.astype(np.uint8),
-            into,
-            push,
-            final,
-            covered,
-            source[pairs],
-            target[pairs],
-            _padded(states.after_item, number),
-            np.concatenate([states.mark, np.full(number - count, -1, np.int32)]),
+        return edges_of(flat[np.argsort(flat[:, 1], kind="stable")], final)._replace(
+            plain=covered,
+            plain_source=source[pairs],
+            plain_target=target[pairs],
+            after_item=_padded(states.after_item, number),
+            mark=np.concatenate([states.mark, np.full(number - count, -1, np.int32)]),
         )
 
     def _classes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -288,11 +295,18 @@ def _by_first_byte(
     pairs: Iterable[tuple[Spans, int]],
 ) -> Iterable[tuple[tuple[int, int], list[tuple[Spans, int]]]]:
     """The `pairs` (byte ranges, state) grouped by disjoint ranges of the first byte; each group has the
-    remaining byte ranges and the states."""
+    remaining byte ranges and the states. If any ranges overlap, all are divided into single bytes."""
     following: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
     for spans, target in pairs:
         following.setdefault(spans[0], []).append((spans[1:], target))
-    return disjoint(following).items()
+    ranges = sorted(following)
+    if all(before[1] < after[0] for before, after in itertools.pairwise(ranges)):
+        return following.items()
+    by_byte: dict[tuple[int, int], list[tuple[Spans, int]]] = {}
+    for (low, high), rest in following.items():
+        for byte in range(low, high + 1):
+            by_byte.setdefault((byte, byte), []).extend(rest)
+    return by_byte.items()
 
 
 def _padded(flags: np.ndarray, count: int) -> np.ndarray:
@@ -300,3 +314,34 @@ def _padded(flags: np.ndarray, count: int) -> np.ndarray:
     padded = np.zeros(count, np.bool_)
     padded[: len(flags)] = flags
     return padded
+
+
+_LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
+
+
+@lru_cache(maxsize=4096)
+def spans_of(ranges: Ranges) -> tuple[Spans, ...]:
+    """The UTF-8 of a set of characters, as sequences of byte ranges."""
+    return tuple(spans for low, high in ranges for spans in utf8_spans(low, high))
+
+
+def utf8_spans(low: int, high: int) -> Iterator[Spans]:
+    """The UTF-8 of the code points `low` to `high`, as sequences of byte ranges."""
+    for last in _LAST_OF_LENGTH:
+        if low <= last < high:
+            yield from utf8_spans(low, last)
+            low = last + 1
+    first, final = chr(low).encode(), chr(high).encode()
+    for i in range(1, len(first)):
+        # Split if the last i bytes do not take all values of their range.
+        block = 1 << (6 * i)
+        if low // block != high // block:
+            if low % block:
+                yield from utf8_spans(low, low | (block - 1))
+                yield from utf8_spans((low | (block - 1)) + 1, high)
+                return
+            if high % block != block - 1:
+                yield from utf8_spans(low, (high & ~(block - 1)) - 1)
+                yield from utf8_spans(high & ~(block - 1), high)
+                return
+    yield tuple(zip(first, final, strict=True))

@@ -9,6 +9,7 @@ nondeterministic.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -32,12 +33,11 @@ from ramify.grammar.automaton.construction.runs import runs
 from ramify.grammar.automaton.construction.subset_construction import construct
 from ramify.grammar.automaton.construction.unique_items import unique_item_tables
 from ramify.grammar.automaton.masks.token_trie import token_trie
-from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton
+from ramify.grammar.automaton.pushdown import Arrays, PushdownAutomaton, packed_arrays
 from ramify.grammar.rules.expression import (
     Accepted,
     Alt,
     Call,
-    Chars,
     Expression,
     Repeat,
     Seq,
@@ -178,8 +178,11 @@ def _finished(
     length, best = costs.shortest(whole)
     if graph is not None:
         graph.check(length)
-    border = None if graph is None else graph.border
-    cost = costs.completion_costs(token_trie(vocabulary), whole, length, best, border)
+    border = whole.after_item if graph is None else graph.border
+    order = np.argsort(length, kind="stable").astype(np.int32)
+    order = order[length[order] < costs.UNREACHABLE]
+    trie = token_trie(vocabulary)
+    cost = costs.token_costs(trie.whole, trie.first_node, whole, best, order, length, border)
     before_item = np.zeros(len(cost), np.bool_)
     items = None
     if edges.after_item.any():
@@ -202,7 +205,7 @@ def _finished(
     if graph is not None:
         run[graph.in_names & (run_kind > 0)] = 0
     arrays = Arrays(*edges[:6], run, run_kind, run_cost, cost, edges.after_item, before_item)
-    return PushdownAutomaton(arrays, _most_pushed(edges), items, members, nondeterministic)
+    return PushdownAutomaton(packed_arrays(arrays), _most_pushed(edges), items, members, nondeterministic)
 
 
 def _most_pushed(edges: byte_edges.Edges) -> int:
@@ -236,8 +239,14 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
     members: dict[str, list[str]] = {}
     for name in component:  # a rule comes after the rules that it calls
         members.setdefault(component[name], []).append(name)
-    inner_calls = {name: _inner_calls(body) for name, body in rules.items()}
-    last_calls = {name: _last_calls(body) for name, body in rules.items()}
+    inner_calls: dict[str, Counter[str]] = {name: Counter() for name in rules}
+    last_calls: dict[str, set[str]] = {name: set() for name in rules}
+    for name, body in rules.items():
+        for inner, times, last in _calls(body):
+            if last:
+                last_calls[name].add(inner)
+            else:
+                inner_calls[name][inner] += times
     called = {
         inner for name, calls in inner_calls.items() for inner in calls if component[name] == component[inner]
     }
@@ -276,46 +285,24 @@ def _worth_calling(body: Expression, states: int, times: int) -> bool:
     return states >= CALLED_SIZE and (times - 1) * states >= CALLED_SAVING and not isinstance(body, Repeat)
 
 
-def _last_calls(expression: Expression) -> set[str]:
-    """The rules that `expression` calls in its last place, where the call ends the expression."""
+def _calls(expression: Expression, times: int = 1, last: bool = True) -> Iterator[tuple[str, int, bool]]:
+    """The calls in `expression`: the rule, the number of calls with repetitions written out, and whether the
+    call ends the expression."""
     if expression.is_regular:
-        return set()
+        return
     match expression:
         case Call(rule):
-            return {rule}
-        case Seq(parts) if parts:
-            return _last_calls(parts[-1])
-        case Alt(options):
-            return {rule for option in options for rule in _last_calls(option)}
-        case Repeat(item, _, 1):
-            return _last_calls(item)
-    return set()
-
-
-def _inner_calls(expression: Expression, times: int = 1, last: bool = True) -> dict[str, int]:
-    """Number of calls of each rule in `expression`, repetitions written out. Calls in the last place do not
-    count."""
-    if expression.is_regular:
-        return {}
-    found: dict[str, int] = {}
-    match expression:
-        case Call(rule):
-            return {} if last else {rule: times}
+            yield rule, times, last
         case Seq(parts):
-            inner = [(part, last and i == len(parts) - 1, times) for i, part in enumerate(parts)]
+            for i, part in enumerate(parts):
+                yield from _calls(part, times, last and i == len(parts) - 1)
         case Alt(options):
-            inner = [(option, last, times) for option in options]
+            for option in options:
+                yield from _calls(option, times, last)
         case Repeat(item, low, high):
-            inner = [(item, last and high == 1, min(_MANY, times * max(1, low, high or 0)))]
+            yield from _calls(item, min(_MANY, times * max(1, low, high or 0)), last and high == 1)
         case UniqueItem(item):
-            inner = [(item, False, times)]
-        case _:
-            return {}
-    for part, is_last, count in inner:
-        if not isinstance(part, Text | Chars):
-            for rule, more in _inner_calls(part, count, is_last).items():
-                found[rule] = min(_MANY, found.get(rule, 0) + more)
-    return found
+            yield from _calls(item, times, False)
 
 
 def _states(expression: Expression, sizes: Mapping[str, int]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ramify.errors import InvalidConstraint
-from ramify.grammar.automaton.construction.byte_edges import Edges
+from ramify.grammar.automaton.construction.byte_edges import Edges, edges_of
 from ramify.grammar.automaton.construction.costs import UNREACHABLE, shortest
 from ramify.grammar.automaton.members import END, NO_LIMIT, Members
 from ramify.grammar.rules.expression import UNNAMED, MemberMark, ObjectEnd
@@ -128,71 +128,54 @@ class CompletionGraph:
         self._dead = self._states + len(state)
         self._end = self._dead + 1
         more: list[tuple[int, int, int, int, int]] = []
-        rows = self._end + 1
+        count = self._end + 1
         self._members: dict[int, int] = {}
         """States, by mark, from which a comma and then the member of that mark are read."""
         for each in self._objects:
             for number, mark in each.marks.items():
                 if number != END:
-                    self._members[mark] = rows
-                    more.append((rows, _COMMA, _COMMA, self._way(each.after_comma, mark), -1))
-                    rows += 1
+                    self._members[mark] = count
+                    more.append((count, _COMMA, _COMMA, self._way(each.after_comma, mark), -1))
+                    count += 1
             each.fillers = self._fillers(edges, each)
             each.chain = [each.marks.get(i, -1) for i in sorted(each.end.required)]
             each.chain += (each.fillers * each.missing_fill if each.end.others else each.fillers)[
                 : each.missing_fill
             ]
-        self._brace = rows
-        more.append((rows, _CLOSING, _CLOSING, self._end, -1))
-        rows += 1
+        self._brace = count
+        more.append((count, _CLOSING, _CLOSING, self._end, -1))
+        count += 1
         border = [self._brace]
         for each in self._objects:
             for start, opened in each.begins:
-                more.append((start, _OPENING, _OPENING, rows if each.chain else self._brace, -1))
+                more.append((start, _OPENING, _OPENING, count if each.chain else self._brace, -1))
                 for i, mark in enumerate(each.chain):
                     member = self._members.get(mark, self._dead) if i else self._way(opened, mark)
                     last = i == len(each.chain) - 1
-                    more.append((rows, 0, 255, ~member, self._brace if last else rows + 1))
-                    rows += 1
-                    border.append(rows)
+                    more.append((count, 0, 255, ~member, self._brace if last else count + 1))
+                    count += 1
+                    border.append(count)
         border.pop()
         begins = [start for each in self._objects for start, _ in each.begins]
         is_start = np.zeros(self._states, np.bool_)
         is_start[begins] = True
         kept = ~(self._closing_edge | self._naming_edge | is_start[self._source])
-        added = np.array(more, np.int32).reshape(-1, 5).T
         from_way = np.arange(self._states, self._dead, dtype=np.int32)
-        columns = [
-            (self._source[kept], from_way, added[0]),
-            (edges.low[kept], edges.low[edge], added[1]),
-            (edges.high[kept], edges.high[edge], added[2]),
-            (edges.target[kept], np.where(push >= 0, edges.target[edge], after), added[3]),
-            (edges.push[kept], np.where(push >= 0, after, np.int32(-1)), added[4]),
+        following = np.where(push >= 0, edges.target[edge], after)
+        pushed = np.where(push >= 0, after, np.int32(-1))
+        rows = [
+            np.column_stack([self._source, edges.low, edges.high, edges.target, edges.push])[kept],
+            np.column_stack([from_way, edges.low[edge], edges.high[edge], following, pushed]),
+            np.array(more, np.int32).reshape(-1, 5),
         ]
-        source, low, high, target, pushed = (np.concatenate(column) for column in columns)
-        order = np.argsort(source, kind="stable")
-        offsets = np.zeros(rows + 1, np.int32)
-        np.cumsum(np.bincount(source, minlength=rows), out=offsets[1:])
-        final = np.zeros(rows, np.bool_)
+        final = np.zeros(count, np.bool_)
         final[: self._states] = edges.final | self._closing
         final[self._end] = True
-        after_item = np.zeros(rows, np.bool_)
+        after_item = np.zeros(count, np.bool_)
         after_item[: self._states] = edges.after_item
         self.border = after_item.copy()
         self.border[border] = True
-        self.edges = Edges(
-            offsets,
-            low[order].astype(np.uint8),
-            high[order].astype(np.uint8),
-            target[order].astype(np.int32),
-            pushed[order].astype(np.int32),
-            final,
-            np.zeros(rows, np.bool_),
-            np.zeros(0, np.int32),
-            np.zeros(0, np.int32),
-            after_item,
-            np.full(rows, -1, np.int32),
-        )
+        self.edges = edges_of(np.concatenate(rows), final)._replace(after_item=after_item)
 
     def _fillers(self, edges: Edges, each: _Object) -> list[int]:
         """The marks of the members that may fill an object. Those with the shortest texts come first, so that

@@ -19,7 +19,6 @@ import numba
 import numpy as np
 
 from ramify.grammar.automaton.construction.byte_edges import EDGES, Edges
-from ramify.grammar.automaton.masks.token_trie import TokenTrie
 from ramify.grammar.automaton.masks.trie import TRIE, Trie
 from ramify.grammar.automaton.numba_types import BOOLS, INTS
 
@@ -87,21 +86,6 @@ def shortest(graph: Edges) -> tuple[np.ndarray, np.ndarray]:
                 best[source[edge]] = edge
                 heapq.heappush(heap, (whole, np.int64(source[edge])))
     return length, best
-
-
-def completion_costs(
-    trie: TokenTrie, edges: Edges, length: np.ndarray, best: np.ndarray, border: np.ndarray | None = None
-) -> np.ndarray:
-    """`cost` of `pushdown.Arrays`, from `length` and `best` of `shortest`.
-
-    `border` is that of `token_costs`, by default the states after unique items.
-    """
-    order = np.argsort(length, kind="stable").astype(np.int32)
-    if border is None:
-        border = edges.after_item
-    else:
-        order = order[length[order] < UNREACHABLE]
-    return token_costs(trie.whole, trie.first_node, edges, best, order, length, border)
 
 
 @numba.njit((TRIE, INTS, EDGES, INTS, INTS, INTS, BOOLS), cache=True, nogil=True)

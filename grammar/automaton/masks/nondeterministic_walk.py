@@ -21,11 +21,9 @@ from ramify.grammar.automaton.masks.registers import (
     entered_object,
     left_of,
 )
-from ramify.grammar.automaton.masks.trie import TRIE, Trie
-from ramify.grammar.automaton.masks.walk import ARRAYS, allow_tokens, link_stack
+from ramify.grammar.automaton.masks.walk import allow_tokens, link_stack
 from ramify.grammar.automaton.members import MEMBERS, Members
-from ramify.grammar.automaton.numba_types import INTS
-from ramify.grammar.automaton.pushdown import Arrays
+from ramify.grammar.automaton.numba_types import BYTES, INTS, packed_bytes, packed_flags, packed_ints
 
 MOST_STEPS = 4_000_000
 """Most (node, configuration) pairs of one walk, which take about 40 ms. In some grammars each byte doubles
@@ -45,28 +43,30 @@ NO_LIMIT = 1 << 30
 
 
 @numba.njit(cache=True)
-def _write_out(automaton: Arrays, state: int, edge_on: np.ndarray) -> None:
+def _write_out(
+    offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, edge_on: np.ndarray
+) -> None:
     """Write into `edge_on`, (256,), the edge of `state` for each byte: NO_EDGE if there is none, SEVERAL if
     there is more than one."""
     edge_on[:] = NO_EDGE
-    for edge in range(automaton.offsets[state], automaton.offsets[state + 1]):
-        for byte in range(automaton.low[edge], numba.int64(automaton.high[edge]) + 1):
+    for edge in range(offsets[state], offsets[state + 1]):
+        for byte in range(low[edge], numba.int64(high[edge]) + 1):
             edge_on[byte] = edge if edge_on[byte] == NO_EDGE else SEVERAL
 
 
 @numba.njit(
     (
-        TRIE, numba.int64, ARRAYS, INTS, numba.int64, numba.int64, numba.int64, numba.int64,
-        numba.int64,
-        numba.uint32[::1], numba.uint32[::1], MEMBERS, ROWS, ROWS,
+        BYTES, BYTES, numba.int64, BYTES, INTS, numba.int64, numba.int64, numba.int64, numba.int64,
+        numba.int64, numba.uint32[::1], numba.uint32[::1], MEMBERS, ROWS, ROWS,
     ),
     cache=True,
     nogil=True,
 )  # fmt: skip
 def walk_nondeterministic(
-    trie: Trie,
+    trie: np.ndarray,
+    longest: np.ndarray,
     root: int,
-    automaton: Arrays,
+    automaton: np.ndarray,
     stack: np.ndarray,
     state: int,
     skipped: int,
@@ -86,26 +86,12 @@ def walk_nondeterministic(
     registers. The walk writes into `tested` the parts of them that the mask depends on.
     """
     # Local names: each access to an array of a tuple would count a reference.
-    offsets, low, high, target, push = (
-        automaton.offsets,
-        automaton.low,
-        automaton.high,
-        automaton.target,
-        automaton.push,
-    )
-    final, cost, after_item, before_item = (
-        automaton.final,
-        automaton.cost,
-        automaton.after_item,
-        automaton.before_item,
-    )
-    bytes_of, end_of, longest, token_start, token_ids = (
-        trie.byte,
-        trie.end,
-        trie.longest,
-        trie.token_start,
-        trie.token_ids,
-    )
+    offsets, low, high = packed_ints(automaton, 0), packed_bytes(automaton, 1), packed_bytes(automaton, 2)
+    target, push, final = packed_ints(automaton, 3), packed_ints(automaton, 4), packed_flags(automaton, 5)
+    cost = packed_ints(automaton, 9)
+    after_item, before_item = packed_flags(automaton, 10), packed_flags(automaton, 11)
+    bytes_of, end_of = packed_bytes(trie, 0), packed_ints(trie, 2)
+    token_start, token_ids = packed_ints(trie, 3), packed_ints(trie, 4)
     mark_of, start_of, ways, always = members.mark, members.start, members.ways, members.always
     # The stacks are linked lists as in `link_stack`. Equal stacks are the same entry. The entries that lie
     # on entry i form a list: its first element is above[i + 1], and `beside` has the next of each element.
@@ -160,7 +146,7 @@ def walk_nondeterministic(
         first_register = todo_register[count]
         if edges_of != first_state:
             edges_of = first_state
-            _write_out(automaton, first_state, edge_on)
+            _write_out(offsets, low, high, first_state, edge_on)
         child = node + 1
         end = bytes_of.size if node < 0 else end_of[node]
         while child < end:

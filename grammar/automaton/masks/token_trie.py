@@ -30,7 +30,6 @@ from ramify.grammar.automaton.masks.nondeterministic_walk import (
 from ramify.grammar.automaton.masks.registers import OWED
 from ramify.grammar.automaton.masks.trie import (
     Spellings,
-    Trie,
     build_trie,
     first_nodes,
     longest_below,
@@ -77,14 +76,17 @@ class Walk(NamedTuple):
     """The largest number of tokens by which any allowed token raises the cost of completion."""
 
 
+PackedTrie = tuple[np.ndarray, np.ndarray]
+"""A trie packed by `pack_trie`, and its `Trie.longest`."""
+
+
 class _Group(NamedTuple):
     """The tokens, divided for runs of one kind of characters. ``masks[n]``, (MAX_GROUP + 1, words), allows
     the tokens of up to n such characters. ``tries[n]``, for n = 0 and the lengths of `LONG`, has all other
     tokens, which must be walked."""
 
     masks: np.ndarray
-    tries: dict[int, Trie]
-    packed: dict[int, np.ndarray]
+    tries: dict[int, PackedTrie]
 
 
 class TokenTrie:
@@ -101,26 +103,25 @@ class TokenTrie:
         self.loops: dict[bytes, Loop | None] = {}
         lengths = np.array([kind_lengths(text) for text, _ in self._spelled], np.uint8)
         self.whole = build_trie(tokens, np.full(len(self._spelled), 255, np.uint8))
-        self._packed = pack_trie(self.whole)
+        packed = pack_trie(self.whole)
         self._groups = [
-            self._group(tokens, np.ascontiguousarray(of)) for of in lengths.reshape(-1, len(KINDS)).T
+            self._group(tokens, packed, np.ascontiguousarray(of)) for of in lengths.reshape(-1, len(KINDS)).T
         ]
         # If True, a run of plain characters leaves few nodes to be walked, and takes 8 us less than a loop.
-        self._plain_is_small = len(self._groups[0].tries[LONG[-1]].byte) < FEW_NODES
+        self._plain_is_small = len(self._groups[0].tries[LONG[-1]][1]) < FEW_NODES
         self.first_node = first_nodes(self.whole)
         self._levels = int(self.whole.depth.max(initial=0)) + 2
 
-    def _group(self, tokens: Spellings, lengths: np.ndarray) -> _Group:
+    def _group(self, tokens: Spellings, packed: np.ndarray, lengths: np.ndarray) -> _Group:
         bits = np.zeros((MAX_GROUP + 1, self._words * 32), np.uint8)
         for count in range(1, MAX_GROUP + 1):
             bits[count, tokens.ids[lengths <= count]] = 1
-        longest = longest_below(self.whole.end, self.whole.token_start, lengths)
-        tries = {0: self.whole._replace(longest=longest)}
+        tries = {0: (packed, longest_below(self.whole.end, self.whole.token_start, lengths))}
         for least in LONG:
             longer = lengths > least
-            tries[least] = build_trie(tokens.only(longer), lengths[longer])
-        packed = {least: pack_trie(trie) if least else self._packed for least, trie in tries.items()}
-        return _Group(np.packbits(bits, axis=1, bitorder="little").view(np.int32), tries, packed)
+            trie = build_trie(tokens.only(longer), lengths[longer])
+            tries[least] = pack_trie(trie), trie.longest
+        return _Group(np.packbits(bits, axis=1, bitorder="little").view(np.int32), tries)
 
     def _loop(self, kinds: np.ndarray, same: bool) -> Loop | None:
         """The tokens divided by `kinds`, as `byte_kinds` returns it. `same` says whether the state itself is
@@ -144,9 +145,8 @@ class TokenTrie:
         self.loops[key] = loop
         return loop
 
-    def _rests(self, begin: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A packed trie of the tokens in `chosen`, each without its first `begin` bytes, and the `longest` of
-        that trie."""
+    def _rests(self, begin: np.ndarray, chosen: np.ndarray) -> PackedTrie:
+        """A trie of the tokens in `chosen`, each without its first `begin` bytes."""
         texts = [
             (self._spelled[i][0][begin[i] :], self._spelled[i][1]) for i in np.flatnonzero(chosen).tolist()
         ]
@@ -200,7 +200,7 @@ class TokenTrie:
         if run and not after and arrays.run[state] and arrays.run_cost[state] + owed <= limit:
             length = int(arrays.run[state])
         skipped, rise = min(length, MAX_GROUP), 0
-        trie, packed = self.whole, self._packed
+        group, least = self._groups[0], 0
         walks = []
         if automaton.reads_many[state] and not after:
             plain = bool(length) and arrays.run_kind[state] == 0
@@ -211,7 +211,6 @@ class TokenTrie:
         elif length:
             group = self._groups[arrays.run_kind[state]]
             least = max(length for length in group.tries if length <= skipped)
-            trie, packed = group.tries[least], group.packed[least]
             row[:] = group.masks[skipped]
             rise = int(arrays.run_cost[state]) - int(arrays.cost[state])
         else:
@@ -225,13 +224,13 @@ class TokenTrie:
             room, examined = ROOM, FULL
             while examined == FULL:
                 examined, walked = walk_nondeterministic(
-                    trie, root, arrays, stack, state, skipped, limit, MOST_STEPS, room, bits, doubted,
-                    automaton.members or NO_MEMBERS, frames, tested,
+                    *group.tries[least], root, automaton.packed, stack, state, skipped, limit, MOST_STEPS,
+                    room, bits, doubted, automaton.members or NO_MEMBERS, frames, tested,
                 )  # fmt: skip
                 room *= 4
         else:
             examined = walked = 0
-            for start, (nodes, longest) in walks or [(state, (packed, trie.longest))]:
+            for start, (nodes, longest) in walks or [(state, group.tries[least])]:
                 seen, risen = walk(
                     nodes, longest, root, automaton.packed, self._levels, stack, start, skipped, limit,
                     automaton.most_pushed, bits, doubted,
@@ -244,7 +243,7 @@ class TokenTrie:
 
     def _walks(
         self, automaton: PushdownAutomaton, state: int, limit: int, row: np.ndarray, inside: bool
-    ) -> list[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+    ) -> list[tuple[int, PackedTrie]]:
         """Write into `row` the tokens that stay in the loop next to `state`. Returns the tries still to be
         walked, each with the state to walk it from.
 

@@ -27,17 +27,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from ramify.grammar.automaton.numba_types import (
-    BYTES,
-    INTS,
-    packed_bytes,
-    packed_flags,
-    packed_ints,
-    tuple_type,
-)
-from ramify.grammar.automaton.pushdown import DTYPES, Arrays
-
-ARRAYS = tuple_type(Arrays, DTYPES, readonly=True)
+from ramify.grammar.automaton.numba_types import BYTES, INTS, packed_bytes, packed_flags, packed_ints
 
 
 @numba.njit(cache=True)

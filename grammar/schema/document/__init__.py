@@ -1,8 +1,1 @@
-"""Schemas as documents: JSON values, the check that a document is a schema, and matching of strings.
-
-json_values      parsing of JSON texts, and the types and equality of JSON values
-check            `SchemaDocument`: a checked schema, its subschemas by JSON pointer, and its references
-string_patterns  patterns, as expressions and matched against strings; `formats` has the patterns of formats
-time_limit       limit of the processor time of a validation; `deep_recursion`: a higher recursion limit
-unenforceable    the error for keywords that no grammar enforces
-"""
+"""Schemas as documents: JSON values, the check that a document is a schema, and matching of strings."""

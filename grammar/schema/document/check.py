@@ -7,7 +7,7 @@ annotations, as the specification says. The meaning of keywords is not considere
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, NoReturn
@@ -49,7 +49,8 @@ class SchemaDocument:
         self._drafts = {"": _draft(root)}
         self.unread: dict[str, str] = {}
         """Keywords, by pointer, that are newer than the draft and therefore have no effect."""
-        self._subschemas: dict[str, Schema] = {}
+        self.subschemas: dict[str, Schema] = {}
+        """All subschemas by their pointer."""
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}
@@ -60,14 +61,9 @@ class SchemaDocument:
         self._check(root, "", 0, "")
         self._check_references()
 
-    @property
-    def subschemas(self) -> Mapping[str, Schema]:
-        """All subschemas by their pointer."""
-        return self._subschemas
-
     def at(self, pointer: str) -> Schema:
         """The subschema at `pointer`."""
-        return self._subschemas[place(pointer)]
+        return self.subschemas[place(pointer)]
 
     def draft(self, pointer: str) -> int:
         """The draft by which the subschema is read: that of the schema resource that contains it."""
@@ -148,7 +144,7 @@ class SchemaDocument:
 
     def _found(self, pointer: str, keyword: str) -> str:
         """The pointer of the subschema that a reference leads to if the dynamic scope is ignored."""
-        schema = self._subschemas[pointer]
+        schema = self.subschemas[pointer]
         assert isinstance(schema, dict)
         reference: str = schema[keyword]
         where = f"{pointer}/{keyword}"
@@ -168,20 +164,20 @@ class SchemaDocument:
             found = self._anchors[resource, fragment]
         else:
             found = self._resources[resource] + fragment
-        if found not in self._subschemas:
+        if found not in self.subschemas:
             # The target may be a place where no keyword has a subschema, such as "#/components/x".
             self._check(self._find(found, where, reference), found, found.count("/"), resource)
         return found
 
     def _check_references(self) -> None:
-        queue = list(self._subschemas)
+        queue = list(self.subschemas)
         for pointer in queue:
-            schema = self._subschemas[pointer]
-            known = len(self._subschemas)
+            schema = self.subschemas[pointer]
+            known = len(self.subschemas)
             for keyword in REFERENCES:
                 if isinstance(schema, dict) and keyword in schema:
                     self.target(pointer, keyword)
-            queue += list(self._subschemas)[known:]  # found at the targets of references
+            queue += list(self.subschemas)[known:]  # found at the targets of references
 
     def _find(self, pointer: str, where: str, reference: str) -> Any:
         here = self.root
@@ -219,7 +215,7 @@ class SchemaDocument:
             _refuse(pointer, f"A schema is an object or a boolean, not {_kind(schema)}")
         if depth > MAX_DEPTH:
             _refuse(pointer, f"The schema is nested more than {MAX_DEPTH} deep", "Use $ref for inner parts.")
-        self._subschemas[pointer] = schema
+        self.subschemas[pointer] = schema
         if isinstance(schema, bool):
             return schema
         base = self._enter(schema, pointer, base)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -18,6 +20,25 @@ from ramify.text import shortened
 MAX_DIGITS = 4300
 """Most digits of a number that is read, and most zeros between its digits and its decimal point. Python's
 `int` has the same limit (`sys.int_info.default_max_str_digits`)."""
+
+
+MAX_FRAMES = 12_000
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Raise the interpreter's recursion limit to `MAX_FRAMES`, and turn `RecursionError` into
+    `InvalidConstraint`.
+
+    The limit is not lowered afterwards, since another thread may have recursed beyond the old one.
+    """
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_FRAMES))
+    try:
+        yield
+    except RecursionError:
+        raise InvalidConstraint(
+            "The schema or the value is nested too deeply.", remedy="Put parts of it beside one another."
+        ) from None
 
 
 class NumberTooLong(InvalidConstraint):

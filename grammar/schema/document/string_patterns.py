@@ -1,8 +1,9 @@
-"""Patterns of schemas, as expressions, and matched against strings by derivatives."""
+"""Patterns of schemas, as expressions, and matched against strings by derivatives within a time limit."""
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -10,15 +11,45 @@ from ramify.errors import InvalidConstraint
 from ramify.grammar.rules import regex_syntax
 from ramify.grammar.rules.derivative import Derivatives, Residual
 from ramify.grammar.rules.expression import nullable
-from ramify.grammar.schema.document.time_limit import TakesTooLong, TimeLimit
+from ramify.grammar.schema.document.check import place
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 
+MAX_VALIDATION_S = 2.0
+"""Limit of one validation. References that overlap, or patterns with lookarounds, can take exponential
+time."""
 MAX_SECONDS = 0.5
 """Most time to match one string against a pattern that has lookarounds or backreferences."""
 MAX_STEPS = 10_000
 """Most steps of a pattern's automaton that are cached."""
 _CHECKED = 1024
 """Number of characters that are read by cached steps between two checks of the time limit."""
+
+
+class TakesTooLong(InvalidConstraint):
+    """Error: a validation, or the match of a pattern, took too long and was given up."""
+
+
+class TimeLimit:
+    """A limit of `seconds` of processor time of the calling thread. Since waiting for a processor does not
+    count, a busy machine changes no result."""
+
+    def __init__(
+        self, seconds: float = MAX_VALIDATION_S, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def left(self, pointer: str) -> float:
+        """The seconds that are left. If none are, raises `TakesTooLong` with `pointer`, that of a keyword."""
+        left = self._end - self._clock()
+        if left <= 0.0:
+            raise TakesTooLong(
+                f"Validating takes more than {self._seconds:g} s.",
+                pointer=place(pointer) or None,
+                remedy="Make the schema simpler: fewer options that overlap, no lookarounds in patterns.",
+            )
+        return left
 
 
 class SearchPattern:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from ramify.grammar.rules.term import term
+from ramify.grammar.rules.expression import term
 from ramify.grammar.schema.document.json_values import Value, is_multiple, type_of
 from ramify.grammar.schema.document.string_patterns import matches_regular
 from ramify.grammar.schema.logic.formula import (
@@ -257,7 +257,8 @@ class Items(_OfKinds):
 
 @term
 class Contains(_OfKinds):
-    """contains, minContains, maxContains: from item `begin` on, `low` to `high` items satisfy `item`."""
+    """contains, minContains, maxContains: from item `begin` on, `low` to `high` items satisfy `item`. `low`
+    is above 0, or `high` is not None."""
 
     item: Formula
     begin: int
@@ -265,10 +266,6 @@ class Contains(_OfKinds):
     high: int | None
     pointer: str = _note
     kinds: ClassVar[frozenset[str]] = ARRAY
-
-    @property
-    def restricts(self) -> bool:
-        return self.low > 0 or self.high is not None
 
     @property
     def cap(self) -> int:

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from ramify.grammar.rules.term import term
+from ramify.grammar.rules.expression import term
 from ramify.grammar.schema.logic.assertions import OBJECT, HasProperty, Properties, Required, Types
 from ramify.grammar.schema.logic.formula import (
     FALSE,

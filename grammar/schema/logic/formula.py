@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ramify.grammar.rules.term import Term, term
+from ramify.grammar.rules.expression import Term, term
 
 TYPES = ("null", "boolean", "integer", "fraction", "string", "array", "object")
 """The types of values. A number is an "integer" if it is whole, even if written as 1.0; else a "fraction"."""

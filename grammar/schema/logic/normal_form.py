@@ -14,6 +14,7 @@ keeps the options of several disjunctions from multiplying.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -105,12 +106,12 @@ class NormalForm:
         """Whether some choice became clauses."""
         self._choice_clauses: dict[Or, list[AnyProperty] | None] = {}
         self._disjuncts: dict[Formula, list[Disjunct]] = {}
-        self._simpler: dict[Or, Formula] = {}
-        self._values: dict[Formula, frozenset[Value] | None] = {}
-        self._enums: dict[Formula, frozenset[Value] | None] = {}
-        self._conjunctions: dict[Formula, tuple[Assertion, ...] | None] = {}
-        self._marks: dict[Formula, list[_Marks]] = {}
         self._possible: dict[tuple[Formula, int], bool] = {}
+        self._simplified = functools.cache(simplified)
+        self._all_values = functools.cache(self._find_all_values)
+        self._enumerated = functools.cache(self._find_enumerated)
+        self._assertions = functools.cache(self._find_assertions)
+        self._marks_of = functools.cache(self._find_marks)
 
     def disjuncts_of(self, formula: Formula) -> list[Disjunct]:
         """The disjuncts of `formula`, in the order of the schema.
@@ -122,6 +123,13 @@ class NormalForm:
         if found is None:
             found = self._disjuncts[formula] = self._expand([Disjunct()], formula, ())
         return found
+
+    def _disjuncts_if_few(self, formula: Formula) -> list[Disjunct]:
+        """The disjuncts of `formula`; if there are too many, the one disjunct of all values."""
+        try:
+            return self.disjuncts_of(formula)
+        except Unenforceable:
+            return [Disjunct()]
 
     def satisfies(self, formula: Formula, value: Any) -> bool:
         """Whether `value` satisfies `formula`."""
@@ -160,12 +168,8 @@ class NormalForm:
 
     def _types_possible(self, formula: Formula) -> frozenset[str]:
         """The types of values that may satisfy `formula`, decided as in `possible`."""
-        try:
-            disjuncts = self.disjuncts_of(formula)
-        except Unenforceable:
-            return frozenset(TYPES)
         found: set[str] = set()
-        for disjunct in disjuncts:
+        for disjunct in self._disjuncts_if_few(formula):
             if disjunct.values is not None:
                 found |= {type_of(value.value) for value in disjunct.values}
                 continue
@@ -174,36 +178,24 @@ class NormalForm:
                     found.add(kind)
         return frozenset(found)
 
-    def _marks_of(self, formula: Formula) -> list[_Marks]:
-        if formula not in self._marks:
-            try:
-                disjuncts = self.disjuncts_of(formula)
-            except Unenforceable:
-                disjuncts = [Disjunct()]
-            self._marks[formula] = [
-                _Marks(
-                    disjunct.types if disjunct.values is None else frozenset(TYPES),
-                    {
-                        name: values
-                        for name in disjunct.required
-                        if (values := self._all_values(disjunct.property_formula(name, self.satisfies)))
-                        is not None
-                    },
-                )
-                for disjunct in disjuncts
-            ]
-        return self._marks[formula]
+    def _find_marks(self, formula: Formula) -> list[_Marks]:
+        return [
+            _Marks(
+                disjunct.types if disjunct.values is None else frozenset(TYPES),
+                {
+                    name: values
+                    for name in disjunct.required
+                    if (values := self._all_values(disjunct.property_formula(name, self.satisfies)))
+                    is not None
+                },
+            )
+            for disjunct in self._disjuncts_if_few(formula)
+        ]
 
-    def _all_values(self, formula: Formula) -> frozenset[Value] | None:
+    def _find_all_values(self, formula: Formula) -> frozenset[Value] | None:
         """All values that satisfy `formula`, if all its disjuncts have `values`; else None."""
-        if formula not in self._values:
-            try:
-                values = [disjunct.values for disjunct in self.disjuncts_of(formula)]
-            except Unenforceable:
-                values = [None]
-            known = [value for each in values for value in each or ()]
-            self._values[formula] = None if None in values else frozenset(known)
-        return self._values[formula]
+        values = [disjunct.values for disjunct in self._disjuncts_if_few(formula)]
+        return None if None in values else frozenset(value for each in values for value in each or ())
 
     def possible(self, formula: Formula, depth: int) -> bool:
         """Whether some value may satisfy `formula`. False if each disjunct has a contradiction within `depth`
@@ -215,10 +207,7 @@ class NormalForm:
         key = (formula, depth)
         if key not in self._possible:
             self._possible[key] = True  # the answer if the formula contains itself
-            try:
-                disjuncts = self.disjuncts_of(formula)
-            except Unenforceable:
-                disjuncts = [Disjunct()]
+            disjuncts = self._disjuncts_if_few(formula)
             self._possible[key] = any(self._is_possible(disjunct, depth) for disjunct in disjuncts)
         return self._possible[key]
 
@@ -321,9 +310,7 @@ class NormalForm:
                 for part in parts:
                     self._collect(part, path, assertions, choices)
             case Or():
-                simpler = self._simpler.get(formula)
-                if simpler is None:
-                    simpler = self._simpler[formula] = simplified(formula)
+                simpler = self._simplified(formula)
                 if isinstance(simpler, Or):
                     choices.setdefault(simpler, path)
                 else:
@@ -411,26 +398,20 @@ class NormalForm:
                     return False
         return None
 
-    def _enumerated(self, formula: Formula) -> frozenset[Value] | None:
+    def _find_enumerated(self, formula: Formula) -> frozenset[Value] | None:
         """The values that satisfy `formula`, if it is a conjunction of assertions with an enum among them;
         else None."""
-        if formula not in self._enums:
-            assertions = self._assertions(formula) or ()
-            enums = [each.values for each in assertions if isinstance(each, InEnum)]
-            shortest: tuple[Value, ...] | None = min(enums, key=len, default=None)
-            self._enums[formula] = (
-                None if shortest is None else frozenset(self._satisfying_all(assertions, shortest))
-            )
-        return self._enums[formula]
+        assertions = self._assertions(formula) or ()
+        enums = [each.values for each in assertions if isinstance(each, InEnum)]
+        shortest: tuple[Value, ...] | None = min(enums, key=len, default=None)
+        return None if shortest is None else frozenset(self._satisfying_all(assertions, shortest))
 
-    def _assertions(self, formula: Formula) -> tuple[Assertion, ...] | None:
+    def _find_assertions(self, formula: Formula) -> tuple[Assertion, ...] | None:
         """The assertions whose conjunction `formula` is; None if `formula` contains a disjunction."""
-        if formula not in self._conjunctions:
-            assertions: dict[Assertion, None] = {}
-            choices: dict[Or, Any] = {}
-            self._collect(formula, (), assertions, choices)
-            self._conjunctions[formula] = None if choices else tuple(with_exclusions_joined(assertions))
-        return self._conjunctions[formula]
+        assertions: dict[Assertion, None] = {}
+        choices: dict[Or, Any] = {}
+        self._collect(formula, (), assertions, choices)
+        return None if choices else tuple(with_exclusions_joined(assertions))
 
     def _satisfying_all(self, assertions: Iterable[Assertion], values: Iterable[Value]) -> tuple[Value, ...]:
         for assertion in assertions:

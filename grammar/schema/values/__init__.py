@@ -1,8 +1,1 @@
-"""Grammar rules for the values of each JSON type, made from the disjuncts of a schema.
-
-schema_grammar  the grammar under construction, to which all other modules add rules
-scalars         numbers (`number_text`, `decimal_language`) and strings (`string_language`)
-arrays          arrays; `unique_arrays` has those whose items must differ
-objects         objects; `object_members` writes the members between the braces
-json_text       the spelling of strings; `punctuation` between values; `json_rules` for any value
-"""
+"""Grammar rules for the values of each JSON type, made from the disjuncts of a schema."""

@@ -1,14 +1,30 @@
-"""The rules for any JSON value, which all grammars of schemas share by name."""
+"""Rules for any JSON value, which all grammars of schemas share by name; punctuation between values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from ramify.constraint import Whitespace
-from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt, optional, repeat, seq
+from ramify.grammar.rules.expression import (
+    EMPTY,
+    NOTHING,
+    Call,
+    Expression,
+    Text,
+    alt,
+    chars_of,
+    optional,
+    repeat,
+    seq,
+    text,
+)
+from ramify.grammar.rules.rule_set import Rules
 from ramify.grammar.schema.values import number_text
-from ramify.grammar.schema.values.json_text import QUOTE, free_character
-from ramify.grammar.schema.values.punctuation import Punctuation, punctuation
+from ramify.grammar.schema.values.json_text import COLON, COMMA, QUOTE, free_character, spelled
+
+State = TypeVar("State")
 
 VALUE = Call("json_value")
 OBJECT = Call("json_object")
@@ -18,6 +34,57 @@ NUMBER = Call("json_number")
 INTEGER = Call("json_integer")
 MEMBER = Call("json_member")
 CHARACTERS = Call("json_characters")
+
+
+class Punctuation(NamedTuple):
+    """The punctuation of JSON, with the white space next to each mark."""
+
+    comma: Expression
+    colon: Expression
+    opening: Expression
+    """White space after the opening bracket or brace of a non-empty array or object."""
+    closing: Expression
+    """White space before the closing bracket or brace of a non-empty array or object."""
+    empty: Expression
+    """White space between the brackets or braces of an empty array or object."""
+    around: Expression
+    """White space before and after the whole text."""
+
+
+def punctuation(whitespace: Whitespace) -> Punctuation:
+    """The punctuation for a white space option of `ramify.constraint`.
+
+    "natural" has a space after commas and colons, "compact" has none, and a number n allows up to n
+    characters of white space wherever JSON does.
+    """
+    if whitespace == "natural":
+        return Punctuation(Text(COMMA), Text(COLON), EMPTY, EMPTY, EMPTY, EMPTY)
+    if whitespace == "compact" or whitespace == 0:
+        return Punctuation(Text(","), Text(":"), EMPTY, EMPTY, EMPTY, EMPTY)
+    assert isinstance(whitespace, int)
+    gap = repeat(chars_of(" \n\t"), 0, whitespace)
+    return Punctuation(seq(gap, Text(","), gap), seq(gap, Text(":"), gap), gap, gap, gap, gap)
+
+
+def value_text(value: Any, marks: Punctuation) -> Expression:
+    """The texts of one JSON value. They differ only in white space."""
+    match value:
+        case dict() if value:
+            members = [
+                seq(text(spelled(name)), marks.colon, value_text(item, marks)) for name, item in value.items()
+            ]
+            return _enclosed("{", members, "}", marks)
+        case list() if value:
+            return _enclosed("[", [value_text(item, marks) for item in value], "]", marks)
+        case dict() | list():
+            opening, closing = "{}" if isinstance(value, dict) else "[]"
+            return seq(Text(opening), marks.empty, Text(closing))
+    return text(spelled(value))
+
+
+def _enclosed(opening: str, parts: list[Expression], closing: str, marks: Punctuation) -> Expression:
+    between = [piece for part in parts for piece in (marks.comma, part)][1:]
+    return seq(Text(opening), marks.opening, *between, marks.closing, Text(closing))
 
 
 @lru_cache(maxsize=16)
@@ -54,3 +121,34 @@ def enclosed(
         # The white space is the same with and without content. It is read once, to avoid ambiguity.
         return seq(Text(opening), marks.opening, optional(seq(content, marks.closing)), Text(closing))
     return seq(Text(opening), alt(filled, marks.empty), Text(closing))
+
+
+def by_states(
+    rules: Rules,
+    marks: Punctuation,
+    start: State,
+    steps: Callable[[State], Iterator[tuple[Expression, State]]],
+    may_end: Callable[[State], bool],
+    check_count: Callable[[int], None] = lambda states: None,
+) -> Expression:
+    """One or more items or members separated by commas, with one rule for each state between two of them.
+    `steps` gives the ways to write the next one: its text, and the state after it. No step leads back to
+    `start`. `check_count` may refuse a number of states."""
+    calls = {start: rules.reserve()}
+    queue: list[State] = []
+
+    def texts(state: State) -> list[Expression]:
+        found = []
+        for step, after in steps(state):
+            if after not in calls:
+                check_count(len(calls))
+                calls[after] = rules.reserve()
+                queue.append(after)
+            found.append(seq(step, calls[after]))
+        return found
+
+    content = alt(*texts(start))
+    for state in queue:
+        ending = [EMPTY] if may_end(state) else []
+        rules.set_body(calls[state], alt(*(seq(marks.comma, step) for step in texts(state)), *ending))
+    return content

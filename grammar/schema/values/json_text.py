@@ -2,7 +2,7 @@
 
 In a string, a character is written as itself or, if JSON requires an escape, as its shortest escape. Strings
 without restrictions may have any valid escapes. Halves of surrogate pairs are never written. Commas and
-brackets are in `punctuation`.
+brackets are in `json_rules`.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ of conditions that no member has met yet.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import (
     EMPTY,
     NOTHING,
     UNNAMED,
-    Call,
     Expression,
     MemberMark,
     ObjectEnd,
@@ -26,8 +26,10 @@ from ramify.grammar.rules.expression import (
     seq,
 )
 from ramify.grammar.schema.document.unenforceable import refuse
-from ramify.grammar.schema.values.json_rules import any_number
-from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
+from ramify.grammar.schema.values.json_rules import any_number, by_states
+
+if TYPE_CHECKING:
+    from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_ORDERS = 1 << 12
 """Most states of an object whose members come in any order, if some must meet a condition. There is about one
@@ -138,19 +140,19 @@ class MemberSequence:
             return None
         return _State(min(state.written + 1, self._cap), state.unmet - met)
 
-    def _steps(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
-        """The states after `member`, each with the texts of the comma and the member that lead to it."""
-        comma = self._comma if state.written else EMPTY
+    def _ways_after(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
+        """The states after `member`, each with the texts of the member that lead to it."""
         # Ways that meet fewer conditions come first, because they have more texts.
         ways: dict[Conditions, Way] = {}
         for way in sorted(member.ways, key=lambda way: len(way.met)):
             ways.setdefault(way.met & state.unmet, way)
-        found = []
-        for way in ways.values():
-            after = self._after(state, way.met)
-            if after is not None:
-                found.append((after, seq(comma, way.text)))
-        return found
+        steps = ((self._after(state, way.met), way.text) for way in ways.values())
+        return [(after, text) for after, text in steps if after is not None]
+
+    def _steps(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
+        """`_ways_after` with the comma before the member."""
+        comma = self._comma if state.written else EMPTY
+        return [(after, seq(comma, text)) for after, text in self._ways_after(member, state)]
 
     # --- in order ---------------------------------------------------------------------------------
 
@@ -256,38 +258,35 @@ class MemberSequence:
     def _permuted(self) -> Expression:
         """Texts of one or more members, each of `members` at most once, in any order and with the others
         anywhere between them."""
-        calls: dict[tuple[frozenset[int], _State], Call] = {}
-        queue: list[tuple[frozenset[int], _State]] = []
 
-        def call(left: frozenset[int], state: _State) -> Call:
-            if (left, state) not in calls:
-                if len(calls) == MAX_ORDERS:
-                    refuse(
-                        self._pointer,
-                        f"any_order takes more than {MAX_ORDERS} orders for {len(self._members)} named "
-                        "properties some of which must meet a condition",
-                        "Leave any_order out, or name fewer properties in one object.",
-                    )
-                calls[left, state] = self._rules.reserve()
-                queue.append((left, state))
-            return calls[left, state]
-
-        def options(left: frozenset[int], state: _State) -> list[Expression]:
-            found = []
+        def steps(
+            position: tuple[frozenset[int], _State],
+        ) -> Iterator[tuple[Expression, tuple[frozenset[int], _State]]]:
+            left, state = position
             for i in sorted(left):
-                for after, text in self._steps(self._members[i], state):
-                    found.append(seq(text, call(left - {i}, after)))
+                for after, text in self._ways_after(self._members[i], state):
+                    yield text, (left - {i}, after)
             for other in self._others:
-                for after, text in self._steps(other, state):
-                    found.append(seq(text, call(left, after)))
-            return found
+                for after, text in self._ways_after(other, state):
+                    yield text, (left, after)
 
-        everything = frozenset(range(len(self._members)))
-        content = alt(*options(everything, _State(0, self._conditions)))
-        for left, state in queue:
-            done = self._may_end_without(left, state)
-            self._rules.set_body(calls[left, state], alt(*options(left, state), *([EMPTY] if done else [])))
-        return content
+        def check_count(orders: int) -> None:
+            if orders > MAX_ORDERS:
+                refuse(
+                    self._pointer,
+                    f"any_order takes more than {MAX_ORDERS} orders for {len(self._members)} named "
+                    "properties some of which must meet a condition",
+                    "Leave any_order out, or name fewer properties in one object.",
+                )
+
+        return by_states(
+            self._rules,
+            self._grammar.marks,
+            (frozenset(range(len(self._members))), _State(0, self._conditions)),
+            steps,
+            lambda position: self._may_end_without(*position),
+            check_count,
+        )
 
 
 def _not_implied(conditions: Conditions, members: list[Member], others: list[Member]) -> Conditions:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.grammar.rules.expression import NOTHING, Expression, UniqueItem, seq, text
 from ramify.grammar.schema.document.json_values import Value
@@ -37,8 +37,10 @@ from ramify.grammar.schema.values.json_rules import enclosed
 from ramify.grammar.schema.values.json_text import spelled
 from ramify.grammar.schema.values.object_members import Conditions, Member, MemberSequence, Way
 from ramify.grammar.schema.values.scalars import keys
-from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 from ramify.grammar.schema.values.string_language import combinations
+
+if TYPE_CHECKING:
+    from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_COUNTED = 1000
 """Most properties that are counted. A greater maxProperties is lowered to this number, and a greater

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from ramify.grammar.rules.derivative import minimal
 from ramify.grammar.rules.expression import NOTHING, Expression, accepted, alt, seq, text
 from ramify.grammar.schema.document.json_values import type_of
-from ramify.grammar.schema.document.string_patterns import search_pattern
 from ramify.grammar.schema.document.unenforceable import refuse
 from ramify.grammar.schema.logic.assertions import Length, Matches, MultipleOf, NotInEnum
 from ramify.grammar.schema.logic.disjunct import Disjunct, bounds, counts
@@ -29,8 +29,10 @@ from ramify.grammar.schema.values.decimal_language import (
 )
 from ramify.grammar.schema.values.json_text import QUOTE, plain_number, spelled
 from ramify.grammar.schema.values.number_text import Bound
-from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
-from ramify.grammar.schema.values.string_language import StringLanguage
+from ramify.grammar.schema.values.string_language import strings_of
+
+if TYPE_CHECKING:
+    from ramify.grammar.schema.values.schema_grammar import SchemaGrammar
 
 MAX_WRITTEN_OUT = 2000
 MAX_STATES = 20_000
@@ -211,8 +213,10 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
     low, high = counts(disjunct, Length)
     if high is not None and high < low:
         return grammar.define(NOTHING, "minLength exceeds maxLength")
-    language = language_of(disjunct)
-    if language.unrestricted and (low, high) == (0, None) and not canonical:
+    matches = disjunct.asserted(Matches)
+    values = (value.value for each in disjunct.asserted(NotInEnum) for value in each.values)
+    excluded = [value for value in values if isinstance(value, str)]
+    if not matches and not excluded and (low, high) == (0, None) and not canonical:
         return json_rules.STRING
     if high is not None and not grammar.counted:
         high = min(high, max(low, LONGEST))
@@ -220,7 +224,7 @@ def strings(grammar: SchemaGrammar, disjunct: Disjunct, *, canonical: bool = Fal
     if low > longest:
         pointer = next(each.pointer for each in disjunct.asserted(Length) if each.low)
         refuse(pointer, f"A minLength above {longest} is not enforced", f"Lower it to {longest}.")
-    body = language.expression(low, high, canonical=canonical)
+    body = strings_of(matches, excluded, low, high, canonical=canonical)
     if body == NOTHING:
         return grammar.define(NOTHING, "no string satisfies all keywords")
     return grammar.rules.define(seq(QUOTE, body, QUOTE))
@@ -231,24 +235,6 @@ LONGEST = 4096
 lowered to this number."""
 LONGEST_COUNTED = 1_000_000
 """Greatest minLength that is enforced. A maxLength may be greater."""
-
-
-def language_of(disjunct: Disjunct) -> StringLanguage:
-    """The strings that the assertions of `disjunct` other than `Length` allow."""
-    language = StringLanguage()
-    for each in disjunct.asserted(Matches):
-        pattern = each.written if each.positive and each.written else each.pattern
-        expression = search_pattern(each.pointer, pattern).expression
-        short = (
-            search_pattern(each.pointer, each.counted).expression if each.positive and each.counted else None
-        )
-        is_format = each.positive and bool(each.written)
-        language.add_condition(
-            each.pointer, expression, positive=each.positive, is_format=is_format, short=short
-        )
-    for excluded in disjunct.asserted(NotInEnum):
-        language.exclude(value.value for value in excluded.values if isinstance(value.value, str))
-    return language
 
 
 def keys(grammar: SchemaGrammar, disjuncts: list[Disjunct], *, canonical: bool) -> Expression:

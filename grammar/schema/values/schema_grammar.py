@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ramify.constraint import Strict, Whitespace
 from ramify.errors import InvalidConstraint
-from ramify.grammar.rules.expression import NOTHING, Call, Expression, alt, seq
+from ramify.grammar.rules.expression import NOTHING, Call, Expression, Text, alt, seq
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
 from ramify.grammar.schema.document.check import SchemaDocument
-from ramify.grammar.schema.document.json_values import type_of
+from ramify.grammar.schema.document.json_values import Value, type_of
 from ramify.grammar.schema.document.unenforceable import NotCanonical, refuse
+from ramify.grammar.schema.logic.assertions import NotInEnum
 from ramify.grammar.schema.logic.disjunct import Disjunct
 from ramify.grammar.schema.logic.formula import FALSE, TRUE, TYPES, And, Formula, Subschema
 from ramify.grammar.schema.logic.keywords import SchemaFormulas
 from ramify.grammar.schema.logic.normal_form import MAX_DISJUNCTS, MAX_MULTIPLIED, NormalForm
 from ramify.grammar.schema.values import json_rules
-from ramify.grammar.schema.values.punctuation import punctuation, value_text
+from ramify.grammar.schema.values.arrays import arrays
+from ramify.grammar.schema.values.json_rules import punctuation, value_text
+from ramify.grammar.schema.values.objects import objects
+from ramify.grammar.schema.values.scalars import numbers, strings
 
 MAX_RULES = 20_000
 """Most rules of a grammar, which take about a second to make."""
@@ -32,29 +36,19 @@ class Options(NamedTuple):
     counted: bool = True
     """Whether the automaton can count long repetitions. If not, strings with a maxLength have at most
     `scalars.LONGEST` characters, and arrays with a maxItems at most `arrays.MAX_WRITTEN_OUT` items."""
-
-
-Builders = Sequence[tuple[frozenset[str], Callable[["SchemaGrammar", Disjunct], Expression]]]
-"""Pairs of types of values, and a function that returns the expression for a disjunct's values of these
-types."""
+    most_multiplied: int | None = None
+    """Disjuncts above which choices become clauses (`NormalForm`); None for the default."""
 
 
 class SchemaGrammar:
     """The grammar of one schema under construction. Formulas become rules, one rule for each formula.
 
-    `builders` make the expressions for the values of each type. Keywords at the pointers `ignored` are left
-    out. `most_multiplied` is that of `NormalForm`.
+    Keywords at the pointers `ignored` are left out.
     """
 
     def __init__(
-        self,
-        document: SchemaDocument,
-        builders: Builders,
-        options: Options,
-        ignored: frozenset[str] = frozenset(),
-        most_multiplied: int | None = None,
+        self, document: SchemaDocument, options: Options, ignored: frozenset[str] = frozenset()
     ) -> None:
-        self._builders = builders
         # Whether two options of a oneOf share values is decided with formulas that do not need this decision.
         # In these, oneOf is read as anyOf, which allows more; a negated oneOf excludes all pairs of options.
         as_any_of = SchemaFormulas(document, ignored)
@@ -63,7 +57,7 @@ class SchemaGrammar:
         formulas = SchemaFormulas(document, ignored, shared=check.shared_types)
         refuted = SchemaFormulas(document, ignored, shared=check.shared_types, refuted=True)
         # With any_order, the states of a clause would be multiplied by all orders of the properties.
-        most = most_multiplied or (MAX_DISJUNCTS if options.any_order else MAX_MULTIPLIED)
+        most = options.most_multiplied or (MAX_DISJUNCTS if options.any_order else MAX_MULTIPLIED)
         self.normal_form = NormalForm(formulas, refuted if ignored else None, check, most_multiplied=most)
         self.root = formulas.subschema("")
         self._document = document
@@ -175,7 +169,7 @@ class SchemaGrammar:
             return self.rules.define(alt(*(value_text(value.value, self.marks) for value in disjunct.values)))
         if not disjunct.assertions and disjunct.types == frozenset(TYPES) and not self.canonical:
             return json_rules.VALUE
-        return alt(*(build(self, disjunct) for kinds, build in self._builders if disjunct.types & kinds))
+        return alt(*(build(self, disjunct) for kinds, build in _BUILDERS if disjunct.types & kinds))
 
 
 def _pointer_of(formula: Formula) -> str:
@@ -199,3 +193,29 @@ def _require_one_order(disjuncts: list[Disjunct]) -> None:
                 raise NotCanonical(
                     "objects whose options name properties in different orders", "Name them in one order"
                 )
+
+
+def _null(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
+    return _literals(disjunct, null=None)
+
+
+def _boolean(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
+    return _literals(disjunct, true=True, false=False)
+
+
+def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
+    """The names of those `values` that no negated enum excludes, as texts."""
+    excluded = [value for assertion in disjunct.asserted(NotInEnum) for value in assertion.values]
+    return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
+
+
+_BUILDERS: list[tuple[frozenset[str], Callable[[SchemaGrammar, Disjunct], Expression]]] = [
+    (frozenset(["object"]), objects),
+    (frozenset(["array"]), arrays),
+    (frozenset(["string"]), strings),
+    (frozenset(["integer", "fraction"]), numbers),
+    (frozenset(["boolean"]), _boolean),
+    (frozenset(["null"]), _null),
+]
+"""Pairs of types of values, and a function that returns the expression for a disjunct's values of these
+types."""

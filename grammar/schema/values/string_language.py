@@ -31,7 +31,9 @@ from ramify.grammar.rules.expression import (
     repeat,
     text,
 )
+from ramify.grammar.schema.document.string_patterns import search_pattern
 from ramify.grammar.schema.document.unenforceable import refuse
+from ramify.grammar.schema.logic.assertions import Matches
 from ramify.grammar.schema.values.json_text import escaped, escaped_automaton, free_character
 
 MAX_STATES = 6000
@@ -55,60 +57,43 @@ class _Condition(NamedTuple):
     `expression`."""
 
 
-class StringLanguage:
-    """The strings that satisfy all conditions added so far."""
+def _condition(match: Matches) -> _Condition:
+    is_format = match.positive and bool(match.written)
+    whole = search_pattern(match.pointer, match.written if is_format else match.pattern).expression
+    if not match.positive or not match.counted:
+        return _Condition(whole, match.positive, is_format)
+    short = search_pattern(match.pointer, match.counted).expression
+    return _Condition(whole, match.positive, is_format, short)
 
-    def __init__(self) -> None:
-        self._conditions: dict[_Condition, str] = {}
-        self._excluded: dict[str, None] = {}
 
-    @property
-    def unrestricted(self) -> bool:
-        return not self._conditions and not self._excluded
+def strings_of(
+    matches: Sequence[Matches], excluded: Iterable[str], low: int, high: int | None, *, canonical: bool
+) -> Expression:
+    """The strings of `low` to `high` characters that satisfy all `matches` and are not `excluded`, as JSON
+    text between quotes.
 
-    def add_condition(
-        self,
-        pointer: str,
-        expression: Expression,
-        *,
-        positive: bool,
-        is_format: bool = False,
-        short: Expression | None = None,
-    ) -> None:
-        """Require that strings match `expression` or, if `positive` is False, do not match it. `pointer`
-        names the keyword in messages.
-
-        `short` may replace a positive `expression` if characters are counted (see `_Condition`).
-        """
-        self._conditions.setdefault(_Condition(expression, positive, is_format, short), pointer)
-
-    def exclude(self, strings: Iterable[str]) -> None:
-        """Require that strings are none of `strings`."""
-        self._excluded |= dict.fromkeys(strings)
-
-    def expression(self, low: int, high: int | None, *, canonical: bool = False) -> Expression:
-        """The strings of `low` to `high` characters as JSON text between quotes.
-
-        With `canonical` no character has two spellings. Raises `Unenforceable` beyond `MAX_STATES` states.
-        """
-        if not self._conditions and self._excluded and (low, high) == (0, None):
-            return others_than(tuple(sorted(self._excluded)), canonical)
-        found = _strings(tuple(self._conditions), tuple(self._excluded), low, high)
-        if found is None:
-            refuse(
-                next(iter(self._conditions.values()), ""),
-                f"The conditions on this string take more than {MAX_STATES} states together",
-                "Leave out one of pattern, format and maxLength, or use fewer and smaller repetitions in the "
-                "pattern: its states are multiplied by the maxLength.",
-            )
-        return found
+    With `canonical` no character has two spellings. Raises `Unenforceable` beyond `MAX_STATES` states.
+    """
+    others = dict.fromkeys(excluded)
+    if not matches and others and (low, high) == (0, None):
+        return others_than(tuple(sorted(others)), canonical)
+    conditions = dict.fromkeys(map(_condition, matches))
+    found = _strings(tuple(conditions), tuple(others), low, high)
+    if found is None:
+        refuse(
+            matches[0].pointer if matches else "",
+            f"The conditions on this string take more than {MAX_STATES} states together",
+            "Leave out one of pattern, format and maxLength, or use fewer and smaller repetitions in the "
+            "pattern: its states are multiplied by the maxLength.",
+        )
+    return found
 
 
 @lru_cache(maxsize=256)
 def _strings(
     conditions: tuple[_Condition, ...], excluded: tuple[str, ...], low: int, high: int | None
 ) -> Expression | None:
-    """The expression of `StringLanguage.expression`; None beyond `MAX_STATES` states."""
+    """The expression of `strings_of`; None beyond `MAX_STATES` states."""
     if not excluded:
         if not conditions:
             return escaped(repeat(ANY_CHAR, low, high))

@@ -1,4 +1,4 @@
-"""Formats checked with the standard library, independently of the patterns that grammars use."""
+"""Judgement of instances by the jsonschema package, with formats checked by the standard library."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import base64
 import binascii
 import datetime
 import ipaddress
+import json
 import re
 import uuid
+from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema
+from jsonschema.validators import validator_for
 
 CHECKER = jsonschema.FormatChecker(formats=())
 _TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -165,3 +170,15 @@ for _bits in (32, 64):
 
     CHECKER.checks(f"int{_bits}")(_in_range)
     CHECKER.checks(f"uint{_bits}")(partial(_in_range, low=0, high=1 << _bits))
+
+
+def oracle(schema: Any) -> Callable[[str], bool]:
+    """Whether a JSON text is an instance, as the jsonschema package judges it."""
+    exact = _exact(json.dumps(schema))
+    validator = validator_for(exact, default=jsonschema.Draft202012Validator)(exact, format_checker=CHECKER)
+    return lambda text: validator.is_valid(_exact(text))
+
+
+def _exact(text: str) -> Any:
+    """The value with exact decimals: 627.93 is a multiple of 0.01, the nearest float is not."""
+    return json.loads(text, parse_float=Decimal)
