@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ramify.errors import InvalidRequest
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.memory import host_memory
 
-_CPUINFO = Path("/proc/cpuinfo")
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -29,7 +28,6 @@ class Machine:
 def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
     """The CUDA device if there is one and `device` allows it, else the CPU."""
     if device != "cpu" and (device == "cuda" or Path("/dev/nvidiactl").exists()):
-        from ramify.runtime.config import EngineConfig
         from ramify.runtime.executor.device import resolve_device, resolve_dtype
 
         config = EngineConfig(device=device)
@@ -44,15 +42,14 @@ def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
     return Machine("cpu", "the CPU", host_memory(), "bfloat16")
 
 
-def torch_has_bfloat16() -> bool:
-    """Whether torch's products on the CPU are as fast in bfloat16 as in float32: it has AVX512_BF16 or AMX,
-    as `resolve_dtype` requires."""
-    if sys.platform == "linux" and _CPUINFO.is_file():
-        flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
-        return flags is not None and bool({"avx512_bf16", "amx_tile"} & set(flags[1].split()))
+def dtype_of_torch() -> str:
+    """The dtype that the engine's option `auto` chooses where torch computes the products on the CPU."""
     import torch
 
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    from ramify.runtime.executor.device import resolve_dtype
+
+    config = EngineConfig(attention_backend="torch")
+    return str(resolve_dtype(config, torch.device("cpu"))).removeprefix("torch.")
 
 
 def bytes_of(text: str) -> int:

@@ -15,7 +15,7 @@ from ramify.errors import EngineError, InvalidRequest, NotFound, Unauthorized
 from ramify.runtime.inspect import resolve
 from ramify.runtime.model.hub.names import HubName, by_preference, named, parsed, quants_of
 
-from ..hub_server import COMMIT, HubServer, hub_server
+from ..hub_server import COMMIT, HubServer, hub_server, use_hub
 from .checkpoints import Case, build
 from .gguf_files import write_gguf
 from .test_resolve import save_tokenizer
@@ -40,15 +40,7 @@ def server() -> Iterator[HubServer]:
 def hub(server: HubServer, gguf: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
     """The server with one repository of GGUF files, empty caches, and a conversion of tokenizers that takes
     no time."""
-    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(
-        huggingface_hub.constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        server.url + "/{repo_id}/resolve/{revision}/{filename}",
-    )
-    monkeypatch.delenv("HF_TOKEN", raising=False)
+    use_hub(monkeypatch, server.url, tmp_path)
     monkeypatch.setattr(resolve, "tokenizer_of", lambda path: path.parent)
     server.repositories = {
         "someone/tiny-GGUF": {
@@ -147,7 +139,6 @@ def test_an_unknown_format_lists_those_there_are(hub: HubServer) -> None:
 def test_a_broken_connection_is_resumed_where_it_broke(
     hub: HubServer, gguf: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 100)
     hub.breaks["tiny.Q4_K_M.gguf"] = 1000
     assert content(resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False).weights) == gguf

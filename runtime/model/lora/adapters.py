@@ -79,9 +79,7 @@ class Adapters:
             raise Overloaded(f"{MOST_SLOTS} adapters are loaded or still in use.", remedy="Unload one.")
         found = read_adapter(Path(path).expanduser())
         weights = self._weights(found, path)
-        adapter = Adapter(
-            name, path, found.revision, free[0], found.config.get("base_model_name_or_path") or ""
-        )
+        adapter = Adapter(name, path, found.revision, free[0], found.config.base_model_name_or_path or "")
         for table, weight in weights:
             table[adapter.slot] = weight
         self.slots.add(adapter.slot)
@@ -97,7 +95,6 @@ class Adapters:
         del self._loaded[name]
 
     def _weights(self, adapter: PeftAdapter, path: str) -> list[tuple[LoraTable, LoraWeight]]:
-        """The weights of each matrix that the adapter changes."""
         if isinstance(self._model, Model) and self._model.config.shard.count > 1:
             raise UnsupportedField(
                 f"The adapter {path} cannot be loaded: tensor_parallel is {self._model.config.shard.count}, "
@@ -130,7 +127,7 @@ class Adapters:
         for name, slot in slots.items():
             if slot.part is None:
                 continue
-            targeted = adapter.targets(name.removesuffix(".weight"))
+            targeted = adapter.config.targets(name.removesuffix(".weight"))
             if targeted is not None and targeted != (name in deltas):
                 has = "has tensors of" if name in deltas else "lacks the tensors of"
                 raise InvalidRequest(

@@ -27,7 +27,6 @@ def _no_windows(config: Config, num_layers: int) -> tuple[int, ...]:
 
 
 def _one_window(config: Config, num_layers: int) -> tuple[int, ...]:
-    """The same window for all layers."""
     if config.get("layer_types"):
         raise unsupported("layer_types", config["layer_types"], f"absent for {config['model_type']}")
     return (config.get("sliding_window") or 0,) * num_layers
@@ -70,7 +69,6 @@ def _gemma_windows(config: Config, num_layers: int) -> tuple[int, ...]:
 
 
 def _one_rope(config: Config, fields: Fields) -> Fields:
-    """The same rotary embedding for all layers."""
     return {"rope": rope_from_hf(config)}
 
 

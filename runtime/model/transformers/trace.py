@@ -202,7 +202,6 @@ def _architecture(config: Any) -> type[Any]:
 
 
 def _check_config(config: Any, text: Any, architecture: type[Any]) -> None:
-    """Refuse models that cannot run according to their config alone."""
     if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         raise _refused(architecture, "it is an encoder-decoder: its decoder also attends to an encoder")
     if getattr(config, "quantization_config", None):
@@ -228,7 +227,6 @@ def _original(rope: Mapping[str, Any], text: Any) -> int:
 
 
 def _extend(text: Any, rope_scaling: Mapping[str, Any], architecture: type[Any]) -> None:
-    """Replace the extension of the context in the config of the text model."""
     before = getattr(text, "rope_parameters", None) or {}
     if "rope_type" not in before and "full_attention" not in before:
         raise _refused(
@@ -295,9 +293,7 @@ def _body_inputs(
         outputs[module] = output
 
     hooks = [module.register_forward_pre_hook(before, with_kwargs=True) for module in paths]
-    hooks += [
-        module.register_forward_hook(lambda by, args, out: outputs.update({by: out})) for module in paths
-    ]
+    hooks += [module.register_forward_hook(after) for module in paths]
     with calling(recorder), _Watch(architecture, tensors["position_ids"]) as watch:
         model(**tensors, use_cache=False)
     for hook in hooks:
