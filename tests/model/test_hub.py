@@ -41,7 +41,8 @@ def hub(server: HubServer, gguf: bytes, tmp_path: Path, monkeypatch: pytest.Monk
     """The server with one repository of GGUF files, empty caches, and a conversion of tokenizers that takes
     no time."""
     use_hub(monkeypatch, server.url, tmp_path)
-    monkeypatch.setattr(resolve, "tokenizer_of", lambda path: path.parent)
+    save_tokenizer(tmp_path / "tokenizer")
+    monkeypatch.setattr(resolve, "tokenizer_of", lambda path: tmp_path / "tokenizer")
     server.repositories = {
         "someone/tiny-GGUF": {
             "README.md": b"A model.",

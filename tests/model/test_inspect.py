@@ -299,12 +299,8 @@ def test_experts_count_where_they_are_chosen_and_options_where_they_are_refused(
 
 
 def test_a_model_on_the_hub_is_looked_at_by_its_header(
-    hub: HubServer,
-    gguf: bytes,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    hub: HubServer, gguf: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resolve, "tokenizer_of", tokenizer_beside)
     hub.repositories["someone/tiny-GGUF"]["tiny.Q4_K_M.gguf"] = gguf + bytes(8 << 20)
     assert main(["inspect", "someone/tiny-GGUF:Q4_K_M", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
@@ -315,35 +311,32 @@ def test_a_model_on_the_hub_is_looked_at_by_its_header(
     ]
 
 
-def tokenizer_beside(path: Path) -> Path:
-    save_tokenizer(path.parent)
-    return path.parent
-
-
 def test_the_format_is_chosen_by_the_memory(
     hub: HubServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def set_memory(size: int) -> None:
+        machine = dataclasses.replace(CPU, memory=size)
+        monkeypatch.setattr(resolve, "this_machine", lambda: machine)
+
     small = tmp_path / "small.gguf"
     write_gguf(build(Case("llama", "llama", {"num_hidden_layers": 1})), small, "llama")
     hub.repositories["someone/tiny-GGUF"]["tiny.q3_k_s.gguf"] = small.read_bytes()
     found = look(small)
     needed = found.weight_bytes + WORKSPACE + found.kv_bytes_per_token * found.context_length
-    monkeypatch.setattr(
-        resolve, "this_machine", lambda: dataclasses.replace(CPU, memory=int(needed / 0.9) + 2)
-    )
+    set_memory(int(needed / 0.9) + 2)
     chosen = resolve.resolve("someone/tiny-GGUF").weights
     assert chosen.name == "tiny.q3_k_s.gguf"
     said = capsys.readouterr().err
     assert "chose Q3_K_S (0.00 GiB) of Q3_K_S, Q4_K_M, Q8_0" in said
     assert "Q4_K_M (0.00 GiB) does not run here: its weights take" in said
-    monkeypatch.setattr(resolve, "this_machine", lambda: CPU)
+    set_memory(CPU.memory)
     assert resolve.resolve("someone/tiny-GGUF", progress=False).weights == chosen, "what is there comes first"
     resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False)
     assert resolve.resolve("someone/tiny-GGUF", progress=False).weights.name == "tiny.Q4_K_M.gguf"
-    monkeypatch.setattr(resolve, "this_machine", lambda: dataclasses.replace(CPU, memory=1))
+    set_memory(1)
     with pytest.raises(
         NotFound, match=r"No model of someone/tiny-GGUF runs here\. Q4_K_M .* larger than the memory"
     ):

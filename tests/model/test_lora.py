@@ -103,17 +103,13 @@ def test_values_that_are_not_finite(base: Path, adapters: Adapters, tmp_path: Pa
         adapters.load("a", str(folder))
 
 
-def test_an_adapter_that_the_device_has_no_memory_for(
-    base: Path, adapters: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_the_device_has_no_memory_for(base: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", base, seed=0, targets=("o_proj",), layers=[0])
     size = sum(4 * tensor.numel() for tensor in load_file(folder / WEIGHTS).values())
-    monkeypatch.setattr("ramify.runtime.model.lora.adapters.free_bytes", lambda _: size - 1)
+    model = load_model(ModelFiles("tiny", base, base), dtype=torch.float32)
     with pytest.raises(Overloaded, match="of the device's memory, of which"):
-        adapters.load("a", str(folder))
-    monkeypatch.setattr("ramify.runtime.model.lora.adapters.free_bytes", lambda _: size)
-    adapters.load("a", str(folder))
-    adapters.unload("a")
+        Adapters(model, free=lambda _: size - 1).load("a", str(folder))
+    Adapters(model, free=lambda _: size).load("a", str(folder))
 
 
 def test_names_of_base_models() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -41,8 +42,9 @@ class Adapters:
     """Loaded adapters by name. A request keeps its adapter until the request ends, even if the adapter is
     unloaded earlier."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self._model = model
+    def __init__(self, model: CausalLM, free: Callable[[torch.device], int | None] = free_bytes) -> None:
+        """`free` gives the bytes that a device has for adapters; None for as many as are loaded."""
+        self._model, self._free_bytes = model, free
         self._loaded: dict[str, Adapter] = {}
         self.slots: set[int] = set()
 
@@ -116,7 +118,7 @@ class Adapters:
                 )
         to = next(slot.part[0].weight for name, slot in slots.items() if name in deltas and slot.part)
         needed = sum(delta.a.numel() + delta.b.numel() for delta in deltas.values()) * to.itemsize
-        free = free_bytes(to.device)
+        free = self._free_bytes(to.device)
         if free is not None and needed > free:
             raise Overloaded(
                 f"The adapter {path} needs {needed / 1e6:.1f} MB of the device's memory, of which "
