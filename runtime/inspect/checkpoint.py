@@ -17,7 +17,6 @@ from ramify.runtime.model.checkpoint import open_shard, weight_files
 from ramify.runtime.model.gguf.header import read_header
 
 _EXPERT = re.compile(r"\.experts\.|_exps\b")
-_SCALES = re.compile(r"(scale|zero|zeros|g_idx|scale_inv|shape|_scales|_blocks_scale)$")
 _EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight", "wte.weight")
 _HEADS = ("lm_head.weight", "output.weight")
 
