@@ -29,7 +29,7 @@ from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
 
 STRING: dict[str, Any] = {"type": "string"}
 CASES: dict[str, tuple[dict[str, Any], str]] = {

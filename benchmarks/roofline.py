@@ -24,11 +24,9 @@ def weight_bytes(model: Model) -> int:
     """Bytes of weights that every pass with logits reads: all but the embedding, of which only some rows are
     read."""
     total = sum(_size(parameter) for parameter in model.parameters())
-    if not model.config.tie_embeddings or model.packed_head is not None:
+    if not model.config.tie_embeddings or (model.head is not None and model.head.packed):
         total -= _size(model.embedding)
     packed = [part for module in model.modules() if isinstance(module, Linear) for part in module.packed]
-    if model.packed_head is not None:
-        packed.append(model.packed_head)
     return total + sum(_size(part.panels) + _size(part.scales) for part in packed)
 
 

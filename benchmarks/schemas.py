@@ -33,8 +33,7 @@ from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
-from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer, load_vocabulary
 from tests.grammar.collection.cases import Case, read, real_world, written
 from tests.grammar.schema_order import in_schema_order
 

@@ -16,7 +16,7 @@ inspect      the memory that a model would need, without loading it; quantize wr
 engine       the engine in a user's script
 server       HTTP, one folder a dialect
 
-Layers, lowest first: own modules; model.shape; model; model.families; model.quantised; model.transformers;
+Layers, lowest first: own modules; model.shape; model; model.families; model.transformers;
 model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;
 scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; engine;
 server; server.openai; server.openai.responses; server.admin; server.sglang; server.app.

@@ -13,6 +13,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import huggingface_hub
+import pytest
 
 COMMIT = "c" * 40
 
@@ -50,6 +54,16 @@ def hub_server() -> Iterator[HubServer]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, folder: Path) -> None:
+    """Let `huggingface_hub` and Ramify take the hub at `url`, and empty caches in `folder`."""
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    names = {"HF_HUB_CACHE": str(folder / "hub"), "ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
+    for name, value in names.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    monkeypatch.setenv("RAMIFY_HOME", str(folder / "home"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
 class _Handler(BaseHTTPRequestHandler):

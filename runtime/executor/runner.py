@@ -95,13 +95,12 @@ class Runner:
         self.ranks: Ranks | None = None
         """The ranks that this runner leads; each of them runs every pass. None unless this is the first of
         several ranks."""
-        self.has_head = not isinstance(model, Model) or model.has_head
+        self.has_head = not isinstance(model, Model) or model.head is not None
         """Whether the runner computes logits."""
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.
         self.k_layers, self.v_layers = list(pool.k), list(pool.v)
         self.state_layers = [] if states is None else list(zip(states.conv, states.recurrent, strict=True))
         model.use_kernels(ops)
-        model.adapted.op = ops.lora
         self.adapters = Adapters(model)
         self.sampler: HostSampler | DeviceSampler = (
             HostSampler(ops.sample_tokens or sample_tokens, ops.log_sum)

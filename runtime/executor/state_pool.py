@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ramify.runtime.model.shape.state_shape import StateShape
+from ramify.runtime.model.shape.config import StateShape
 
 
 class StepStates(NamedTuple):

@@ -18,8 +18,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S, EngineEvents
 from ramify.runtime.inspect.resolve import resolve
-from ramify.runtime.model.checkpoint import ModelFiles
-from ramify.runtime.model.loading.fingerprint import fingerprint
+from ramify.runtime.model.checkpoint import ModelFiles, fingerprint
 from ramify.runtime.processes.engine_processes import EngineProcesses
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.shares import Share

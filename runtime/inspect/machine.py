@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ramify.errors import InvalidRequest
+from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.memory import host_memory
 
-_CPUINFO = Path("/proc/cpuinfo")
+if TYPE_CHECKING:
+    import torch
+
+Dtype = Literal["float32", "bfloat16"]
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -22,15 +25,14 @@ class Machine:
     device: Literal["cpu", "cuda"]
     name: str
     memory: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     """The dtype that the engine's option `auto` chooses for models of our own families."""
 
 
 def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
     """The CUDA device if there is one and `device` allows it, else the CPU."""
     if device != "cpu" and (device == "cuda" or Path("/dev/nvidiactl").exists()):
-        from ramify.runtime.config import EngineConfig
-        from ramify.runtime.executor.device import resolve_device, resolve_dtype
+        from ramify.runtime.executor.device import resolve_device
 
         config = EngineConfig(device=device)
         found = resolve_device(config)
@@ -38,21 +40,23 @@ def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
             import torch
 
             properties = torch.cuda.get_device_properties(found)
-            dtype: Literal["float32", "bfloat16"]
-            dtype = "bfloat16" if resolve_dtype(config, found) == torch.bfloat16 else "float32"
-            return Machine("cuda", properties.name, properties.total_memory, dtype)
+            return Machine("cuda", properties.name, properties.total_memory, _dtype(config, found))
     return Machine("cpu", "the CPU", host_memory(), "bfloat16")
 
 
-def torch_has_bfloat16() -> bool:
-    """Whether torch's products on the CPU are as fast in bfloat16 as in float32: it has AVX512_BF16 or AMX,
-    as `resolve_dtype` requires."""
-    if sys.platform == "linux" and _CPUINFO.is_file():
-        flags = re.search(r"^flags\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
-        return flags is not None and bool({"avx512_bf16", "amx_tile"} & set(flags[1].split()))
+def dtype_of_torch() -> Dtype:
+    """The dtype that the engine's option `auto` chooses where torch computes the products on the CPU."""
     import torch
 
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return _dtype(EngineConfig(attention_backend="torch"), torch.device("cpu"))
+
+
+def _dtype(config: EngineConfig, device: torch.device) -> Dtype:
+    import torch
+
+    from ramify.runtime.executor.device import resolve_dtype
+
+    return "bfloat16" if resolve_dtype(config, device) == torch.bfloat16 else "float32"
 
 
 def bytes_of(text: str) -> int:

@@ -10,11 +10,10 @@ from typing import Any
 
 from ramify.errors import RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.inspect.checkpoint import StoredTensor
 from ramify.runtime.inspect.machine import Machine
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.config import config_from_gguf
-from ramify.runtime.model.gguf.header import read_header
+from ramify.runtime.model.gguf.header import read_header, undequantisable
 from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 from ramify.runtime.model.shape.hf_config import config_from_folder, config_from_hf
 
@@ -87,23 +86,12 @@ def _removed(fields: Mapping[str, Any], name: str) -> bool:
     return False
 
 
-def refused_types(tensors: list[StoredTensor]) -> list[Refusal]:
+def refused_types(weights: Path) -> list[Refusal]:
     """A refusal for each tensor format of a GGUF file that `gguf` cannot dequantise, as when it is loaded."""
-    import numpy as np
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    refusals = []
-    for form in dict.fromkeys(tensor.format for tensor in tensors):
-        try:
-            kind = GGMLQuantizationType[form]
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-        except (ValueError, KeyError, NotImplementedError):
-            named = next(tensor.name for tensor in tensors if tensor.format == form)
-            refusals.append(
-                Refusal("model", f"{named} is stored as GGML {form}, which cannot be dequantised")
-            )
-    return refusals
+    return [
+        Refusal("model", f"{name} is stored as GGML {kind}, which cannot be dequantised")
+        for name, kind in undequantisable(read_header(weights)).items()
+    ]
 
 
 def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -> list[Refusal]:

@@ -19,10 +19,8 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
-from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
-from ramify.runtime.inspect.forms import Form, form_of
-from ramify.runtime.inspect.machine import Machine, torch_has_bfloat16
-from ramify.runtime.inspect.quantised import whole_matrices
+from ramify.runtime.inspect.checkpoint import Form, StoredTensor, form_of, stored_tensors, whole_matrices
+from ramify.runtime.inspect.machine import Machine, dtype_of_torch
 from ramify.runtime.inspect.refusals import (
     Refusal,
     native_shape,
@@ -147,7 +145,7 @@ def inspected(
     tensors = stored_tensors(weights)
     shape, not_native, refused = _shape(weights, config)
     if not weights.is_dir():
-        refused += refused_types(tensors)
+        refused += refused_types(weights)
     elif scheme := _config(weights).get("quantization_config"):
         tensors = whole_matrices(tensors, scheme)
     if chat and not has_tokenizer(files.tokenizer):
@@ -156,7 +154,7 @@ def inspected(
     dtype = config.dtype
     if dtype == "auto":
         by_torch = machine.device == "cpu" and (not native or config.attention_backend == "torch")
-        dtype = "float32" if by_torch and not torch_has_bfloat16() else machine.dtype
+        dtype = dtype_of_torch() if by_torch else machine.dtype
     own = shape.quantised is not None if isinstance(shape, ModelConfig) else False
     quantization = _quantization(config, "checkpoint" if own else "none" if weights.is_dir() else "gguf")
     divides_by, ranks, undivided = _ranks(shape, config, weights)

@@ -11,8 +11,8 @@ from pathlib import Path
 from ramify import cache
 from ramify.errors import NotFound
 from ramify.runtime.config import DEFAULT_MODEL
-from ramify.runtime.model.checkpoint import ModelFiles, has_tokenizer, missing_file
-from ramify.runtime.model.gguf.header import splits_of
+from ramify.runtime.inspect.machine import this_machine
+from ramify.runtime.model.checkpoint import ModelFiles, has_tokenizer, missing_file, splits_of
 from ramify.runtime.model.gguf.tokenizer import tokenizer_of
 from ramify.runtime.model.hub import repository
 from ramify.runtime.model.hub.download import SMOLLM2, pull
@@ -102,14 +102,12 @@ def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
 
     Raises as `resolve`.
     """
-    from ramify.runtime.inspect.sparse import headers_of
-
     fetched: list[Path] = []
 
     def headers(wanted: HubName, progress: bool) -> Path:
         listing = repository.listed(wanted)
         paths, first = _paths_on_hub(listing, progress)
-        fetched.append(headers_of(listing, paths))
+        fetched.append(repository.headers_of(listing, paths))
         return fetched[0] if first is None else fetched[0] / first
 
     files = resolve(name, from_hub=headers)
@@ -225,7 +223,6 @@ def _in_folder(folder: Path, name: str, weights: bool = True) -> ModelFiles:
 
 
 def _hub_cache(name: HubName, progress: bool) -> Path:
-    """The folder or the first GGUF file of the model in the Hugging Face cache."""
     folder = repository.cached(name)
     if folder is None:
         raise NotFound("not in the Hugging Face cache")
@@ -241,17 +238,14 @@ def _hub_cache(name: HubName, progress: bool) -> Path:
             raise NotFound(f"the Hugging Face cache holds no {name.quant} of it") from None
     if not quants:
         raise NotFound(f"the Hugging Face cache holds it without {missing}")
-    from ramify.runtime.inspect.fit import why_not
-
     try:
-        quant = _chosen(name, quants, lambda quant: why_not(folder / quant.files[0]), progress)
+        quant = _chosen(name, quants, lambda quant: _why_not(folder / quant.files[0]), progress)
     except NotFound as error:
         raise NotFound(f"the Hugging Face cache: {error.message.rstrip('.')}") from None
     return folder / quant.files[0]
 
 
 def _hub(name: HubName, progress: bool) -> Path:
-    """The folder or the first GGUF file of the model, fetched from the hub."""
     listing = repository.listed(name)
     paths, first = _paths_on_hub(listing, progress)
     folder = repository.fetched(listing, paths, progress)
@@ -278,12 +272,26 @@ def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str 
     if name.quant is not None:
         quant = named(quants, name.quant, name.repository)
     elif quants:
-        from ramify.runtime.inspect.fit import why_not_on_hub
-
-        quant = _chosen(name, quants, lambda quant: why_not_on_hub(listing, quant), progress)
+        quant = _chosen(name, quants, lambda quant: _why_not_on_hub(listing, quant), progress)
     else:
         raise NotFound(f"the Hugging Face hub: {name.repository} holds neither safetensors nor GGUF weights")
     return quant.files, quant.files[0]
+
+
+def _why_not(weights: Path) -> str | None:
+    """The reasons why the GGUF model `weights` cannot run on this machine, judged by its headers; None if it
+    can."""
+    from ramify.runtime.inspect.report import inspected
+
+    found = inspected(ModelFiles("", weights, weights.parent), this_machine(), chat=False)
+    return "; ".join(refusal.reason for refusal in found.refused) or None
+
+
+def _why_not_on_hub(listing: Listing, quant: Quant) -> str | None:
+    memory = this_machine().memory
+    if quant.size > memory:
+        return f"it is larger than the memory, {memory / 2**30:.2f} GiB"
+    return _why_not(repository.headers_of(listing, quant.files) / quant.files[0])
 
 
 def _chosen(name: HubName, quants: list[Quant], why_not: Fits, progress: bool) -> Quant:

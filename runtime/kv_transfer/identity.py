@@ -16,7 +16,7 @@ import ramify
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.kv_transfer.snapshot import VERSION
-from ramify.runtime.model.gguf.header import splits_of
+from ramify.runtime.model.checkpoint import splits_of
 
 OPTIONS = (
     "model_impl",

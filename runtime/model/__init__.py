@@ -5,7 +5,7 @@
 - Forward pass: `causal_lm` is the protocol that the executor runs; attention is passed in. `decoder` is a
   model of our own families without its layers. `families/` has the layers, `layers` and `experts` the modules
   that layers are made of, `rope` the rotary embedding. `pooling` turns hidden states into embeddings.
-- Weights: `weights` fills a model with tensors, which `gguf/` and `quantised/` read from other formats.
+- Weights: `weights` fills a model with tensors, which `gguf/` and `quantised` read from other formats.
   `quantization` and `packed_cache` lay matrices out for the CPU's kernels. `loading/` builds a model from its
   files with all of these.
 - `lora/`: adapters, by name.

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
 
 from ramify.errors import InvalidRequest, NotFound
+from ramify.messages import ModelInfo
+from ramify.runtime.config import EngineConfig
 
 TOKENIZER_FILE = "tokenizer.json"
+
+SPLIT = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})")
+"""Name, without the suffix, of a file that holds a part of a model's tensors."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,28 @@ def _weight_paths(folder: Path) -> list[Path]:
     return [folder / "model.safetensors"]
 
 
+@contextmanager
+def open_shard(path: Path, framework: Literal["pt", "numpy"] = "pt") -> Iterator[Any]:
+    """A safetensors file. Raises `InvalidRequest` where it cannot be read."""
+    try:
+        with safe_open(path, framework) as shard:
+            yield shard
+    except SafetensorError as error:
+        raise InvalidRequest(
+            f"{path} is not a readable safetensors file: {error}.", field="model", remedy="Fetch it again."
+        ) from None
+
+
+def splits_of(path: Path) -> list[Path]:
+    """The files of the model of which `path` is a split, in order; `[path]` if it is not named as llama.cpp
+    names splits."""
+    found = SPLIT.fullmatch(path.stem)
+    if found is None:
+        return [path]
+    stem, count = found["stem"], int(found["count"])
+    return [path.with_name(f"{stem}-{index:05}-of-{count:05}{path.suffix}") for index in range(1, count + 1)]
+
+
 def has_tokenizer(folder: Path) -> bool:
     return (folder / TOKENIZER_FILE).is_file()
 
@@ -59,3 +92,32 @@ def missing_file(folder: Path, *, weights: bool = True) -> str | None:
     if not weights:
         return None
     return next((path.name for path in _weight_paths(folder) if not path.is_file()), None)
+
+
+OPTIONS = (
+    "load_format",
+    "quantization",
+    "exact_activations",
+    "attention_backend",
+    "deterministic",
+    "tensor_parallel",
+    "jump_forward",
+    "rope_scaling",
+    "seed",
+)
+"""Options of the engine that change answers: arithmetic, and how forced text is split into tokens. `seed` is
+one of them, as it determines the weights of a dummy model."""
+
+
+def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str:
+    """A digest of the files' paths, sizes and modification times, and of the options with which the model is
+    computed."""
+    paths = sorted({path for folder in (files.weights, files.tokenizer) for path in _files(folder)})
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    options = [getattr(config, name) for name in OPTIONS]
+    identity = (stats, options, info.dtype, info.device, info.context_length, info.model_impl)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
+
+
+def _files(place: Path) -> list[Path]:
+    return [path for path in place.iterdir() if path.is_file()] if place.is_dir() else splits_of(place)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,15 +17,7 @@ from ramify.kernels.reference import experts as reference
 from ramify.kernels.weights.packed import PackedWeight, Stack, pack, unstacked
 from ramify.kernels.weights.rows import Rows
 from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
-from ramify.runtime.model.layers import (
-    GatedMLP,
-    Residual,
-    RMSNorm,
-    Slot,
-    Slots,
-    plain_matmul,
-    under,
-)
+from ramify.runtime.model.layers import GatedMLP, Residual, RMSNorm, Slot, Slots, plain_matmul, under
 from ramify.runtime.model.shape.config import Experts, ModelConfig
 
 log = logging.getLogger(__name__)
@@ -56,11 +47,10 @@ class MixtureOfExperts(nn.Module):
         self.gate_up, self.down = parameter(count, 2 * size, hidden), parameter(count, hidden, size)
         self.gate_up_bias = parameter(count, 2 * size) if experts.bias else None
         self.down_bias = parameter(count, hidden) if experts.bias else None
-        self._shapes = [() if part is None else tuple(part.shape) for part in self._matrices()]
         self.shared: GatedMLP | None = None
         if experts.shared_size:
             self.shared = GatedMLP(hidden, experts.shared_size, bias=False, dtype=dtype)
-            # The kernel of the whole block knows no adapters.
+            # The compiled block has no place for the terms of adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
         """Packed weights: those of the router, then gate_up and down, each for all experts together
@@ -73,6 +63,11 @@ class MixtureOfExperts(nn.Module):
         self._gate_up, self._down = Stack(count), Stack(count)
         self.keeps = True
         """Whether the checkpoint's quantised rows are kept and packed. If not, they are dequantised."""
+
+    def use_kernels(self, ops: registry.Ops) -> None:
+        """Compute with the kernels `ops`; where these have none, as before."""
+        self.matmul = ops.matmul or self.matmul
+        self.mixture, self.block = ops.mixture or self.mixture, ops.expert_block or self.block
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights()
@@ -123,45 +118,27 @@ class MixtureOfExperts(nn.Module):
             )
         return self._block_weights
 
-    def _matrices(self) -> tuple[Tensor | None, ...]:
-        return self.gate_up, self.down, self.gate_up_bias, self.down_bias
-
     def slots(self) -> Slots:
-        """The checkpoint's tensors with their slots. For matrices that are packed already, the targets are on
-        the device `meta`, without memory."""
+        """The checkpoint's tensors with their slots; none once the matrices are packed."""
+        if self.packed:
+            return
         count, size = self.experts.count, self.experts.size
-        gate_up, down_proj, gate_up_bias, down_bias = (
-            None if part is None else part if part.numel() else torch.empty(shape, device="meta")
-            for part, shape in zip(self._matrices(), self._shapes, strict=True)
-        )
-        assert gate_up is not None
-        assert down_proj is not None
         yield "gate.weight", Slot(self.router[:count])
         if self.router_bias is not None:
             yield "gate.bias", Slot(self.router_bias[:count])
         if self.correction is not None:
             yield "gate.e_score_correction_bias", Slot(self.correction)
         for index in range(count):
-            both, down = gate_up[index], down_proj[index]
-            yield (
-                f"experts.{index}.gate_proj.weight",
-                Slot(both[:size], keep=partial(self.keep_rows, "gate", index)),
-            )
-            yield (
-                f"experts.{index}.up_proj.weight",
-                Slot(both[size:], keep=partial(self.keep_rows, "up", index)),
-            )
-            yield f"experts.{index}.down_proj.weight", Slot(down, keep=partial(self.keep_rows, "down", index))
-            if gate_up_bias is not None and down_bias is not None:
-                yield f"experts.{index}.gate_proj.bias", Slot(gate_up_bias[index, :size])
-                yield f"experts.{index}.up_proj.bias", Slot(gate_up_bias[index, size:])
-                yield f"experts.{index}.down_proj.bias", Slot(down_bias[index])
+            for name, part in (("gate", slice(size)), ("up", slice(size, None)), ("down", slice(None))):
+                matrix, bias = (
+                    (self.down, self.down_bias) if name == "down" else (self.gate_up, self.gate_up_bias)
+                )
+                keep = partial(self.keep_rows, name, index)
+                yield f"experts.{index}.{name}_proj.weight", Slot(matrix[index, part], keep=keep)
+                if bias is not None:
+                    yield f"experts.{index}.{name}_proj.bias", Slot(bias[index, part])
         if self.shared is not None:
-            for name, slot in under("shared_expert.", self.shared.slots()):
-                yield (
-                    name,
-                    replace(slot, part=None),
-                )  # no adapter: the compiled block has no place for its terms
+            yield from under("shared_expert.", self.shared.slots())
         if self.experts.shared_gate:
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 

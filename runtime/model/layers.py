@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from ramify.kernels import registry
 from ramify.kernels.reference import linear as reference
+from ramify.kernels.reference.activation import gelu_mul, silu_mul
 from ramify.kernels.reference.lora import lora as reference_lora
+from ramify.kernels.reference.norm import rms_norm
 from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.weights.lora import MOST_PARTS, Extra, LoraRows, LoraTable
 from ramify.kernels.weights.packed import PackedWeight, pack
@@ -60,24 +62,9 @@ Slots = Iterator[tuple[str, Slot]]
 slot)."""
 
 
-ActivationOp = Callable[[Tensor], Tensor]
-"""A function such as those of `kernels.reference.activation`."""
-
 Reduce = Callable[[Tensor], Tensor]
 """Function from this rank's term to the sum of all ranks' terms, which have one shape and dtype. Every rank
 gets the same bits. The sum may be written to the term's memory."""
-
-
-class NormOp(Protocol):
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension (arXiv 1910.07467), in float32 inside."""
-
-    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-
-
-def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if weight.dtype != x.dtype:
-        return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
-    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 class RMSNorm(nn.Module):
@@ -93,10 +80,13 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = _parameter(torch.ones(size, dtype=torch.float32 if offset else dtype))
         self.eps, self.rotary, self.offset = eps, rotary, offset
-        self.op: NormOp = plain_norm
+        self.op: registry.RmsNorm = rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self.op(x, self.weight, self.eps)
+
+    def use_kernels(self, ops: registry.Ops) -> None:
+        self.op = ops.rms_norm
 
     @property
     def fused(self) -> Norm:
@@ -153,19 +143,6 @@ class Residual:
             x += term
 
 
-def plain_silu(x: Tensor) -> Tensor:
-    gate, through = x.chunk(2, dim=-1)
-    return F.silu(gate) * through
-
-
-def plain_gelu(x: Tensor) -> Tensor:
-    gate, through = x.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * through
-
-
-PLAIN: dict[Activation, ActivationOp] = {"silu": plain_silu, "gelu": plain_gelu}
-
-
 def plain_matmul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
@@ -191,7 +168,8 @@ class Linear(nn.Module):
     """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
 
     `parts` maps the checkpoint's name of each projection to its number of rows. With a `gate` the result is
-    gate(first half of the rows) · second half.
+    gate(first half of the rows) · second half. `weight` is a parameter of another module, which the matrix
+    shares.
     """
 
     def __init__(
@@ -204,13 +182,16 @@ class Linear(nn.Module):
         rotary: Mapping[str, Rotary] | None = None,
         order: Mapping[str, Tensor] | None = None,
         gate: Activation | None = None,
+        weight: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.inputs, self.parts = inputs, dict(parts)
         self.rotary, self.order = dict(rotary or {}), dict(order or {})
         self.gate = gate
         outputs = sum(self.parts.values())
-        self.weight: Tensor = _parameter(torch.empty(outputs, inputs, dtype=dtype))
+        self.weight: Tensor = (
+            _parameter(torch.empty(outputs, inputs, dtype=dtype)) if weight is None else weight
+        )
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
         """Packed matrices whose rows together, in order, are those of `weight`. If there are any, `weight` is
@@ -221,7 +202,9 @@ class Linear(nn.Module):
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
         self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
-        self.activation: ActivationOp | None = None if gate is None else PLAIN[gate]
+        self.activation: registry.GatedActivation | None = None
+        if gate is not None:
+            self.activation = silu_mul if gate == "silu" else gelu_mul
         self._rows: dict[str, Rows] = {}
         self.lora = LoraTable()
         self.adapted = Adapted()
@@ -233,6 +216,15 @@ class Linear(nn.Module):
         self.reduce: Reduce | None = None
         """Function that sums the products of all ranks, if the matrix's inputs are divided among ranks; else
         None."""
+
+    def use_kernels(self, ops: registry.Ops) -> None:
+        """Multiply with the kernels `ops`; where these have none, as before."""
+        self.op = ops.layer_linear or ops.linear or self.op
+        self.matmul = ops.matmul or self.matmul
+        self.quantised_matmul = ops.quantised_matmul or self.quantised_matmul
+        if self.gate is not None:
+            op = ops.silu_mul if self.gate == "silu" else ops.gelu_mul
+            self.activation = op or self.activation
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, inputs) -> (T, outputs), or (T, outputs / 2) with a gate."""
@@ -333,15 +325,15 @@ class Linear(nn.Module):
                 Slot(
                     self.weight[part],
                     rotary,
-                    partial(self._keep, name),
+                    partial(self.keep_rows, name),
                     part=(self, name) if self.adaptable else None,
-                    filled=partial(self._filled, full),
+                    filled=partial(self.mark_filled, full),
                     order=order,
                 ),
             )
             if self.bias is not None:
                 full = f"{name}.bias"
-                filled = partial(self._filled, full)
+                filled = partial(self.mark_filled, full)
                 yield full, Slot(self.bias[part], rotary, filled=filled, order=order)
             start += rows
 
@@ -351,14 +343,16 @@ class Linear(nn.Module):
         self._pack = pack
         self._unfilled = {name for name, _ in self.slots()}
 
-    def _filled(self, name: str) -> None:
+    def mark_filled(self, name: str) -> None:
+        """Note that the slot `name` is filled, and pack if it is the last."""
         if self._unfilled is None:
             return
         self._unfilled.discard(name)
         if not self._unfilled and self._pack is not None:
             self._pack()
 
-    def _keep(self, name: str, rows: Rows) -> bool:
+    def keep_rows(self, name: str, rows: Rows) -> bool:
+        """Keep the quantised rows of the part `name`."""
         self._rows[name] = rows
         return True
 
@@ -468,4 +462,5 @@ def under(prefix: str, slots: Slots) -> Slots:
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)
+    """`tensor` as a parameter; itself if it is one."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CACHED_FROM = 1 << 25
 """Bytes of weight files from which on a model is cached. Smaller models are packed within 0.1 s."""
-_FILE = "model.pt"
+_FILE = "packed.pt"
 
 
 def load_packed(
@@ -83,8 +83,6 @@ def _parts(model: Model) -> Iterator[tuple[str, list[PackedWeight], Callable[[li
     for name, module in model.named_modules():
         if isinstance(module, Linear | MixtureOfExperts):
             yield name, module.packed, module.use_packed
-    head = [] if model.packed_head is None else [model.packed_head]
-    yield "head", head, lambda packed: model.use_packed_head(packed[0])
 
 
 def _write(model: Model, path: Path) -> None:
@@ -102,7 +100,6 @@ def _write(model: Model, path: Path) -> None:
 
 
 def _size(model: Model) -> int:
-    """Bytes of the files that `_write` writes."""
     packed = [weight for _, weights, _ in _parts(model) for weight in weights]
     tensors = [part for weight in packed for part in (weight.panels, weight.scales, weight.bias)]
     return sum(tensor.nbytes for tensor in [*tensors, *model.parameters()])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ramify.errors import InvalidRequest
 from ramify.kernels.machine.threads import on_threads
 from ramify.kernels.weights.rows import Rows
-from ramify.runtime.model.checkpoint import weight_files
+from ramify.runtime.model.checkpoint import open_shard, weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Rotary, Slot
 from ramify.runtime.model.shape.shard import parts_of_rank
@@ -70,7 +68,7 @@ def fill(
     if slots:
         names = ", ".join(sorted(slots)[:3])
         raise _bad(f"lacks {len(slots)} of its {needed} tensors: {names}{', …' * (len(slots) > 3)}")
-    if stored_head is not None and not torch.equal(stored_head.to(model.head), model.head):
+    if stored_head is not None and not torch.equal(stored_head.to(model.embedding), model.embedding):
         raise _bad("ties its head to its embedding, yet stores another head in lm_head.weight")
 
 
@@ -122,16 +120,6 @@ def tensors_in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
         with open_shard(path) as shard:
             for name in shard.keys():  # noqa: SIM118 - not a mapping
                 yield name, shard.get_tensor(name)
-
-
-@contextlib.contextmanager
-def open_shard(path: Path) -> Iterator[Any]:
-    """A safetensors file. Raises `InvalidRequest` where it cannot be read."""
-    try:
-        with safe_open(path, framework="pt") as shard:
-            yield shard
-    except SafetensorError as error:
-        raise InvalidRequest(f"{path} is not a readable safetensors file: {error}.", field="model") from None
 
 
 def _bad(reason: str) -> InvalidRequest:

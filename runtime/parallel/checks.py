@@ -97,7 +97,7 @@ def input_group(config: EngineConfig, shape: ModelConfig, weights: Path) -> int:
     if quantization == "checkpoint":
         found = shape.quantised
         assert found is not None
-        layouts = found.config_groups or (found,)
+        layouts = [layout for _, layout in found.config_groups] or [found]
         sizes = [size for each in layouts for size in (*each.groups, *(width for _, width in each.blocks))]
         return math.lcm(*sizes) if sizes else 1
     return GROUPS.get(quantization, 1)

@@ -17,7 +17,7 @@ from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.policy import prepare
 from ramify.grammar.engine.load import prepare_library
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.worker_process import Orders, take_orders
 from ramify.runtime.processes.worker_start import finish_startup

@@ -186,7 +186,6 @@ def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
 
 
 def _packed(weight: Tensor, to: str, entry: Class) -> Iterator[Tensor]:
-    """The data of the tensors that `_packed_entries` lists, in that order."""
     bits, group, symmetric = SCHEMES[to]
     outputs, inputs = weight.shape
     scale_dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float16

@@ -113,15 +113,8 @@ def _converted(
     block, size = GGML_QUANT_SIZES[stored]
     step = CHUNK // block * size
     for at in range(0, len(raw), step):
-        values = _values(raw[at : at + step].reshape(-1, size), stored)
+        values = floats(raw[at : at + step].reshape(-1, size), stored)
         rows = 16 if len(values) % (16 * GGML_QUANT_SIZES[wanted][0]) == 0 else 1  # `gguf` takes 16 at a time
         blocks = quantize(values.reshape(rows, -1), wanted)
         add_error(entry, values, dequantize(blocks, wanted).reshape(-1))
         yield blocks.tobytes()
-
-
-def _values(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
-    plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
-    if kind in plain:
-        return blocks.reshape(-1).view(plain[kind]).astype(np.float32)
-    return floats(blocks, kind)

@@ -42,8 +42,7 @@ from ramify.runtime.model.pooling import pooling_of
 from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 from ramify.runtime.model.shape.context import context_notes, with_context
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
-from ramify.runtime.model.tokenizer.tokenizer import load_backend
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_backend, load_vocabulary
 from ramify.runtime.parallel.checks import check_ranks, part_for
 from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets

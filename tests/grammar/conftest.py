@@ -8,7 +8,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.checkpoint import ModelFiles
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from ramify.grammar.engine.controls import with_controls
 from ramify.grammar.engine.load import load_grammar
 from ramify.grammar.matcher import Matcher, mask_words, tokens_of
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
 from ramify.tool_calls.formats import HARMONY
 from ramify.tool_calls.grammar import FREE, Tool, calls_or_answer
 from tests.model.harmony import SPECIAL, write_harmony_tokenizer

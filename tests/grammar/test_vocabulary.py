@@ -14,8 +14,7 @@ from ramify import constraint
 from ramify.errors import EngineError
 from ramify.grammar.vocabulary import Vocabulary, from_tokenizer
 from ramify.runtime.model.checkpoint import ModelFiles
-from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
-from ramify.runtime.model.tokenizer.vocabulary import CACHED_FROM, load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import CACHED_FROM, load_tokenizer, load_vocabulary
 from tests.grammar.keyword_cases import CASES
 from tests.grammar.vocabularies import (
     CONTROL,

@@ -98,7 +98,6 @@ def test_nothing_is_compiled_after_the_warm_up(deterministic: bool, rounded: boo
         for module in model.modules():
             if isinstance(module, Linear):
                 module.lay_out(form, "cpu")
-        model.lay_out_head(form)
     with compiling(90, noting=True) as launches:
         kernels = ops("triton", deterministic=deterministic)
         pool = KvPool(model.config, num_pages=300, page_size=PAGE, dtype=torch.bfloat16)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -139,6 +141,20 @@ def build(case: Case, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 def save(model: PreTrainedModel, folder: Path, **options: Any) -> ModelFiles:
     model.save_pretrained(folder, **options)
     return ModelFiles(name="tiny", weights=folder, tokenizer=folder)
+
+
+def change(folder: Path, **fields: Any) -> None:
+    """Change fields of config.json; `...` removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+
+
+def change_tensors(folder: Path, file: str = "model.safetensors", **changes: Tensor | None) -> None:
+    """Change tensors of a file; None removes one."""
+    tensors = load_file(folder / file) | changes
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / file, {"format": "pt"})
 
 
 @torch.inference_mode()

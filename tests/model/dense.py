@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.runtime.model.layers import HeadNorms, plain_norm
+from ramify.kernels.reference.norm import rms_norm
+from ramify.runtime.model.layers import HeadNorms
 from ramify.runtime.model.loading.load import Model
 from ramify.runtime.model.rope import rotate_
 from ramify.runtime.model.shape.config import ModelConfig
@@ -32,7 +33,7 @@ class DenseAttend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         if norms is not None:
-            q, k = (plain_norm(x, weight, norms.eps) for x, weight in ((q, norms.q), (k, norms.k)))
+            q, k = (rms_norm(x, weight, norms.eps) for x, weight in ((q, norms.q), (k, norms.k)))
         q, k = rotate_(q, rotation), rotate_(k, rotation)
         empty = k.new_empty(0, *k.shape[1:])
         keys = self.keys[layer] = torch.cat((self.keys.get(layer, empty), k))

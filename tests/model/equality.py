@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ramify.engine_messages import LoadLora
-from ramify.kernels.registry import ops
+from ramify.kernels.registry import Ops, ops
+from ramify.kernels.weights.packed import PackedWeight
 from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.runner import Runner
+from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
@@ -47,38 +52,67 @@ def loaded(folder: Path) -> CausalLM:
 def native(weights: Path, **options: Any) -> Model:
     """The checkpoint or GGUF file at `weights`, by our own code."""
     files = ModelFiles(name="tiny", weights=weights, tokenizer=weights)
-    model = load_model(files, **{"dtype": torch.float32, **options})
-    assert isinstance(model, Model)
-    return model
+    return load_model(files, **{"dtype": torch.float32, **options})
 
 
 def compiled(weights: Path, quantization: str, **options: Any) -> Model:
     """`native` with the compiled kernels for packed weights."""
     model = native(weights, quantization=quantization, **options)
-    linear = ops("cpu").linear
-    assert linear is not None
-    model.use_linear(linear)
+    model.use_kernels(ops("cpu"))
     return model
 
 
+def packed_head(model: Model) -> PackedWeight | None:
+    """The packed head; None if the head is not packed."""
+    return model.head.packed[0] if model.head is not None and model.head.packed else None
+
+
+def paged_logits(
+    model: CausalLM,
+    prompts: Sequence[torch.Tensor],
+    kernels: Ops,
+    cuts: Sequence[Sequence[int]],
+    *,
+    batched: bool = True,
+) -> list[torch.Tensor]:
+    """Logits of every position, from pages and states that begin as NaN.
+
+    cuts : for each prompt the borders of its steps. The prompts have equally many.
+    batched : whether the prompts' steps are computed together
+    """
+    room = -(-max(map(len, prompts)) // PAGE)
+    pool = KvPool(model.config, num_pages=room * len(prompts), page_size=PAGE, dtype=torch.float32)
+    states = None if model.config.states is None else StatePool(model.config.states, num_slots=4)
+    for tensor in (pool.k, pool.v, *(() if states is None else (states.conv, states.recurrent))):
+        tensor.fill_(torch.nan)
+    runner = Runner(model, pool, kernels, states=states)
+    rows: list[list[torch.Tensor]] = [[] for _ in prompts]
+    for spans in zip(*(itertools.pairwise(each) for each in cuts), strict=True):
+        for places in [range(len(prompts))] if batched else [[place] for place in range(len(prompts))]:
+            extensions = [
+                Extension(
+                    prompts[place].int().numpy(),
+                    *spans[place],
+                    range(room * place, room * (place + 1)),
+                    None if states is None else 3 - place,
+                )
+                for place in places
+            ]
+            logits = runner.logits(runner.forward(pack(extensions, PAGE)))
+            sizes = [extension.stop - extension.start for extension in extensions]
+            for place, part in zip(places, logits.split(sizes), strict=True):
+                rows[place].append(part.clone())
+    return [torch.cat(each) for each in rows]
+
+
 def assert_logits_equal(reference: Any, model: CausalLM) -> None:
-    """Compare all logits of two packed requests in chunks, on pages and states that begin as NaN."""
-    states = (None, None) if model.config.states is None else (2, 1)
-    runner = LocalScheduler(model, page_size=PAGE, num_pages=20).runner
+    """Compare all logits of two packed requests in chunks."""
     ids = torch.tensor([prompt[: STOPS[-1]] for prompt in (PROMPTS[2], PROMPTS[5] * 2)])
-    found: list[list[torch.Tensor]] = [[], []]
-    for start, stop in itertools.pairwise(STOPS):
-        extensions = [
-            Extension(row.int().numpy(), start, stop, range(10 * place, 10 * place + 8), states[place])
-            for place, row in enumerate(ids)
-        ]
-        logits = runner.logits(runner.forward(pack(extensions, PAGE)))
-        for rows, part in zip(found, logits.split(stop - start), strict=True):
-            rows.append(part)
+    found = paged_logits(model, list(ids), ops("cpu", deterministic=True), [STOPS, STOPS])
     with torch.no_grad():
         wanted = [reference(input_ids=row[None], use_cache=False).logits[0] for row in ids]
     for rows, want in zip(found, wanted, strict=True):
-        torch.testing.assert_close(torch.cat(rows), want, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(rows, want, atol=TOLERANCE, rtol=0)
 
 
 def assert_engine_equal(reference: Any, model: CausalLM, *, adapter: Path | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize, quantize
 
@@ -113,6 +113,21 @@ def converted_hybrid(
             yield name, tensor
 
 
+def converted_gpt_oss(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of gpt-oss, whose columns of gate and up alternate: (experts, inputs, outputs)."""
+    for name, tensor in named:
+        stem, _, last = name.partition(".experts.")
+        if not last:
+            yield f"{name}.weight" if name.endswith("sinks") else name, tensor
+            continue
+        matrix, _, bias = last.partition("_proj")
+        parts = ("gate", "up") if matrix == "gate_up" else (matrix,)
+        for at, part in enumerate(parts):
+            each = tensor[..., at :: len(parts)]
+            place = f"{stem}.experts.{part}_proj"
+            yield (f"{place}.bias", each) if bias else (f"{place}.weight", each.transpose(1, 2))
+
+
 def hybrid_metadata(config: Any) -> dict[str, int]:
     found = {
         "ssm.conv_kernel": config.linear_conv_kernel_dim,
@@ -144,10 +159,10 @@ def write_gguf(
 ) -> None:
     """Mistral checkpoints have the architecture "llama". `drop` leaves out one tensor, by its GGUF name.
 
-    `others` are the types of single kinds of matrices, such as "attn_v". With `random` the matrices are
-    `random_blocks`, and `model` is given their values: `gguf` cannot quantise to every type. With `per_file`
-    the model is split into files of that many tensors. `nextn` adds a tensor of a layer that predicts further
-    tokens, and `legacy` is that of `converted_hybrid`.
+    `others` are the types of single kinds of matrices, such as "attn_v". With `random` the matrices in blocks
+    are `random_blocks`, and `model` is given their values: `gguf` cannot quantise to every type. With
+    `per_file` the model is split into files of that many tensors. `nextn` adds a tensor of a layer that
+    predicts further tokens, and `legacy` is that of `converted_hybrid`.
     """
     config: Any = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -189,13 +204,16 @@ def write_gguf(
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     buffers = [entry for entry in model.named_buffers() if entry[0].endswith("e_score_correction_bias")]
     given: Iterable[tuple[str, torch.Tensor]] = [*model.named_parameters(), *buffers]
-    for name, parameter in converted(converted_hybrid(config, given, legacy=legacy) if hybrid else given):
+    if hybrid:
+        given = converted_hybrid(config, given, legacy=legacy)
+    elif architecture == "gpt-oss":
+        given = converted_gpt_oss(given)
+    for name, parameter in converted(given):
         stem, _, suffix = name.rpartition(".")
         if suffix == "A_log":
             writer.add_tensor(f"{named(name)}", parameter.detach().float().numpy())
             continue
         place = named(stem)
-        assert place is not None
         short = place.rpartition(".")[2]
         array = parameter.detach().float().numpy() + (1.0 if gemma and short.endswith("_norm") else 0.0)
         if neighbours and short in heads:
@@ -207,71 +225,23 @@ def write_gguf(
             continue
         if short in ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d"):
             writer.add_tensor(full, array.astype(np.float32).squeeze())
-        elif array.ndim > 1:
+        elif array.ndim > 1 and suffix == "weight":
             type_ = (others or {}).get(short, matrices)
-            raw = random_blocks(array.shape, type_, rms=0.05) if random else quantize(array, type_)
+            drawn = random and type_.name in SCALES_AT
+            flat = array.reshape(-1, array.shape[-1])
+            raw = random_blocks(flat.shape, type_, rms=0.05) if drawn else quantize(flat, type_)
+            raw = raw.reshape(*array.shape[:-1], -1)
             writer.add_tensor(full, raw, raw_dtype=type_)
-            if random:
+            if drawn:
                 values = dequantize(raw, type_)
                 if neighbours and short in heads:
                     pairs = values.reshape(heads[short], head_dim // 2, 2, -1)
                     values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
                 parameter.data.copy_(torch.from_numpy(values))
         else:
-            writer.add_tensor(full, array.astype(np.float32))
+            writer.add_tensor(full, np.ascontiguousarray(array, np.float32))
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def write_gpt_oss_gguf(reference: Any, path: Path) -> None:
-    """The file that llama.cpp would write, its experts random MXFP4, which `reference` is given."""
-    config, rope = reference.config, reference.config.rope_parameters
-    writer = GGUFWriter(path, "gpt-oss")
-    for key, value in {
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
-        "expert_feed_forward_length": config.intermediate_size,
-        "expert_count": config.num_local_experts,
-        "expert_used_count": config.num_experts_per_tok,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.sliding_window": config.sliding_window,
-        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-    }.items():
-        writer.add_uint32(f"gpt-oss.{key}", value)
-    writer.add_string("gpt-oss.rope.scaling.type", "yarn")
-    writer.add_float32("gpt-oss.rope.scaling.factor", rope["factor"])
-    writer.add_float32("gpt-oss.rope.freq_base", rope["rope_theta"])
-    writer.add_float32("gpt-oss.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
-    named = get_tensor_name_map(MODEL_ARCH.GPT_OSS, config.num_hidden_layers).get_name
-    kind = GGMLQuantizationType.MXFP4
-    for name, parameter in reference.named_parameters():
-        array = parameter.detach()
-        if "experts" in name:
-            block, _, last = name.partition(".mlp.experts.")
-            place = named(block + ".input_layernorm").rpartition(".")[0]  # type: ignore[union-attr]
-            parts = ("gate", "up") if last.startswith("gate_up") else ("down",)
-            for at, part in enumerate(parts):
-                full = f"{place}.ffn_{part}_exps"
-                if last.endswith("bias"):
-                    writer.add_tensor(f"{full}.bias", array[:, at :: len(parts)].contiguous().numpy())
-                    continue
-                count, inputs, outputs = array[..., at :: len(parts)].shape
-                raw = random_blocks((count * outputs, inputs), kind).reshape(count, outputs, -1)
-                writer.add_tensor(f"{full}.weight", raw, raw_dtype=kind)
-                values = torch.from_numpy(dequantize(raw, kind))
-                parameter.data[..., at :: len(parts)] = values.transpose(1, 2)
-            continue
-        stem, _, suffix = (f"{name}.weight" if name.endswith("sinks") else name).rpartition(".")
-        writer.add_tensor(f"{named(stem)}.{suffix}", array.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,9 +5,10 @@ The format: https://cookbook.openai.com/articles/openai-harmony.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+
+from tests.runtime.tiny import write_tokenizer
 
 SPECIAL = ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"]
 """Tokens 256 and up; the first is the tiny models' end token."""
@@ -88,19 +89,4 @@ def marks_in(text: str) -> tuple[int, ...]:
 
 def write_harmony_tokenizer(folder: Path) -> None:
     """A byte-level tokenizer of 263 tokens with `SPECIAL` and `TEMPLATE`."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|return|>",
-        "chat_template": TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, SPECIAL, TEMPLATE, end=SPECIAL[0])

@@ -39,7 +39,6 @@ class Lockstep:
                 self._turn.notify_all()
             self._turn.wait_for(lambda: self.sums > place or self._failed)
             assert not self._failed, "another rank has failed"
-            assert self._total is not None
             return self._total.clone()
 
         return reduce
@@ -74,7 +73,6 @@ def load_parts(files: Any, count: int, **options: Any) -> tuple[Lockstep, list[M
     models = []
     for index in range(count):
         model = load_model(files, shape=part_of(whole, index, count), **options)
-        assert isinstance(model, Model)
         model.join(lockstep.reduce_of(index))
         models.append(model)
     return lockstep, models

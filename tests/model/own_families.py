@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
 
 from ramify.runtime.model.shape.config import Family
 from tests.runtime.oracle import greedy
@@ -15,7 +16,7 @@ from . import hybrids
 from .adapters import ALL, merge, write_adapter
 from .architectures import tiny_config, tiny_model
 from .equality import PROMPTS, assert_engine_equal, assert_logits_equal, native
-from .gguf_files import write_gguf, write_gpt_oss_gguf
+from .gguf_files import write_gguf
 from .quantised_files import FLOAT, Quantise, compressed, fp8, integers, packed, write, write_mxfp4
 
 DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
@@ -28,6 +29,8 @@ class Gguf:
     metadata: dict[str, int | float | str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the model, where files cannot say what the family's own options say."""
+    experts: GGMLQuantizationType = GGMLQuantizationType.F32
+    """The type of the experts' matrices, which are random blocks of it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ GRANITE_SCALES: dict[str, int | float | str] = {
     "logit_scale": 1.0,
 }
 WINDOW: dict[str, int | float | str] = {"attention.sliding_window": 8}
+YARN: dict[str, int | float | str] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 32.0,
+    "rope.scaling.original_context_length": 4096,
+}
 GEMMA = {"query_pre_attn_scalar": 16}  # the head's size, which GGUF files take it to be
 
 FAMILIES: dict[Family, Own] = {
@@ -95,7 +103,9 @@ FAMILIES: dict[Family, Own] = {
         ATTENTION,
     ),
     "gpt_oss": Own(  # files have no limit of their own; some of the tiny numbers exceed 0.7
-        Gguf("gpt-oss", options={"swiglu_limit": 7.0}), {"swiglu_limit": 0.7}, ATTENTION
+        Gguf("gpt-oss", {**COUNTS, **WINDOW, **YARN}, {"swiglu_limit": 7.0}, GGMLQuantizationType.MXFP4),
+        {"swiglu_limit": 0.7},
+        ATTENTION,
     ),
     "qwen3_next": Own(  # files have no names for its dense layers
         Gguf("qwen3next", options={"mlp_only_layers": []}),
@@ -126,10 +136,8 @@ def write_gguf_of(family: Family, path: Path) -> Any:
     """The model in the file that llama.cpp's converter would write."""
     form = FAMILIES[family].gguf
     reference = reference_of(family, **form.options)
-    if family == "gpt_oss":
-        write_gpt_oss_gguf(reference, path)
-    else:
-        write_gguf(reference, path, form.architecture, metadata=form.metadata)
+    experts = {f"ffn_{part}_exps": form.experts for part in ("gate", "up", "down")}
+    write_gguf(reference, path, form.architecture, metadata=form.metadata, others=experts, random=True)
     return reference
 
 

@@ -63,7 +63,6 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 
 def test_chatml_with_a_default_system_turn() -> None:
     pieces = chat_format(tokenizer(CHATML))
-    assert pieces is not None
     assert pieces.exact
     assert pieces.suffix["user"] == pieces.suffix["system"] == pieces.suffix["assistant"] == "<|im_end|>\n"
     assert pieces.prefix[">system"] == "<|im_start|>system\n"
@@ -75,7 +74,6 @@ def test_chatml_with_a_default_system_turn() -> None:
 
 def test_llama_3() -> None:
     pieces = chat_format(tokenizer(LLAMA3))
-    assert pieces is not None
     assert pieces.exact
     assert pieces.prefix[">user"] == "<s><|start_header_id|>user<|end_header_id|>\n\n"
     assert pieces.prefix["user>assistant"] == "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -85,7 +83,6 @@ def test_llama_3() -> None:
 
 def test_a_system_turn_inside_the_first_user_turn() -> None:
     pieces = chat_format(tokenizer(LLAMA2.replace("SPACE", "''")))
-    assert pieces is not None
     assert pieces.exact
     assert pieces.prefix[">system"] + "S" + pieces.suffix["system"] + pieces.prefix["system>user"] == (
         "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\n"
@@ -100,7 +97,6 @@ def test_a_system_turn_inside_the_first_user_turn() -> None:
 def test_a_blank_before_old_answers_is_left_to_the_model() -> None:
     """Llama 2 shows answers after a blank that it does not put before a new one."""
     pieces = chat_format(tokenizer(LLAMA2.replace("SPACE", "' '")))
-    assert pieces is not None
     assert not pieces.exact
     assert pieces.prefix["user>assistant"] == ""
     assert compose(pieces, [("user", "hi")], generation=True) == "<s>[INST] hi [/INST]"
@@ -108,7 +104,6 @@ def test_a_blank_before_old_answers_is_left_to_the_model() -> None:
 
 def test_no_system_role() -> None:
     pieces = chat_format(tokenizer(MISTRAL))
-    assert pieces is not None
     assert pieces.exact
     assert pieces.prefix == {
         ">user": "<s>[INST] ",
@@ -124,7 +119,6 @@ def test_no_system_role() -> None:
 def test_no_generation_prompt() -> None:
     """Text that precedes an old answer precedes a new one, if the template has no generation prompt."""
     pieces = chat_format(tokenizer(CHATML.partition("{% if add_generation_prompt")[0]))
-    assert pieces is not None
     assert pieces.exact
     assert pieces.prefix["user>assistant"] == "<|im_start|>assistant\n"
 
@@ -136,7 +130,6 @@ def test_generation_prompt_goes_before_history() -> None:
     )
     assert template != CHATML
     pieces = chat_format(tokenizer(template))
-    assert pieces is not None
     assert not pieces.exact
     assert pieces.prefix["user>assistant"] == "<|im_start|>assistant\n<think></think>"
     assert pieces.prefix["assistant>user"] == "<|im_start|>user\n"
@@ -160,7 +153,6 @@ def test_what_pieces_cannot_say_is_not_exact(old: str, new: str) -> None:
     template = CHATML.replace(old, new)
     assert template != CHATML
     pieces = chat_format(tokenizer(template))
-    assert pieces is not None
     assert not pieces.exact
 
 
@@ -190,7 +182,6 @@ def test_no_usable_template(template: str | None) -> None:
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_the_tool_format_is_found_by_probing(name: str) -> None:
     pieces = chat_format(tokenizer(TOOL_TEMPLATES[name]))
-    assert pieces is not None
     assert pieces.tool_format == name
 
 
@@ -198,14 +189,11 @@ def test_a_template_that_hides_the_tools_gets_the_generic_format() -> None:
     hidden = QWEN.replace("{{ tool | tojson }}", "")
     for template in (CHATML, LLAMA3, LLAMA2.replace("SPACE", "''"), MISTRAL, hidden):
         pieces = chat_format(tokenizer(template))
-        assert pieces is not None
         assert pieces.tool_format == "generic"
 
 
 def test_the_variables_of_a_template() -> None:
     pieces = chat_format(tokenizer(QWEN))
-    assert pieces is not None
     assert pieces.variables == ("enable_thinking",)
     marked = chat_format(tokenizer("{% generation %}" + CHATML + "{{ tone }}{%- endgeneration -%}"))
-    assert marked is not None
     assert marked.variables == ("tone",)

@@ -62,7 +62,6 @@ def test_special_tokens(model: Model, tokenizer: PreTrainedTokenizerFast) -> Non
 
 def test_chat_pieces_tokenize_like_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
     pieces = chat_format(tokenizer)
-    assert pieces is not None
     assert pieces.exact
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = compose(pieces, [(turn["role"], turn["content"]) for turn in chat], generation=True)

@@ -20,7 +20,7 @@ from ramify.runtime.model.shape.config import Experts, Family
 from .dense import logits
 from .equality import assert_engine_equal, assert_logits_equal, native
 from .gguf_files import write_gguf
-from .own_families import FAMILIES, assert_lora_equal, assert_quantised_equal, reference_of, write_gguf_of
+from .own_families import FAMILIES, assert_lora_equal, assert_quantised_equal, reference_of
 from .quantised_files import gptq, write
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,15 +71,6 @@ def test_quantised_experts_are_near_the_others(tmp_path: Path) -> None:
     for form, share in (("int8", 0.1), ("int4", 0.7)):
         got = logits(native(tmp_path, quantization=form), ids)
         assert (got - wanted).square().mean() < share**2 * wanted.var()
-
-
-@pytest.mark.parametrize("family", MIXTURES)
-def test_gguf_files_are_read(family: Family, tmp_path: Path) -> None:
-    reference = write_gguf_of(family, tmp_path / "tiny.gguf")
-    reference.save_pretrained(tmp_path / "folder")
-    config, from_folder = (native(tmp_path / name).config for name in ("tiny.gguf", "folder"))
-    assert config.experts == from_folder.experts
-    assert_logits_equal(reference, native(tmp_path / "tiny.gguf"))
 
 
 @pytest.mark.parametrize(

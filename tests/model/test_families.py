@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from ramify.kernels.registry import ops
-from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.runner import Runner
-from ramify.runtime.model.loading.load import Model, load_model
+from ramify.runtime.model.loading.load import load_model
 
 from .checkpoints import CASES, Case, build, expected, prompt, save
 from .dense import logits
+from .equality import packed_head, paged_logits
 
 pytestmark = pytest.mark.slow
 
-PAGE = 4
 LENGTH = 128
 """The context: longrope's prompts here are longer than the original one."""
 STOPS = [0, 17, 22, *range(23, 41)]
@@ -42,19 +36,6 @@ def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
         torch.testing.assert_close(logits(model, ids, step=step), wanted, atol=1e-4, rtol=0)
 
 
-def paged(model: Model, ids: torch.Tensor, kernels: Any) -> torch.Tensor:
-    """Logits of every position, from pages that begin as NaN."""
-    pool = KvPool(model.config, num_pages=12, page_size=PAGE, dtype=torch.float32)
-    pool.k.fill_(torch.nan), pool.v.fill_(torch.nan)
-    runner = Runner(model, pool, kernels)
-    known: np.ndarray[Any, Any] = ids.int().numpy()
-    rows = []
-    for start, stop in itertools.pairwise(STOPS):
-        hidden = runner.forward(pack([Extension(known, start, stop, range(1, 12))], PAGE))
-        rows.append(runner.logits(hidden))
-    return torch.cat(rows)
-
-
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("case", UNLIKE_LLAMA, ids=lambda case: case.name)
 def test_logits_from_pages_equal_transformers(case: Case, packed: bool, tmp_path: Path) -> None:
@@ -66,8 +47,8 @@ def test_logits_from_pages_equal_transformers(case: Case, packed: bool, tmp_path
     for backend in ("cpu",) if packed else ("cpu", "torch"):
         options = {"packed": packed, "deterministic": packed, "context_length": LENGTH}
         model = load_model(files, dtype=torch.float32, **options)
-        assert packed == (model.packed_head is not None)
-        found = paged(model, ids, ops(backend))  # type: ignore[arg-type]
+        assert packed == (packed_head(model) is not None)
+        (found,) = paged_logits(model, [ids], ops(backend), [STOPS])  # type: ignore[arg-type]
         torch.testing.assert_close(found, wanted, atol=2e-4, rtol=0)
 
 

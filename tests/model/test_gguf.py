@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,128 +14,82 @@ from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.model.gguf import blocks, weights
+from ramify.runtime.model.gguf import weights
+from ramify.runtime.model.gguf.blocks import CHUNK
+from ramify.runtime.model.gguf.config import ARCHITECTURES as READ
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.loading.load import read_config
+from ramify.runtime.model.shape.config import Family
 
 from .checkpoints import Case, build, expected, prompt
 from .dense import logits
-from .equality import native
+from .equality import assert_logits_equal, native
 from .gguf_files import write_gguf
+from .own_families import FAMILIES, write_gguf_of
 
 LLAMA = Case("llama", "llama")
 
 
-@pytest.mark.parametrize(
-    ("case", "architecture"),
-    [
-        (LLAMA, "llama"),
-        (
-            Case("llama", "llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
-            "llama",
-        ),
-        (Case("mistral", "mistral", {"sliding_window": None}), "llama"),
-        (Case("qwen2", "qwen2", {"tie_word_embeddings": True}), "qwen2"),
-        (Case("qwen3", "qwen3", {"head_dim": 16}), "qwen3"),
-    ],
-    ids=["llama", "llama tied biases", "mistral", "qwen2", "qwen3"],
-)
-def test_logits_equal_transformers(case: Case, architecture: str, tmp_path: Path) -> None:
-    reference = build(case)
-    write_gguf(reference, tmp_path / "tiny.gguf", architecture)
-    ids = prompt()
+@pytest.mark.parametrize("family", [name for name, own in FAMILIES.items() if own.gguf.architecture in READ])
+def test_logits_equal_transformers(family: Family, tmp_path: Path) -> None:
+    reference = write_gguf_of(family, tmp_path / "tiny.gguf")
+    reference.save_pretrained(tmp_path / "folder")
     model = native(tmp_path / "tiny.gguf")
-    torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
-    assert model.config.eos_token_ids == (2, 3)
-    assert model.config.bos_token_id == 1
+    assert model.config.experts == read_config(tmp_path / "folder").experts
+    assert (model.config.eos_token_ids, model.config.bos_token_id) == ((2, 3), 1)
+    assert_logits_equal(reference, model)
 
 
-@pytest.mark.parametrize(
-    ("case", "metadata"),
-    [
-        (
-            Case(
-                "linear",
-                "llama",
-                {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}},
-            ),
-            {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
-        ),
-        (
-            Case(
-                "yarn",
-                "qwen3",
-                {
-                    "head_dim": 16,
-                    "rope_parameters": {
-                        "rope_type": "yarn",
-                        "rope_theta": 1e4,
-                        "factor": 4.0,
-                        "original_max_position_embeddings": 32,
-                    },
-                },
-            ),
-            {
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.original_context_length": 32,
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+NEAR = {"rope_type": "default", "rope_theta": 100.0}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, int | float | str]]] = {
+    "biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, {}),
+    "linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
+    ),
+    "yarn": (
+        "qwen3",
+        {"head_dim": 16, "rope_parameters": {**YARN, "rope_theta": 1e4}},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+        },
+    ),
+    "caps": (
+        "gemma2",
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0},
+        {"attention.sliding_window": 5, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0},
+    ),
+    "two rotary embeddings": (
+        "gemma3_text",
+        {
+            **GEMMA,
+            "num_hidden_layers": 7,
+            "initializer_range": 0.2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e3},
+                "sliding_attention": NEAR,
             },
-        ),
-        (Case("window", "mistral", {"sliding_window": 9}), {"attention.sliding_window": 9}),
-        (
-            Case("gemma2", "gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5}),
-            {"attention.sliding_window": 5},
-        ),
-        (
-            Case(
-                "gemma2 caps",
-                "gemma2",
-                {
-                    "head_dim": 16,
-                    "query_pre_attn_scalar": 16,
-                    "sliding_window": 5,
-                    "attn_logit_softcapping": 2.0,
-                    "final_logit_softcapping": 9.0,
-                },
-            ),
-            {
-                "attention.sliding_window": 5,
-                "attn_logit_softcapping": 2.0,
-                "final_logit_softcapping": 9.0,
-            },
-        ),
-        (
-            Case(
-                "gemma3",
-                "gemma3_text",
-                {
-                    "head_dim": 16,
-                    "query_pre_attn_scalar": 16,
-                    "num_hidden_layers": 7,
-                    "initializer_range": 0.2,
-                    "sliding_window": 5,
-                    "rope_parameters": {
-                        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e3},
-                        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-                    },
-                },
-            ),
-            {
-                "attention.sliding_window": 5,
-                "rope.scaling.type": "linear",
-                "rope.scaling.factor": 8.0,
-                "rope.freq_base_swa": 100.0,
-            },
-        ),
-    ],
-    ids=lambda value: value.name if isinstance(value, Case) else "",
-)
-def test_metadata_that_changes_the_model(
-    case: Case, metadata: dict[str, int | float | str], tmp_path: Path
-) -> None:
-    reference = build(case)
-    architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(case.model_type, case.model_type)
-    write_gguf(reference, tmp_path / "tiny.gguf", architecture, metadata=metadata)
+        },
+        {
+            "attention.sliding_window": 5,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+            "rope.freq_base_swa": 100.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_metadata_that_changes_the_model(name: str, tmp_path: Path) -> None:
+    model_type, options, metadata = CASES[name]
+    reference = build(Case(name, model_type, options))
+    write_gguf(reference, tmp_path / "tiny.gguf", model_type.removesuffix("_text"), metadata=metadata)
     ids = prompt()
     model = native(tmp_path / "tiny.gguf")
     torch.testing.assert_close(logits(model, ids), expected(reference, ids), atol=1e-4, rtol=0)
@@ -156,16 +111,12 @@ def test_rope_factors_are_read_from_their_tensor(tmp_path: Path) -> None:
 def wide() -> PreTrainedModel:
     """Rows long enough for every block size."""
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 1}
-    return build(Case("", "llama", shape))
+    return build(Case("", "llama", {**shape, "vocab_size": 2 * CHUNK // 256 + 9}))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("chunk", [512, blocks.CHUNK])
-def test_every_block_type(
-    kind: str, chunk: int, wide: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the chunk, the values are those that `gguf` gives for the whole tensor."""
-    monkeypatch.setattr(weights, "CHUNK", chunk)
+def test_every_block_type(kind: str, wide: PreTrainedModel, tmp_path: Path) -> None:
+    """The values are those of `gguf` for the whole tensor, also where it has several chunks."""
     type_ = GGMLQuantizationType[kind]
     write_gguf(wide, tmp_path / "tiny.gguf", "llama", matrices=type_)
     found = dict(weights.tensors_in_file(read_header(tmp_path / "tiny.gguf"), torch.float32))

@@ -101,9 +101,7 @@ def test_the_published_config() -> None:
     }
     config = config_from_hf(published)
     assert config.windows == (128, 0) * 12
-    assert config.experts is not None
     assert (config.experts.count, config.experts.size, config.experts.routing.top_k) == (32, 2880, 4)
-    assert config.experts.clamp is not None
     assert (config.experts.clamp.alpha, config.experts.clamp.limit) == (1.702, 7.0)
     assert (config.rope.theta, config.rope.factor, config.rope.truncate) == (150000, 32.0, False)
     named = {"layer_types", "rope_scaling", "rope_theta", "sliding_window", "head_dim", "rms_norm_eps"}

@@ -15,7 +15,7 @@ from ramify.errors import EngineError, InvalidRequest, NotFound, Unauthorized
 from ramify.runtime.inspect import resolve
 from ramify.runtime.model.hub.names import HubName, by_preference, named, parsed, quants_of
 
-from ..hub_server import COMMIT, HubServer, hub_server
+from ..hub_server import COMMIT, HubServer, hub_server, use_hub
 from .checkpoints import Case, build
 from .gguf_files import write_gguf
 from .test_resolve import save_tokenizer
@@ -40,16 +40,9 @@ def server() -> Iterator[HubServer]:
 def hub(server: HubServer, gguf: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
     """The server with one repository of GGUF files, empty caches, and a conversion of tokenizers that takes
     no time."""
-    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(
-        huggingface_hub.constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        server.url + "/{repo_id}/resolve/{revision}/{filename}",
-    )
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(resolve, "tokenizer_of", lambda path: path.parent)
+    use_hub(monkeypatch, server.url, tmp_path)
+    save_tokenizer(tmp_path / "tokenizer")
+    monkeypatch.setattr(resolve, "tokenizer_of", lambda path: tmp_path / "tokenizer")
     server.repositories = {
         "someone/tiny-GGUF": {
             "README.md": b"A model.",
@@ -63,10 +56,6 @@ def hub(server: HubServer, gguf: bytes, tmp_path: Path, monkeypatch: pytest.Monk
     server.gated, server.breaks, server.corrupted = {}, {}, set()
     server.asked.clear()
     return server
-
-
-def content(path: Path) -> bytes:
-    return path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +104,7 @@ def test_a_format_is_fetched_whatever_its_case_and_found_again_without_the_hub(
     hub: HubServer, gguf: bytes
 ) -> None:
     files = resolve.resolve("hf.co/someone/tiny-GGUF:Q3_K_S", progress=False)
-    assert content(files.weights) == gguf[:-32]
+    assert files.weights.read_bytes() == gguf[:-32]
     assert files.name == "hf.co/someone/tiny-GGUF:Q3_K_S"
     assert not any("Q4_K_M" in asked for asked in hub.asked)
     hub.asked.clear()
@@ -131,7 +120,7 @@ def test_a_format_is_fetched_whatever_its_case_and_found_again_without_the_hub(
 def test_a_split_model_comes_whole(hub: HubServer, gguf: bytes) -> None:
     first = resolve.resolve("someone/tiny-GGUF:Q8_0", progress=False).weights
     assert first.name == "tiny-Q8_0-00001-of-00002.gguf"
-    assert [content(path) for path in sorted(first.parent.iterdir())] == [gguf, gguf]
+    assert [path.read_bytes() for path in sorted(first.parent.iterdir())] == [gguf, gguf]
 
 
 def test_an_unknown_format_lists_those_there_are(hub: HubServer) -> None:
@@ -147,10 +136,9 @@ def test_an_unknown_format_lists_those_there_are(hub: HubServer) -> None:
 def test_a_broken_connection_is_resumed_where_it_broke(
     hub: HubServer, gguf: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 100)
     hub.breaks["tiny.Q4_K_M.gguf"] = 1000
-    assert content(resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False).weights) == gguf
+    assert resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False).weights.read_bytes() == gguf
     assert any(asked.endswith("bytes=1000-") for asked in hub.asked)
 
 
@@ -163,12 +151,12 @@ def test_a_file_with_another_hash_is_removed(hub: HubServer, tmp_path: Path, ggu
     assert caught.value.transient
     assert not [*(tmp_path / "hub").rglob("*.gguf"), *(tmp_path / "hub").rglob("blobs/*")]
     hub.corrupted.clear()
-    assert content(resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False).weights) == gguf
+    assert resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False).weights.read_bytes() == gguf
 
 
 def test_a_folder_of_safetensors_is_fetched_at_a_revision(hub: HubServer, tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "made")
-    tokenizer = {path.name: content(path) for path in (tmp_path / "made").iterdir()}
+    tokenizer = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
     weights = {"config.json": b"{}", "model.safetensors": b"weights", "consolidated.safetensors": b"again"}
     hub.repositories["someone/tiny"] = {**tokenizer, **weights}
     files = resolve.resolve("someone/tiny@v1", progress=False)

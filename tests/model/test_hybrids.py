@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,25 +15,20 @@ from torch import Tensor
 
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops, ops
-from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
-from ramify.runtime.model.shape.config import Family, ModelConfig
+from ramify.runtime.model.shape.config import Family
 from ramify.runtime.model.shape.hf_config import config_from_hf
 
 from . import quantised_files as files
 from .checkpoints import expected, save
-from .equality import assert_engine_equal, native
+from .equality import assert_engine_equal, native, paged_logits
 from .gguf_files import write_gguf
 from .hybrids import DENSE, MOE, NEXT, build_hybrid
 from .own_families import FAMILIES, HYBRIDS, assert_lora_equal, reference_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-PAGE = 4
 LENGTHS = (40, 26)
 CUTS = [[0, 1, 4, 21, 22, 40], [0, 17, 18, 19, 25, 26]]
 """Prefills, chunks and single tokens of two prompts, in five steps."""
@@ -51,28 +45,8 @@ def prompts() -> list[Tensor]:
     return [torch.randint(0, 320, (length,), generator=generator) for length in LENGTHS]
 
 
-def logits(model: Any, kernels: Ops, cuts: Sequence[Sequence[int]], *, packed: bool = True) -> list[Tensor]:
-    """Logits of every position of the two prompts, from pages and states that begin as NaN."""
-    config: ModelConfig = model.config
-    assert config.states is not None
-    pool = KvPool(config, num_pages=24, page_size=PAGE, dtype=torch.float32)
-    states = StatePool(config.states, num_slots=4)
-    for tensor in (pool.k, pool.v, states.conv, states.recurrent):
-        tensor.fill_(torch.nan)
-    runner = Runner(model, pool, kernels, states=states)
-    rows: list[list[Tensor]] = [[], []]
-    steps = list(zip(*(itertools.pairwise(each) for each in cuts), strict=True))
-    for spans in steps:
-        parts = [
-            (place, Extension(ids.int().numpy(), *span, range(12 * place, 12 * place + 12), 3 - place))
-            for place, (ids, span) in enumerate(zip(prompts(), spans, strict=True))
-        ]
-        for batch in [parts] if packed else [parts[:1], parts[1:]]:
-            hidden = runner.forward(pack([extension for _, extension in batch], PAGE))
-            sizes = [extension.stop - extension.start for _, extension in batch]
-            for (place, _), part in zip(batch, runner.logits(hidden).split(sizes), strict=True):
-                rows[place].append(part.clone())
-    return [torch.cat(each) for each in rows]
+def logits(model: Any, kernels: Ops, cuts: Sequence[Sequence[int]], **options: Any) -> list[Tensor]:
+    return paged_logits(model, prompts(), kernels, cuts, **options)
 
 
 def test_logits_of_a_ragged_batch_equal_transformers(checkpoint: tuple[Any, ModelFiles]) -> None:
@@ -90,7 +64,7 @@ def test_bits_are_those_of_one_prefill_alone(checkpoint: tuple[Any, ModelFiles])
     reference, saved = checkpoint
     kernels = ops("cpu", deterministic=True)
     model = load_model(saved, dtype=torch.float32, packed=True, deterministic=True)
-    alone = logits(model, kernels, [[0, 40], [0, 26]], packed=False)
+    alone = logits(model, kernels, [[0, 40], [0, 26]], batched=False)
     for got, want in zip(logits(model, kernels, CUTS), alone, strict=True):
         assert torch.equal(got, want)
     torch.testing.assert_close(alone[0], expected(reference, prompts()[0]), atol=2e-4, rtol=0)
@@ -192,7 +166,6 @@ def test_the_shape_of_a_hybrid() -> None:
     config = build_hybrid(DENSE).config.to_dict()
     shape = config_from_hf(config)
     assert (shape.num_layers, shape.depth, shape.linear) == (1, 3, (True, True, False))
-    assert shape.states is not None
     assert (shape.states.layers, shape.states.channels, shape.states.key_heads) == (2, 192, 2)
     assert shape.states.bytes == 4 * 2 * (192 * 3 + 4 * 16 * 32)
 

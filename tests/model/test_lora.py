@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ramify.errors import InvalidRequest, Overloaded, RamifyError, UnsupportedField
 from ramify.runtime.lora_names import same_model
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.lora.adapters import Adapters
-from ramify.runtime.model.lora.peft import read_adapter
+from ramify.runtime.model.lora.peft import WEIGHTS, read_adapter
 from tests.model.adapters import write_adapter
+from tests.model.checkpoints import change_tensors
 from tests.runtime.tiny import write_model
 
 
@@ -84,10 +85,9 @@ def test_modules_that_adapters_cannot_change(
     base: Path, adapters: Adapters, tmp_path: Path, module: str, shape: tuple[int, int]
 ) -> None:
     folder = write_adapter(tmp_path / "a", base, seed=0)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    for part, size in (("A", (4, shape[1])), ("B", (shape[0], 4))):
-        tensors[f"base_model.model.{module}.lora_{part}.weight"] = torch.zeros(size)
-    save_file(tensors, folder / "adapter_model.safetensors")
+    stem, (outputs, inputs) = f"base_model.model.{module}", shape
+    more = {f"{stem}.lora_A.weight": torch.zeros(4, inputs), f"{stem}.lora_B.weight": torch.zeros(outputs, 4)}
+    change_tensors(folder, WEIGHTS, **more)
     with pytest.raises(UnsupportedField, match=f"it changes {module}"):
         adapters.load("a", str(folder))
 
@@ -95,25 +95,21 @@ def test_modules_that_adapters_cannot_change(
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_values_that_are_not_finite(base: Path, adapters: Adapters, tmp_path: Path, value: float) -> None:
     folder = write_adapter(tmp_path / "a", base, seed=0)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    tensors["base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"][0, 0] = value
-    tensors["base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"].zero_()
-    save_file(tensors, folder / "adapter_model.safetensors")
+    stem, tensors = "base_model.model.model.layers.1.mlp.up_proj", load_file(folder / WEIGHTS)
+    tensors[f"{stem}.lora_A.weight"][0, 0] = value
+    tensors[f"{stem}.lora_B.weight"].zero_()
+    change_tensors(folder, WEIGHTS, **tensors)
     with pytest.raises(InvalidRequest, match=r"layers\.1\.mlp\.up_proj.* has values that are not finite"):
         adapters.load("a", str(folder))
 
 
-def test_an_adapter_that_the_device_has_no_memory_for(
-    base: Path, adapters: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_the_device_has_no_memory_for(base: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", base, seed=0, targets=("o_proj",), layers=[0])
-    size = sum(4 * tensor.numel() for tensor in load_file(folder / "adapter_model.safetensors").values())
-    monkeypatch.setattr("ramify.runtime.model.lora.adapters.free_bytes", lambda _: size - 1)
+    size = sum(4 * tensor.numel() for tensor in load_file(folder / WEIGHTS).values())
+    model = load_model(ModelFiles("tiny", base, base), dtype=torch.float32)
     with pytest.raises(Overloaded, match="of the device's memory, of which"):
-        adapters.load("a", str(folder))
-    monkeypatch.setattr("ramify.runtime.model.lora.adapters.free_bytes", lambda _: size)
-    adapters.load("a", str(folder))
-    adapters.unload("a")
+        Adapters(model, free=lambda _: size - 1).load("a", str(folder))
+    Adapters(model, free=lambda _: size).load("a", str(folder))
 
 
 def test_names_of_base_models() -> None:
@@ -131,10 +127,8 @@ def test_names_of_base_models() -> None:
 
 def test_an_adapter_of_another_model(base: Path, adapters: Adapters, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", base, seed=0, targets=("q_proj",))
-    tensors = load_file(folder / "adapter_model.safetensors")
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
-    tensors[name] = torch.zeros(8, 4)
-    save_file(tensors, folder / "adapter_model.safetensors")
+    change_tensors(folder, WEIGHTS, **{name: torch.zeros(8, 4)})
     with pytest.raises(InvalidRequest, match="Load the adapter of this model"):
         adapters.load("a", str(folder))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -16,11 +17,12 @@ import torch
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.reference.float8 import float8_matmul
 from ramify.kernels.reference.quantised import quantised_matmul
+from ramify.kernels.registry import ops
 from ramify.kernels.weights.packed import pack, unpack
 from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
 from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.layers import Linear
-from ramify.runtime.model.quantised import reader, schemes
+from ramify.runtime.model.quantised import matrix_tensors, mxfp4
 from ramify.runtime.model.quantization import resolve_quantization
 from ramify.runtime.model.shape.quantised_config import quantised_of
 
@@ -38,7 +40,7 @@ def test_mxfp4_has_the_values_of_transformers() -> None:
     blocks = torch.randint(256, (1, 40, 3, 16), dtype=torch.uint8)
     scales = torch.randint(250, (1, 40, 3), dtype=torch.uint8)
     wanted = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)[0].t()
-    rows = schemes.mxfp4(blocks[0], scales[0])
+    rows = mxfp4(blocks[0], scales[0])
     assert torch.equal(rows.values(), wanted)
     assert torch.equal(unpack(pack(rows, inputs=96)), wanted)
 
@@ -152,7 +154,7 @@ def test_activations_are_rounded_where_the_checkpoint_says_so(name: str, tmp_pat
         if isinstance(weight, QuantisedWeight)
     }
     assert seen == {True}
-    model.use_quantised_matmul(rounding)
+    model.use_kernels(dataclasses.replace(ops("torch"), quantised_matmul=rounding))
     apart = (logits(model, ids) - wanted).std() / wanted.std()
     assert 0.1 < apart < 0.4
 
@@ -310,7 +312,7 @@ def rows_of(name: str, parts: Parts, config: dict[str, Any]) -> Rows:
     known = quantised_of({"quantization_config": config})
     assert known is not None
     names = {part: f"{name}.{part}" for part in parts}
-    ((_, rows), *_) = reader.matrix_tensors(name, names, lambda full: parts[full.rpartition(".")[2]], known)
+    ((_, rows), *_) = matrix_tensors(name, names, lambda full: parts[full.rpartition(".")[2]], known)
     assert isinstance(rows, Rows)
     return rows
 

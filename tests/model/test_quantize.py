@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,20 +18,18 @@ from ramify.errors import UnsupportedField
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.gguf.header import raw_fields, read_header
 from ramify.runtime.model.loading.load import read_config
-from ramify.runtime.quantize import folder, gguf_file, quality
 from ramify.runtime.quantize.errors import class_of
-from ramify.runtime.quantize.folder import write_folder
+from ramify.runtime.quantize.folder import ROWS, write_folder
 from ramify.runtime.quantize.gguf_file import write_gguf
+from ramify.runtime.quantize.quality import measured
 
-from .checkpoints import Case, build, save
+from .checkpoints import Case, build, change, save
 from .gguf_files import write_gguf as write_source
+from .harmony import write_harmony_tokenizer
 from .test_resolve import save_tokenizer
 
-LLAMA = Case(
-    "llama",
-    "llama",
-    {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2},
-)
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA = Case("llama", "llama", {**SHAPE, "vocab_size": 320})
 
 
 @pytest.fixture(scope="module")
@@ -81,28 +78,25 @@ def test_metadata_and_tokenizer_come_along(source: Path, tmp_path: Path) -> None
 
 
 def unpacked(tensors: dict[str, torch.Tensor], name: str, bits: int, group: int) -> torch.Tensor:
-    """The numbers of a tensor by compressed-tensors' description of pack-quantized, one by one."""
+    """The numbers of a tensor by compressed-tensors' description of pack-quantized."""
     outputs, inputs = tensors[f"{name}_shape"].tolist()
-    words = tensors[f"{name}_packed"].numpy().view(np.uint32)
-    scale, zeros = tensors[f"{name}_scale"].float(), tensors.get(f"{name}_zero_point")
-    values, each = torch.empty(outputs, inputs), 32 // bits
-    for row in range(outputs):
-        for column in range(inputs):
-            code = int(words[row, column // each]) >> bits * (column % each) & (1 << bits) - 1
-            zero = 1 << bits - 1
-            if zeros is not None:
-                word = int(zeros.numpy().view(np.uint32)[row // each, column // group])
-                zero = word >> bits * (row % each) & (1 << bits) - 1
-            values[row, column] = scale[row, column // group] * (code - zero)
-    return values
+    rows, columns, each = torch.arange(outputs)[:, None], torch.arange(inputs), 32 // bits
+    words, scale = tensors[f"{name}_packed"].long(), tensors[f"{name}_scale"].float()
+    mask, zeros = (1 << bits) - 1, tensors.get(f"{name}_zero_point")
+    codes = words[rows, columns // each] >> bits * (columns % each) & mask
+    zero = torch.tensor(1 << bits - 1)
+    if zeros is not None:
+        zero = zeros.long()[rows // each, columns // group] >> bits * (rows % each) & mask
+    return scale[rows, columns // group] * (codes - zero)
 
 
 @pytest.mark.parametrize(("to", "bits", "group", "steps"), [("int8", 8, 64, 127), ("int4", 4, 32, 15)])
 def test_a_folder_is_packed_as_compressed_tensors_says(
-    to: str, bits: int, group: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    to: str, bits: int, group: int, steps: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(folder, "ROWS", 1000)
-    save(build(LLAMA, dtype=torch.bfloat16), tmp_path / "in")
+    """Also matrices of more numbers than are quantised at a time."""
+    wide = {"num_hidden_layers": 1, "hidden_size": 1024, "intermediate_size": ROWS // 1024 + 32}
+    save(build(Case("", "llama", LLAMA.options | wide), dtype=torch.bfloat16), tmp_path / "in")
     save_tokenizer(tmp_path / "in")
     report = write_folder(tmp_path / "in", tmp_path / "out", to)
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("in", "out"))
@@ -113,7 +107,7 @@ def test_a_folder_is_packed_as_compressed_tensors_says(
     }  # fmt: skip
     for name in set(before) - set(quantised):
         assert torch.equal(before[name], after[name])
-    name = "model.layers.1.self_attn.k_proj.weight"
+    name = "model.layers.0.mlp.gate_proj.weight"
     weight, found = before[name].float(), unpacked(after, name, bits, group)
     spread = weight.unflatten(1, (-1, group))
     low, high = spread.amin(-1).clamp(max=0), spread.amax(-1).clamp(min=0)
@@ -167,67 +161,50 @@ def test_experts_that_stay_as_they_are_are_told(tmp_path: Path, capsys: pytest.C
     assert said in capsys.readouterr().out
 
 
-def test_the_check_tells_more_bits_from_fewer(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gguf_file, "CHUNK", 4096)
-    letters = lambda text, **_: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
-    monkeypatch.setattr(quality, "load_tokenizer", lambda path: letters)
-    files = ModelFiles("tiny", source, tmp_path)
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A folder with a tokenizer of bytes, which are tokens of `LLAMA`."""
+    write_harmony_tokenizer(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def test_the_check_tells_more_bits_from_fewer(source: Path, tmp_path: Path, tokenizer: Path) -> None:
+    files = ModelFiles("tiny", source, tokenizer)
     found = {}
     for to in ("int8", "q4_0"):
         write_gguf(source, tmp_path / f"{to}.gguf", to)
-        exact, found[to] = quality.measured(files, ModelFiles("tiny", tmp_path / f"{to}.gguf", tmp_path), 64)
-        assert found[to].perplexity == pytest.approx(exact, rel=0.3)
+        exact, found[to] = measured(files, ModelFiles("tiny", tmp_path / f"{to}.gguf", tokenizer), 64)
+        assert found[to].perplexity == pytest.approx(exact, rel=0.5)
     assert 0 < 3 * found["int8"].divergence < found["q4_0"].divergence
 
 
-def test_the_check_computes_what_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    letters = lambda text, **_: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
-    monkeypatch.setattr(quality, "load_tokenizer", lambda path: letters)
-    loaded = []
-    load = quality.load_model
-
-    def recorded(files: ModelFiles, **options: Any) -> Any:
-        loaded.append(options["quantization"])
-        return load(files, **options)
-
-    monkeypatch.setattr(quality, "load_model", recorded)
+def test_the_check_computes_what_is_packed(
+    tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save(build(LLAMA, dtype=torch.bfloat16), tmp_path / "in")
     write_folder(tmp_path / "in", tmp_path / "out", "int8")
-    quality.measured(*(ModelFiles("", tmp_path / name, tmp_path) for name in ("in", "out")), 16)
-    assert loaded == ["none", "checkpoint"]
+    measured(*(ModelFiles("", tmp_path / name, tokenizer) for name in ("in", "out")), 16)
+    assert "dequantised" not in caplog.text
 
 
 def test_the_check_reads_what_the_context_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The text has more tokens than many models' context."""
     save(build(LLAMA), tmp_path / "in")
-    save_tokenizer(tmp_path / "in")
-    letters = lambda text, **_: SimpleNamespace(input_ids=[ord(letter) % 90 for letter in text])  # noqa: E731
-    monkeypatch.setattr(quality, "load_tokenizer", lambda path: letters)
+    shutil.copytree(tokenizer, tmp_path / "in", dirs_exist_ok=True)
     assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--check"]) == 0
     assert "of 128 tokens" in capsys.readouterr().out
 
 
-def test_a_check_that_fails_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_fails_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(build(LLAMA), tmp_path / "in")
-    save_tokenizer(tmp_path / "in")
+    (tmp_path / "in" / "tokenizer.json").write_text("{}")
     command = ["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--check"]
-
-    def fails(*args: object) -> None:
-        raise MemoryError("too little of it")
-
-    monkeypatch.setattr(quality, "measured", fails)
     assert main(command) == FAILED
-    assert "The check of" in (said := capsys.readouterr().err)
-    assert "too little of it" in said
+    assert "The check of" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    config = json.loads((tmp_path / "in" / "config.json").read_text())
-    (tmp_path / "in" / "config.json").write_text(json.dumps(config | {"model_type": "olmo"}))
+    change(tmp_path / "in", model_type="olmo")
     assert main(command) == FAILED, "before anything is written"
     assert "model_type" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

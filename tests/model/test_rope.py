@@ -27,6 +27,7 @@ from ramify.runtime.processes.worker_process import Orders
 from tests.runtime.oracle import greedy
 
 from .architectures import save_tiny, tiny_config, tiny_model
+from .checkpoints import change
 from .dense import logits
 from .equality import PROMPTS, assert_engine_equal, assert_logits_equal, loaded, native
 from .gguf_files import write_gguf
@@ -266,9 +267,7 @@ def test_models_without_a_rotary_embedding_cannot_be_extended(tmp_path: Path) ->
 def test_what_keeps_a_family_from_our_code_is_told(tmp_path: Path) -> None:
     config = tiny_config("llama")
     config.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    fields = json.loads(path.read_text())
-    path.write_text(json.dumps(fields | {"hidden_act": "gelu"}))
+    change(tmp_path, hidden_act="gelu")
     shape = read_shape(tmp_path)
     assert not isinstance(shape, ModelConfig)
     assert "hidden_act" in shape.not_native

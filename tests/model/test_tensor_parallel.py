@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def logits_in_turn(models: list[Model], lockstep: Any, ids: Tensor, step: int) -
     states = lockstep.run([partial(hidden, model) for model in models])
     for other in states[1:]:
         assert torch.equal(states[0], other), "ranks go apart"
-    assert not any(model.has_head for model in models[1:])
+    assert not any(model.head for model in models[1:])
     return models[0].logits(states[0])
 
 
@@ -56,12 +57,9 @@ def assert_parts_equal(weights: Path, count: int = 2, **options: Any) -> None:
     files = ModelFiles(name="tiny", weights=weights, tokenizer=weights)
     options.setdefault("dtype", torch.float32)
     whole = load_model(files, **options)
-    assert isinstance(whole, Model)
     lockstep, models = load_parts(files, count, **options)
-    kernels = ops("cpu")
-    assert kernels.linear is not None
     for model in (whole, *models):
-        model.use_linear(kernels.linear)
+        model.use_kernels(ops("cpu"))
     ids = torch.tensor(own_families.PROMPTS[2][:20])
     want = dense.logits(whole, ids)
     for step in (7, 1):
@@ -130,11 +128,11 @@ def test_each_rank_has_packed_weights_of_its_own_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(packed_cache, "CACHED_FROM", 0)
-    folder = tmp_path / "model"
-    own_families.reference_of("llama", folder, **SIZES)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(own_families.reference_of("llama", **SIZES), path, "llama")
+    os.truncate(path, packed_cache.CACHED_FROM)  # with a hole at its end it is large enough
     for _ in "packed", "mapped":
-        assert_parts_equal(folder, quantization="int4", packed=True)
+        assert_parts_equal(path, quantization="int4", packed=True)
         cache.finish()
     entries = [path.name for path in (tmp_path / "home/packed").iterdir()]
     parts = [sum(f"-{part}of2-" in name for name in entries) for part in (1, 2)]

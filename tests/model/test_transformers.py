@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
@@ -19,6 +18,7 @@ from ramify.runtime.model.loading.load import check_transformers, dummy_model, l
 from ramify.runtime.model.shape.config import Family, ModelConfig
 from ramify.runtime.model.transformers.trace import shape_of
 from tests.model.architectures import save_tiny, tiny_config
+from tests.model.checkpoints import change, change_tensors
 from tests.model.equality import assert_engine_equal, assert_logits_equal, loaded
 from tests.model.own_families import FAMILIES
 
@@ -99,7 +99,7 @@ def test_our_own_code_comes_first(tmp_path: Path) -> None:
     assert isinstance(read_shape(tmp_path), ModelConfig)
     assert isinstance(read_shape(tmp_path, "native"), ModelConfig)
     assert not isinstance(read_shape(tmp_path, "transformers"), ModelConfig)
-    edit(tmp_path, hidden_act="gelu")  # which our Llama does not have
+    change(tmp_path, hidden_act="gelu")  # which our Llama does not have
     assert not isinstance(read_shape(tmp_path), ModelConfig)
     with pytest.raises(UnsupportedField, match="hidden_act"):
         read_shape(tmp_path, "native")
@@ -112,10 +112,10 @@ def test_refusals_by_name(tmp_path: Path) -> None:
     assert "--model-impl at auto" in (refused.value.remedy or "")
     with pytest.raises(UnsupportedField, match="does not read GGUF"):
         read_shape(tmp_path / "model.gguf", "transformers")
-    edit(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+    change(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
     with pytest.raises(UnsupportedField, match=r"OlmoForCausalLM .* quantised \(awq\)"):
         read_shape(tmp_path)
-    edit(tmp_path, model_type="unheard_of", quantization_config=None)
+    change(tmp_path, model_type="unheard_of", quantization_config=...)
     with pytest.raises(UnsupportedField, match=r"transformers does not know .*unheard_of"):
         read_shape(tmp_path)
     for option in ({"deterministic": True}, {"quantization": "int8"}, {"cuda_graphs": True}):
@@ -126,19 +126,15 @@ def test_refusals_by_name(tmp_path: Path) -> None:
 
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     save_tiny(tiny_config("olmo"), tmp_path)
-    file = tmp_path / "model.safetensors"
-    weights = load_file(file)
-    lost = weights.pop("model.layers.1.mlp.up_proj.weight")
-    save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(InvalidRequest, match=r"OlmoForCausalLM lacks: model.layers.1.mlp.up_proj"):
+    name = "model.layers.1.mlp.up_proj.weight"
+    lost = load_file(tmp_path / "model.safetensors")[name]
+    change_tensors(tmp_path, **{name: None})
+    with pytest.raises(InvalidRequest, match=f"OlmoForCausalLM lacks: {name}"):
         loaded(tmp_path)
-    name, form = "model.layers.1.mlp.up_proj.weight", {"format": "pt"}
-    save_file(weights | {name: lost, "extra": lost.clone()}, file, metadata=form)
+    change_tensors(tmp_path, **{name: lost, "extra": lost.clone()})
     with pytest.raises(InvalidRequest, match="does not: extra"):
         loaded(tmp_path)
-    save_file(
-        weights | {"model.layers.1.mlp.up_proj.weight": lost[1:].clone()}, file, metadata={"format": "pt"}
-    )
+    change_tensors(tmp_path, **{name: lost[1:].clone(), "extra": None})
     with pytest.raises(InvalidRequest, match="has tensors of other shapes: "):
         loaded(tmp_path)
 
@@ -179,10 +175,3 @@ def test_the_page_says_what_is_refused() -> None:
         for name in names.split(", "):
             with pytest.raises(UnsupportedField, match=re.escape(reason)):
                 shape_of(tiny_config(name))
-
-
-def edit(folder: Path, **fields: Any) -> None:
-    """Change fields of config.json; None removes one."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))

@@ -18,7 +18,7 @@ from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import check_states
 from ramify.runtime.model.loading.load import read_shape
-from ramify.runtime.model.shape.state_shape import StateShape
+from ramify.runtime.model.shape.config import StateShape
 from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.scheduler.speculation import draft_model, drafter
 from ramify.runtime.scheduler.speculation.acceptance import StepCost, StepDrafts

@@ -16,8 +16,7 @@ from ramify.grammar.compile.child_jobs import answer
 from ramify.messages import Finish, Generate, TextChunk
 from ramify.runtime.frontend.output_queue import OutputQueue
 from ramify.runtime.model.tokenizer.chat_format import chat_format
-from ramify.runtime.model.tokenizer.tokenizer import load_backend, load_tokenizer
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_backend, load_tokenizer, load_vocabulary
 from ramify.runtime.processes.detokenizer import Detokenizer, joined
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.runtime.scheduler.grammars import GrammarStore

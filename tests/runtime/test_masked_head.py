@@ -67,7 +67,8 @@ def model(request: pytest.FixtureRequest) -> Model:
     )
     dtype = getattr(torch, request.param)
     made = dummy_model(config, dtype=dtype, packed=True, deterministic=True)
-    assert made.packed_head is not None
+    assert made.head is not None
+    assert made.head.packed
     return made
 
 
@@ -78,7 +79,7 @@ def outputs(model: Model, count: Callable[[int], None] | None) -> list[Result]:
     vocabulary = tiny()
     local = LocalScheduler(
         model,
-        dtype="float32" if model.head.dtype == torch.float32 else "bfloat16",
+        dtype="float32" if model.embedding.dtype == torch.float32 else "bfloat16",
         num_pages=1024,
         page_size=4,
         grammars=GrammarStore(vocabulary, send=jobs.append, restart=lambda: None),
@@ -97,7 +98,7 @@ def outputs(model: Model, count: Callable[[int], None] | None) -> list[Result]:
 
     runner.ops = dataclasses.replace(runner.ops, masked_linear=None if count is None else counting)
     if count is not None:
-        model.use_masked_linear(counting)
+        model.use_kernels(runner.ops)
     rids = []
     for number, held in enumerate(CONSTRAINTS):
         for place, options in enumerate(OPTIONS):

@@ -18,7 +18,6 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor import memory
 from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.inspect import machine
 from ramify.runtime.kv_transfer import files
 from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.processes import shares, worker_start
@@ -58,16 +57,6 @@ def test_without_meminfo_all_of_the_memory_is_free(
     monkeypatch.setattr(memory, "host_memory", lambda: 8 << 30)
     with pytest.raises(EngineError, match=rf"has 8\.0\d* GiB, of which {free:.1f}\d* GiB are free"):
         memory.check_host(EngineConfig(device="cpu", kv_memory_gb=9), 9 << 30, 0)
-
-
-@pytest.mark.parametrize("supported", [False, True])
-def test_without_cpuinfo_torch_is_asked_for_bfloat16(
-    supported: bool, monkeypatch: pytest.MonkeyPatch, missing: Path
-) -> None:
-    monkeypatch.setattr(machine, "_CPUINFO", missing)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert machine.torch_has_bfloat16() is supported
 
 
 def test_without_cpuinfo_kernels_are_cached_by_the_processors_name(

@@ -12,7 +12,7 @@ from ramify.engine_messages import CompileGrammar, Submit
 from ramify.errors import InvalidRequest
 from ramify.grammar.compile.child_jobs import answer
 from ramify.messages import Continuation, Preamble
-from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler, Result

@@ -20,7 +20,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.memory import LEAST_STATES, check_states, states_in
 from ramify.runtime.executor.state_pool import StatePool
-from ramify.runtime.model.shape.state_shape import StateShape
+from ramify.runtime.model.shape.config import StateShape
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.runtime.scheduler.requests.constrained import Healer

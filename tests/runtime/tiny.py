@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 CHAT_TEMPLATE = (
@@ -15,21 +16,25 @@ VOCAB = 320
 """256 bytes, the special tokens, and padding as real models have."""
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(
+    folder: Path, special: Sequence[str] = SPECIAL, template: str = CHAT_TEMPLATE, end: str = SPECIAL[0]
+) -> None:
+    """A tokenizer of bytes and of the control tokens `special`, of which `end` ends outputs."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": "<|end|>",
-                "chat_template": CHAT_TEMPLATE,
+                "eos_token": end,
+                "chat_template": template,
                 "clean_up_tokenization_spaces": False,
             }
         )

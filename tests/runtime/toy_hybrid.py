@@ -18,8 +18,7 @@ from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import Attend, CausalLM
-from ramify.runtime.model.shape.config import ModelShape
-from ramify.runtime.model.shape.state_shape import StateShape
+from ramify.runtime.model.shape.config import ModelShape, StateShape
 from tests.runtime.local import WatchedRunner
 from tests.runtime.tiny import END_ID, VOCAB
 

@@ -42,6 +42,9 @@ class GatedAttentionLayer(Qwen3Layer):
         )
         self.output_gate: registry.OutputGate = reference.output_gate
 
+    def use_kernels(self, ops: registry.Ops) -> None:
+        self.output_gate = ops.output_gate
+
     def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
         parts = self.qkv.forward_normed(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
         heads = (self.heads, self.heads, self.kv_heads, self.kv_heads)
@@ -73,6 +76,9 @@ class DeltaLayer(Layer):
         self.norm = RMSNorm(states.value_dim, config.norm_eps, dtype=dtype)
         self.mlp = mlp_of(config, index, dtype)
         self.output_gate: registry.OutputGate = reference.output_gate
+
+    def use_kernels(self, ops: registry.Ops) -> None:
+        self.output_gate = ops.output_gate
 
     @abstractmethod
     def projections(self, config: ModelConfig, dtype: torch.dtype) -> Linear:
@@ -141,12 +147,6 @@ class Qwen3Next(Model):
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
         kind = self.delta_layer if self.config.linear[index] else GatedAttentionLayer
         return kind(self.config, index, dtype)
-
-    def use_kernels(self, ops: registry.Ops) -> None:
-        super().use_kernels(ops)
-        for layer in self.layers:
-            assert isinstance(layer, GatedAttentionLayer | DeltaLayer)
-            layer.output_gate = ops.output_gate
 
     def name_of(self, stored: str) -> str | None:
         """The tensor's name in a text-only model; None in the vision tower and in the layers for multi-token

@@ -9,19 +9,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import mmap
-import re
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ramify.errors import InvalidRequest, NotFound
+from ramify.runtime.model.checkpoint import splits_of
 
 MAX_ARRAY = 4096
 """Longer arrays (the vocabulary) are skipped. Per-layer settings are far shorter."""
-
-SPLIT = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})")
-"""Name, without the suffix, of a file that holds a part of a model's tensors."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -80,14 +77,21 @@ def read_header(path: Path) -> GGUFHeader:
     return replace(headers[0], paths=tuple(paths), metadata=metadata, tensors=tensors)
 
 
-def splits_of(path: Path) -> list[Path]:
-    """The files of the model of which `path` is a split, in order; `[path]` if it is not named as llama.cpp
-    names splits."""
-    found = SPLIT.fullmatch(path.stem)
-    if found is None:
-        return [path]
-    stem, count = found["stem"], int(found["count"])
-    return [path.with_name(f"{stem}-{index:05}-of-{count:05}{path.suffix}") for index in range(1, count + 1)]
+def undequantisable(header: GGUFHeader) -> dict[str, str]:
+    """The types that the `gguf` package does not dequantise: the last tensor of each → the type's name."""
+    import numpy as np
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    found = {}
+    for kind, name in {info.type: name for name, info in header.tensors.items()}.items():
+        try:
+            type_ = GGMLQuantizationType(kind)
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[type_][1]), np.uint8), type_)
+        except (ValueError, KeyError, NotImplementedError):
+            known = kind in GGMLQuantizationType.__members__.values()
+            found[name] = GGMLQuantizationType(kind).name if known else str(kind)
+    return found
 
 
 def raw_fields(path: Path) -> dict[str, bytes]:

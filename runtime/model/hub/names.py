@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ramify.errors import InvalidRequest, NotFound
-from ramify.runtime.model.gguf.header import SPLIT
+from ramify.runtime.model.checkpoint import SPLIT
 
 USUAL = "Q4_K_M"
 """The preferred format if the name gives none and it fits the machine, as in llama.cpp and Ollama."""

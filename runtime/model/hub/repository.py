@@ -15,13 +15,17 @@ from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
+from ramify import cache
 from ramify.errors import EngineError, NotFound, RamifyError, Unauthorized
+from ramify.runtime.model.gguf.header import size_of_header
 from ramify.runtime.model.hub.names import HubName
 
 HUB_TIMEOUT_S = 3.0
 """Seconds that the hub may take to say whether it has a model, name resolution included."""
 
 BLOCK = 1 << 20
+HEADER_BLOCK = 4 << 20
+"""Bytes of a header that are fetched at a time. That of a GGUF file with 150k tokens has about 6 MB."""
 
 Result = TypeVar("Result")
 
@@ -133,6 +137,39 @@ def read_range(name: HubName, path: str, start: int, stop: int) -> bytes:
         hf_raise_for_status(answer)
     content: bytes = answer.content
     return content if answer.status_code == 206 else content[start:stop]
+
+
+def headers_of(listing: Listing, paths: Sequence[str]) -> Path:
+    """The folder in Ramify's cache with the files `paths`, of which the weights are not fetched.
+
+    Each file has its full size, with a hole in place of the weights, so that any reader takes it for the
+    whole file.
+    """
+    key = hashlib.sha256("\0".join([listing.commit, *paths]).encode()).hexdigest()[:16]
+
+    def build(folder: Path) -> None:
+        for path in paths:
+            _write_header(listing, path, folder / path)
+
+    name = listing.name.repository.replace("/", "--")
+    return cache.ensure(cache.home() / "headers" / f"{name}-{key}", build)
+
+
+def _write_header(listing: Listing, path: str, target: Path) -> None:
+    size = listing.files[path].size
+    content = read_range(listing.name, path, 0, min(size, HEADER_BLOCK)) if size else b""
+    if path.endswith(".gguf"):
+        while (end := size_of_header(content)) is None and len(content) < size:
+            stop = min(size, len(content) + HEADER_BLOCK)
+            content += read_range(listing.name, path, len(content), stop)
+    else:
+        end = 8 + int.from_bytes(content[:8], "little") if path.endswith(".safetensors") else size
+        if len(content) < end:
+            content += read_range(listing.name, path, len(content), end)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        file.write(content[:end])
+        file.truncate(size)
 
 
 @contextmanager

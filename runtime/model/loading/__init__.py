@@ -1,1 +1,1 @@
-"""Models from their files: `load` builds a model, `fingerprint` gives a digest that tells models apart."""
+"""Models from their files."""

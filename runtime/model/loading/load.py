@@ -15,7 +15,7 @@ from ramify.errors import UnsupportedField
 from ramify.kernels.weights.rows import Rows
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
-from ramify.runtime.model.checkpoint import ModelFiles, weight_files
+from ramify.runtime.model.checkpoint import ModelFiles, splits_of, weight_files
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.gpt_oss import GptOss
@@ -24,11 +24,11 @@ from ramify.runtime.model.families.olmo import Olmo2, Olmoe
 from ramify.runtime.model.families.phi3 import Phi3
 from ramify.runtime.model.families.qwen3 import Glm4Moe, Qwen3
 from ramify.runtime.model.families.qwen3_next import Qwen3Next, Qwen35
-from ramify.runtime.model.gguf.header import read_header, splits_of
+from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.gguf.weights import config_of, rotary_layout, tensors_in_file
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.packed_cache import load_packed
-from ramify.runtime.model.quantised.reader import quantised_tensors
+from ramify.runtime.model.quantised import quantised_tensors
 from ramify.runtime.model.quantization import Quantization, packing
 from ramify.runtime.model.shape.config import Family, ModelConfig, ModelShape
 from ramify.runtime.model.shape.context import with_context
@@ -112,7 +112,9 @@ def load_model(
             dtype,
         )
     if quantization == "none" and not (packed and form):
-        return _filled(files.weights, config, dtype, device, quantised=False)
+        plain = _empty(config, dtype, device)
+        _fill(plain, files.weights, quantised=False)
+        return plain
     if quantised:
         if config.experts is not None and quantization in ("int8", "int4"):
             raise UnsupportedField(
@@ -123,7 +125,6 @@ def load_model(
         model = _empty(config, dtype, "cpu")
         model.lay_out_when_filled(form, device)
         _fill(model, files.weights, quantised=quantization in ("gguf", "checkpoint"))
-        model.lay_out_head(form)
         return model
     if str(device) != "cpu":
         raise UnsupportedField(
@@ -146,14 +147,6 @@ def load_model(
     if config.shard.count > 1:
         variant += f"-{config.shard.index + 1}of{config.shard.count}"
     return load_packed(paths, variant, config, lambda: _empty(config, dtype, device), full, most=packed_cache)
-
-
-def _filled(
-    weights: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str, *, quantised: bool
-) -> Model:
-    model = _empty(config, dtype, device)
-    _fill(model, weights, quantised=quantised)
-    return model
 
 
 def _fill(model: Model, weights: Path, *, quantised: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -41,8 +42,9 @@ class Adapters:
     """Loaded adapters by name. A request keeps its adapter until the request ends, even if the adapter is
     unloaded earlier."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self._model = model
+    def __init__(self, model: CausalLM, free: Callable[[torch.device], int | None] = free_bytes) -> None:
+        """`free` gives the bytes that a device has for adapters; None for as many as are loaded."""
+        self._model, self._free_bytes = model, free
         self._loaded: dict[str, Adapter] = {}
         self.slots: set[int] = set()
 
@@ -79,9 +81,7 @@ class Adapters:
             raise Overloaded(f"{MOST_SLOTS} adapters are loaded or still in use.", remedy="Unload one.")
         found = read_adapter(Path(path).expanduser())
         weights = self._weights(found, path)
-        adapter = Adapter(
-            name, path, found.revision, free[0], found.config.get("base_model_name_or_path") or ""
-        )
+        adapter = Adapter(name, path, found.revision, free[0], found.config.base_model_name_or_path or "")
         for table, weight in weights:
             table[adapter.slot] = weight
         self.slots.add(adapter.slot)
@@ -97,7 +97,6 @@ class Adapters:
         del self._loaded[name]
 
     def _weights(self, adapter: PeftAdapter, path: str) -> list[tuple[LoraTable, LoraWeight]]:
-        """The weights of each matrix that the adapter changes."""
         if isinstance(self._model, Model) and self._model.config.shard.count > 1:
             raise UnsupportedField(
                 f"The adapter {path} cannot be loaded: tensor_parallel is {self._model.config.shard.count}, "
@@ -119,7 +118,7 @@ class Adapters:
                 )
         to = next(slot.part[0].weight for name, slot in slots.items() if name in deltas and slot.part)
         needed = sum(delta.a.numel() + delta.b.numel() for delta in deltas.values()) * to.itemsize
-        free = free_bytes(to.device)
+        free = self._free_bytes(to.device)
         if free is not None and needed > free:
             raise Overloaded(
                 f"The adapter {path} needs {needed / 1e6:.1f} MB of the device's memory, of which "
@@ -130,7 +129,7 @@ class Adapters:
         for name, slot in slots.items():
             if slot.part is None:
                 continue
-            targeted = adapter.targets(name.removesuffix(".weight"))
+            targeted = adapter.config.targets(name.removesuffix(".weight"))
             if targeted is not None and targeted != (name in deltas):
                 has = "has tensors of" if name in deltas else "lacks the tensors of"
                 raise InvalidRequest(

@@ -22,9 +22,7 @@ from torch import Tensor
 from ramify.errors import InvalidRequest, UnsupportedField
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_HONOURED = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"}
-_HONOURED |= {"exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights", "bias"}
-_OF_TRAINING = {"lora_dropout", "task_type", "base_model_name_or_path", "revision", "inference_mode"}
+_OF_TRAINING = {"lora_dropout", "task_type", "revision", "inference_mode"}
 _OF_TRAINING |= {"auto_mapping", "peft_version", "megatron_core", "megatron_config", "qalora_group_size"}
 _OF_TRAINING |= {"eva_config", "lora_ga_config", "runtime_config", "ensure_weight_tying", "loftq_config"}
 """Fields that do not change what a saved adapter computes."""
@@ -33,8 +31,8 @@ _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Rank = Annotated[int, msgspec.Meta(gt=0)]
 
 
-class _Types(msgspec.Struct):
-    """The types of the supported fields. PEFT writes null for a field without a value."""
+class LoraConfig(msgspec.Struct):
+    """The supported fields of `adapter_config.json`. PEFT writes null for a field without a value."""
 
     r: _Rank
     lora_alpha: _Positive = 8
@@ -46,6 +44,25 @@ class _Types(msgspec.Struct):
     layers_to_transform: int | list[int] | None = None
     layers_pattern: _Names = None
     base_model_name_or_path: str | None = None
+
+    def targets(self, module: str) -> bool | None:
+        """Whether the adapter changes `module`, as PEFT's `check_target_module_exists` says; None if it
+        changes all linear modules."""
+        targets, layers = self.target_modules, self.layers_to_transform
+        if self.exclude_modules and _named(self.exclude_modules, module):
+            return False
+        if targets is None or targets == "all-linear":
+            return None
+        if not _named(targets, module):
+            return False
+        if isinstance(targets, str) or module in targets or layers is None or layers == []:
+            return True
+        patterns = self.layers_pattern or [r"[^.]*"]
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            match = re.match(_LAYER.format(pattern), module)
+            if match is not None:
+                return int(match[match.re.groups]) in ([layers] if isinstance(layers, int) else layers)
+        return False
 
 
 _REASONS = {
@@ -78,11 +95,7 @@ class PeftAdapter:
 
     revision: str
     deltas: Mapping[str, Delta]
-    config: Mapping[str, Any]
-
-    def targets(self, module: str) -> bool | None:
-        """Whether the config targets `module`; None if it targets all linear modules."""
-        return _targeted(self.config, module)
+    config: LoraConfig
 
 
 def read_adapter(folder: Path) -> PeftAdapter:
@@ -104,10 +117,10 @@ def read_adapter(folder: Path) -> PeftAdapter:
             ) from None
         digest.update(hashlib.sha256(files[name]).digest())
     try:
-        config = msgspec.json.decode(files[CONFIG], type=dict[str, Any])
+        fields = msgspec.json.decode(files[CONFIG], type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _bad(folder, f"{CONFIG} is no JSON object: {error}") from None
-    _check(folder, config)
+    config = _checked(folder, fields)
     try:
         tensors = load(files[WEIGHTS])
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
@@ -115,36 +128,39 @@ def read_adapter(folder: Path) -> PeftAdapter:
     return PeftAdapter(digest.hexdigest()[:16], _deltas(folder, config, tensors), config)
 
 
-def _check(folder: Path, config: Mapping[str, Any]) -> None:
-    kind = config.get("peft_type", "LORA")
+def _checked(folder: Path, fields: Mapping[str, Any]) -> LoraConfig:
+    kind, bias = fields.get("peft_type", "LORA"), fields.get("bias", "none")
     if kind != "LORA":
         raise _refused(folder, f"peft_type is {kind!r}, and only 'LORA' is supported")
-    if config.get("bias", "none") != "none":
-        raise _refused(folder, f"bias is {config['bias']!r}, and adapters change no bias here")
-    if config.get("init_lora_weights", True) not in _PLAIN_STARTS:
+    if bias != "none":
+        raise _refused(folder, f"bias is {bias!r}, and adapters change no bias here")
+    start = fields.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
         raise _refused(
             folder,
-            f"init_lora_weights is {config['init_lora_weights']!r}, which changes the base model's weights",
+            f"init_lora_weights is {start!r}, which changes the base model's weights",
             remedy="Save it with PEFT's path_initial_model_for_weight_conversion.",
         )
-    for name, value in config.items():
-        if value and name not in _HONOURED | _OF_TRAINING:
+    known = {"peft_type", "bias", "init_lora_weights", *LoraConfig.__struct_fields__, *_OF_TRAINING}
+    for name, value in fields.items():
+        if value and name not in known:
             reason = _REASONS.get(name, "it is not supported")
             raise _refused(
                 folder, f"{name} is set: {reason}", remedy="Merge the adapter into the checkpoint."
             )
     try:
-        msgspec.convert(config, _Types)
+        config = msgspec.convert(fields, LoraConfig)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$.")
         raise _bad(folder, f"{place.rstrip('`') or CONFIG}: {problem}") from None
     for name, form in _PATTERNS.items():
-        given = config.get(name) or ()
+        given = getattr(config, name) or ()
         for pattern in [given] if isinstance(given, str) else given if form is not _WHOLE else ():
             try:
                 re.compile(form.format(pattern))
             except re.error as error:
                 raise _bad(folder, f"{name}: {pattern!r} is no regular expression: {error}") from None
+    return config
 
 
 _WHOLE, _MODULE, _LAYER = "{}", r"(.*\.)?({})$", r".*\.{}\.(\d+)\."
@@ -156,7 +172,7 @@ _PATTERNS |= {"alpha_pattern": _MODULE, "layers_pattern": _LAYER}
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
-def _deltas(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Delta]:
+def _deltas(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor]) -> dict[str, Delta]:
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
@@ -171,13 +187,13 @@ def _deltas(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tenso
     for module, pair in found.items():
         if len(pair) != 2:
             raise _bad(folder, f"{module} has only one of lora_A and lora_B")
-        rank = _pattern(config.get("rank_pattern"), module, config["r"])
-        alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+        rank = _pattern(config.rank_pattern, module, config.r)
+        alpha = _pattern(config.alpha_pattern, module, config.lora_alpha)
         a, b = pair["A"], pair["B"]
         if len(a) != rank or b.shape[1] != rank:
             ranks = f"{len(a)} and {b.shape[1]}"
             raise _bad(folder, f"the matrices of {module} have ranks {ranks}, and its config says {rank}")
-        root = math.sqrt(rank) if config.get("use_rslora") else rank
+        root = math.sqrt(rank) if config.use_rslora else rank
         deltas[module] = Delta(a, b, alpha / root)
     return deltas
 
@@ -188,27 +204,6 @@ def _pattern(patterns: Any, module: str, default: Any) -> Any:
         if re.match(_MODULE.format(pattern), module):
             return value
     return default
-
-
-def _targeted(config: Mapping[str, Any], module: str) -> bool | None:
-    """Whether the config targets `module`, as PEFT's `check_target_module_exists` says; None if it targets
-    all linear modules."""
-    excluded, targets = config.get("exclude_modules"), config.get("target_modules")
-    if excluded and _named(excluded, module):
-        return False
-    if targets is None or targets == "all-linear":
-        return None
-    if not _named(targets, module):
-        return False
-    layers = config.get("layers_to_transform")
-    if isinstance(targets, str) or module in targets or layers is None or layers == []:
-        return True
-    patterns = config.get("layers_pattern") or [r"[^.]*"]
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        match = re.match(_LAYER.format(pattern), module)
-        if match is not None:
-            return int(match[match.re.groups]) in ([layers] if isinstance(layers, int) else layers)
-    return False
 
 
 def _named(names: Any, module: str) -> bool:

@@ -27,7 +27,6 @@ def _no_windows(config: Config, num_layers: int) -> tuple[int, ...]:
 
 
 def _one_window(config: Config, num_layers: int) -> tuple[int, ...]:
-    """The same window for all layers."""
     if config.get("layer_types"):
         raise unsupported("layer_types", config["layer_types"], f"absent for {config['model_type']}")
     return (config.get("sliding_window") or 0,) * num_layers
@@ -70,7 +69,6 @@ def _gemma_windows(config: Config, num_layers: int) -> tuple[int, ...]:
 
 
 def _one_rope(config: Config, fields: Fields) -> Fields:
-    """The same rotary embedding for all layers."""
     return {"rope": rope_from_hf(config)}
 
 
@@ -291,11 +289,11 @@ _HYBRID: Config = {
     "linear_conv_kernel_dim": 4,
 }
 _HYBRID_VALUES = {"partial_rotary_factor": None}
-_HYBRID_EXPERTS = {
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "norm_topk_prob": True,
-}
+_HYBRID_SIZES = dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 512)
+_HYBRID_EXPERTS = {**_HYBRID_SIZES, "norm_topk_prob": True}
+_HYBRID_READER = Reader(
+    defaults=_HYBRID, values=_HYBRID_VALUES, attention_bias=True, ropes=_hybrid_ropes, more=_hybrid_more
+)
 
 READERS: dict[Family, Reader] = {
     "llama": Reader(attention_bias=True, mlp_bias=True),
@@ -382,26 +380,18 @@ READERS: dict[Family, Reader] = {
         windows=_gpt_oss_windows,
         more=_gpt_oss_more,
     ),
-    "qwen3_5": Reader(
-        defaults=_HYBRID,
-        values=_HYBRID_VALUES,
-        attention_bias=True,
-        ropes=_hybrid_ropes,
-        more=_hybrid_more,
-    ),
-    "qwen3_next": Reader(
+    "qwen3_5": _HYBRID_READER,
+    "qwen3_next": replace(
+        _HYBRID_READER,
         defaults={**_HYBRID, **_HYBRID_EXPERTS, "num_experts_per_tok": 10},
         values={**_HYBRID_VALUES, **_EXPERTS},
-        attention_bias=True,
-        ropes=_hybrid_ropes,
         more=_hybrid_moe_more,
     ),
-    "qwen3_5_moe": Reader(
+    "qwen3_5_moe": replace(
+        _HYBRID_READER,
         # Every layer is sparse, so there is no intermediate_size.
         defaults={**_HYBRID, **_HYBRID_EXPERTS, "num_experts_per_tok": 8, "intermediate_size": 0},
         values={**_HYBRID_VALUES, **_EXPERTS},
-        attention_bias=True,
-        ropes=_hybrid_ropes,
         more=_hybrid_moe_more,
     ),
 }

@@ -14,16 +14,22 @@ Config = Mapping[str, Any]
 """The content of a `config.json`."""
 
 _ORIGINAL = "original_max_position_embeddings"
-_NUMBERS = {
-    "factor": "factor",
+_SAME = (
+    *(
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "truncate",
+    ),
+)
+_NAMES = {name: name for name in _SAME} | {
     _ORIGINAL: "original_context_length",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "attention_factor": "attention_factor",
+    "short_factor": "factors",
+    "long_factor": "long_factors",
 }
-_NAMES = {**_NUMBERS, "truncate": "truncate", "short_factor": "factors", "long_factor": "long_factors"}
 _LISTS = ("short_factor", "long_factor")
 _KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "factors")
 """Kinds of rotary embedding in transformers. Each of our families supports all of them."""

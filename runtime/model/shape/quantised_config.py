@@ -15,18 +15,6 @@ Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class ConfigGroup:
-    """An entry of compressed-tensors' `config_groups`: the matrices that it covers, and their layout."""
-
-    targets: tuple[str, ...]
-    """Each is the name of a module, `re:` with a pattern that matches from the start of a name, or a class:
-    "Linear" for all matrices."""
-    groups: tuple[int, ...]
-    blocks: tuple[tuple[int, int], ...]
-    float8_activations: bool = False
-
-
-@dataclass(frozen=True)
 class Quantised:
     """The quantisation of a checkpoint's matrices. Whether a matrix is quantised is read from its tensors: a
     quantised matrix has those of its scheme, an unquantised one has only `weight`."""
@@ -42,8 +30,10 @@ class Quantised:
     or dynamic."""
     zero_shift: int = 0
     """Number to add to the stored zero points of gptq: 1 in the first version of the format."""
-    config_groups: tuple[ConfigGroup, ...] = ()
-    """The layouts of compressed-tensors and their matrices, if not all matrices have one layout."""
+    config_groups: tuple[tuple[tuple[str, ...], Quantised], ...] = ()
+    """(targets, quantisation) for each of compressed-tensors' `config_groups`, if not all are alike. A target
+    is the name of a module, `re:` with a pattern that matches from the start of a name, or a class: "Linear"
+    for all matrices."""
 
     def for_matrix(self, name: str) -> Quantised:
         """The quantisation of the matrix `name`, given without `.weight`. A target that is the name has
@@ -54,9 +44,8 @@ class Quantised:
         if not self.config_groups:
             return self
 
-        def layouts(matches: Callable[[str], object]) -> set[tuple[Any, Any, bool]]:
-            found = [group for group in self.config_groups if any(map(matches, group.targets))]
-            return {_layout(group) for group in found}
+        def layouts(matches: Callable[[str], object]) -> set[Quantised]:
+            return {layout for targets, layout in self.config_groups if any(map(matches, targets))}
 
         found = layouts(lambda target: target == name)
         found = found or layouts(lambda target: target[:3] == "re:" and re.match(target[3:], name))
@@ -67,14 +56,7 @@ class Quantised:
                 "is needed.",
                 field="model",
             )
-        ((groups, blocks, rounded),) = found
-        return dataclasses.replace(
-            self, groups=groups, blocks=blocks, float8_activations=rounded, config_groups=()
-        )
-
-
-def _layout(group: ConfigGroup) -> tuple[Any, Any, bool]:
-    return group.groups, group.blocks, group.float8_activations
+        return found.pop()
 
 
 def quantised_of(config: Fields) -> Quantised | None:
@@ -105,7 +87,6 @@ def _refused(name: str, value: object, wanted: str) -> UnsupportedField:
 
 
 def _object(name: str, value: object) -> Fields:
-    """The object `value`, empty if it is missing."""
     if value is not None and not isinstance(value, Mapping):
         raise _refused(name, value, "an object")
     return value or {}
@@ -188,11 +169,10 @@ def _compressed(fields: Fields) -> Quantised:
         blocks = _blocks(f"{prefix}block_structure", weights.get("block_structure"))
         given = _object(f"config_groups.{name}.input_activations", group.get("input_activations"))
         rounded = is_float and given.get("type") == "float" and given.get("num_bits") == 8
-        found.append(ConfigGroup(tuple(targets), groups, blocks, rounded))
-    if not found:
-        return Quantised("compressed-tensors")
-    alike = len({_layout(group) for group in found}) == 1
-    return Quantised("compressed-tensors", *_layout(found[0]), config_groups=() if alike else tuple(found))
+        found.append((tuple(targets), Quantised("compressed-tensors", groups, blocks, rounded)))
+    layouts = [layout for _, layout in found] or [Quantised("compressed-tensors")]
+    alike = len(set(layouts)) == 1
+    return layouts[0] if alike else dataclasses.replace(layouts[0], config_groups=tuple(found))
 
 
 def _check_pattern(name: str, pattern: str) -> None:

@@ -22,7 +22,13 @@ import msgspec
 
 from ramify.messages import ChatFormat
 from ramify.runtime.model.tokenizer.thinking_format import CUT, thinking_format
-from ramify.runtime.model.tokenizer.tool_pieces import render, tool_pieces
+from ramify.runtime.model.tokenizer.tool_pieces import (
+    probe_call,
+    probe_result,
+    probe_tool,
+    render,
+    tool_pieces,
+)
 from ramify.tool_calls.formats import GENERIC, format_in
 from ramify.tool_calls.parser import common_start
 
@@ -113,33 +119,18 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
     return msgspec.structs.replace(found, tools=tool_pieces(tokenizer, found))
 
 
-_PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probed",
-        "description": "markerword",
-        "parameters": {"type": "object", "properties": {"key": {"type": "integer", "description": "A key."}}},
-    },
-}
-_PROBE_CALL: list[dict[str, Any]] = [
-    {"role": "user", "content": "alpha"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            # Mistral's templates insist on ids of nine characters.
-            {"id": "a1b2c3d4e", "type": "function", "function": {"name": "probed", "arguments": {"key": 1}}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": "probed", "content": "resultword"},
-]
-
-
 def _tool_format(tokenizer: Any) -> str:
     """The name of the template's format of tool calls. If the template does not render both calls and
     results, the name of `GENERIC`."""
-    turns = [*_PROBE_CALL, {"role": "assistant", "content": "omega"}, {"role": "user", "content": "beta"}]
-    text = render(tokenizer, turns, [_PROBE_TOOL], generation=True) or ""
+    call = probe_call("probed", 1)
+    turns = [
+        {"role": "user", "content": "alpha"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        probe_result(call, "resultword"),
+        {"role": "assistant", "content": "omega"},
+        {"role": "user", "content": "beta"},
+    ]
+    text = render(tokenizer, turns, [probe_tool("probed", "markerword")], generation=True) or ""
     complete = "markerword" in text and "resultword" in text
     return format_in(text, "probed").name if complete else GENERIC.name
 
@@ -208,7 +199,6 @@ def _conversations(text: str) -> list[list[str]]:
 
 
 def _render(tokenizer: Any, turns: Sequence[Turn], *, generation: bool) -> str | None:
-    """`turns` as the template renders them; None if it raises."""
     chat = [{"role": role, "content": content} for role, content in turns]
     return render(tokenizer, chat, None, generation=generation)
 

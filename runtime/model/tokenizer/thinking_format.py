@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 from ramify.messages import ChatFormat, ThinkingFormat
-from ramify.runtime.model.tokenizer.tool_pieces import render
+from ramify.runtime.model.tokenizer.tool_pieces import probe_call, probe_result, render
 from ramify.tool_calls.parser import common_start
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -33,13 +33,9 @@ _ASKED = {"role": "user", "content": _USER}
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
 _THOUGHT = {**_ANSWERED, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHTS)}
 """An assistant's message with thoughts, in each of the fields in which templates look for them."""
-_CALLED = {
-    **_THOUGHT,
-    "tool_calls": [
-        {"id": "a1b2c3d4e", "type": "function", "function": {"name": "probed", "arguments": {"key": 1}}}
-    ],
-}
-_RESULT = {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": "probed", "content": "resultword"}
+_CALL = probe_call("probed", 1)
+_CALLED = {**_THOUGHT, "tool_calls": [_CALL]}
+_RESULT = probe_result(_CALL, "resultword")
 _ASKED_AGAIN = {"role": "user", "content": _LATER}
 
 

@@ -30,21 +30,27 @@ from ramify.tool_calls.formats import FORMATS, ToolFormat
 INDENTS = (None, 4, 2)
 """Values of ``indent`` with which templates print JSON."""
 
-_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": f"probe_{number}",
-            "description": "Say “hello” & <wave>.",
-            "parameters": {
-                "type": "object",
-                "properties": {"key": {"type": "integer", "description": "A key."}},
-                "required": ["key"],
-            },
-        },
-    }
-    for number in (1, 2)
-]
+Message = dict[str, Any]
+
+
+def probe_tool(name: str, description: str) -> Message:
+    properties = {"key": {"type": "integer", "description": "A key."}}
+    parameters = {"type": "object", "properties": properties, "required": ["key"]}
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def probe_call(name: str, key: int, number: int = 0) -> Message:
+    """A call of a `probe_tool`; `number` tells the calls of a conversation apart."""
+    id = f"a1b2c3d4{number}"  # Mistral's templates insist on nine characters
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": {"key": key}}}
+
+
+def probe_result(call: Message, content: str) -> Message:
+    return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": content}
+
+
+_TOOLS = [probe_tool(f"probe_{number}", "Say “hello” & <wave>.") for number in (1, 2)]
 _SYSTEM, _USER = "systemword", "userword"
 _RESULTS = ("plain", '{"a": "quoted"}', "two\nlines é")
 
@@ -93,7 +99,6 @@ def written(tool: Any, indent: int | None) -> str:
 
 
 def _is_quoted(chat: ChatFormat) -> bool:
-    """Whether the template writes results as JSON strings."""
     return chat.prefix.get("assistant>tool", "").endswith('"') and chat.suffix.get("tool", "").startswith('"')
 
 
@@ -113,26 +118,18 @@ def _is_exact(tokenizer: Any, chat: ChatFormat, pieces: ToolPieces, tool_format:
     return True
 
 
-def _conversation(calls: int) -> list[dict[str, Any]]:
+def _conversation(calls: int) -> list[Message]:
     """A conversation with two rounds: `calls` calls, their results, an answer, and another user message."""
-    messages: list[dict[str, Any]] = [
+    messages: list[Message] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Go."},
     ]
-    ids = (f"a1b2c3d4{number}" for number in range(9))  # Mistral's templates insist on nine characters
     for turn in range(2):
-        made: list[dict[str, Any]] = [
-            {
-                "id": next(ids),
-                "type": "function",
-                "function": {"name": f"probe_{number + 1}", "arguments": {"key": turn}},
-            }
-            for number in range(calls)
-        ]
+        numbers = range(calls * turn, calls * (turn + 1))
+        made = [probe_call(f"probe_{place + 1}", turn, number) for place, number in enumerate(numbers)]
         messages.append({"role": "assistant", "content": "", "tool_calls": made})
         for call, text in zip(made, _RESULTS[turn:], strict=False):
-            name = call["function"]["name"]
-            messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": text})
+            messages.append(probe_result(call, text))
         messages.append({"role": "assistant", "content": "So."})
         messages.append({"role": "user", "content": f"And {turn}?"})
     return messages

@@ -32,7 +32,6 @@ class TransformersModel(CausalLM):
         self.body = model.get_submodule(config.body)
         self._head = Head(model, config.body, config.output)
         # `Head` has taken the body out of `model`. It is no nn.Module, so that nothing is registered twice.
-        self._pass = _Pass(config)
 
     def use_kernels(self, ops: Ops) -> None:
         """Ignore `ops`: the library's code computes all but attention, which the executor passes in."""
@@ -44,8 +43,7 @@ class TransformersModel(CausalLM):
         tensors = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
         inputs = self.config.body_inputs.items()
         given = {key: tensors[value] if isinstance(value, str) else value for key, value in inputs}
-        self._pass.begin_pass(attend, ids.shape[1], ids.device)
-        with calling(self._pass):
+        with calling(_Pass(self.config, attend, ids.shape[1], ids.device)):
             hidden: Tensor = self.body(**given)[0]
         return hidden[0]
 
@@ -57,17 +55,11 @@ class TransformersModel(CausalLM):
 class _Pass:
     """The hooks of one forward pass: the n-th call of attention reads and writes layer n of the pages."""
 
-    def __init__(self, config: TracedShape) -> None:
-        self._config = config
+    def __init__(self, config: TracedShape, attend: Attend, tokens: int, device: torch.device) -> None:
+        self._config, self._attend, self._layer = config, attend, 0
         self._group = config.num_heads // config.num_kv_heads
-        self._layer = 0
-        self._still = torch.empty(0)
-
-    def begin_pass(self, attend: Attend, tokens: int, device: torch.device) -> None:
-        self._attend, self._layer, self._tokens = attend, 0, tokens
-        if len(self._still) < tokens or self._still.device != device:
-            shape = (2 * tokens, self._config.head_dim // 2)
-            self._still = torch.ones(shape, dtype=torch.complex64, device=device)
+        # The library has rotated the keys: rotations by 1 change no bit.
+        self._still = torch.ones((tokens, config.head_dim // 2), dtype=torch.complex64, device=device)
 
     def mask(self, visible: Callable[..., Any], window: int | None, plain: bool) -> Mask:
         return Mask(window)
@@ -89,8 +81,7 @@ class _Pass:
         sinks: Tensor | None = options.get("s_aux")
         if sinks is not None:
             sinks = F.pad(sinks.float(), (0, config.num_heads - call.heads))
-        # The library has rotated the keys: the rotations given here are 1, which changes no bit.
-        out = self._attend(layer, q, k, v, self._still[: self._tokens], window=call.window, sinks=sinks)
+        out = self._attend(layer, q, k, v, self._still, window=call.window, sinks=sinks)
         return out[None, :, : call.heads, : call.value_dim]
 
     def _fitted(self, x: Tensor, heads: int) -> Tensor:

@@ -135,8 +135,7 @@ def shape_of(config: Any, *, eos: Any = None, rope_scaling: Mapping[str, Any] | 
     for rope in ropes:
         if rope["rope_type"] == "dynamic":  # equal up to the original context, which is the engine's
             rope["rope_type"] = "default"
-    recorder, inputs = _traced(config, architecture)
-    calls = tuple(recorder.calls)
+    calls, body = _traced(config, architecture)
     if not calls:
         raise _refused(architecture, OWN_ATTENTION)
     # Moshi's mask has no window. Its window is implemented by the library's cache, which drops older tokens.
@@ -153,7 +152,7 @@ def shape_of(config: Any, *, eos: Any = None, rope_scaling: Mapping[str, Any] | 
     begin = config.bos_token_id if getattr(config, "bos_token_id", None) is not None else text.bos_token_id
     return TracedShape(
         family=config.model_type,
-        vocab_size=recorder.vocab_size,
+        vocab_size=body.vocab_size,
         num_layers=len(calls),
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -166,12 +165,12 @@ def shape_of(config: Any, *, eos: Any = None, rope_scaling: Mapping[str, Any] | 
         eos_token_ids=token_ids(end if eos is None else eos),
         bos_token_id=begin,
         calls=calls,
-        body_inputs=inputs,
+        body_inputs=body.inputs,
         kinds=tuple(kinds.items()),
         config=config,
         architecture=architecture,
-        body=recorder.body,
-        output=recorder.output,
+        body=body.name,
+        output=body.output,
     )
 
 
@@ -202,7 +201,6 @@ def _architecture(config: Any) -> type[Any]:
 
 
 def _check_config(config: Any, text: Any, architecture: type[Any]) -> None:
-    """Refuse models that cannot run according to their config alone."""
     if config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         raise _refused(architecture, "it is an encoder-decoder: its decoder also attends to an encoder")
     if getattr(config, "quantization_config", None):
@@ -228,7 +226,6 @@ def _original(rope: Mapping[str, Any], text: Any) -> int:
 
 
 def _extend(text: Any, rope_scaling: Mapping[str, Any], architecture: type[Any]) -> None:
-    """Replace the extension of the context in the config of the text model."""
     before = getattr(text, "rope_parameters", None) or {}
     if "rope_type" not in before and "full_attention" not in before:
         raise _refused(
@@ -243,7 +240,17 @@ def _extend(text: Any, rope_scaling: Mapping[str, Any], architecture: type[Any])
         text.original_max_position_embeddings = found["original_max_position_embeddings"]
 
 
-def _traced(config: Any, architecture: type[Any]) -> tuple[_Recorder, dict[str, Any]]:
+@dataclass(frozen=True)
+class _Body:
+    """The module below the head, the arguments that it is called with, and the class of its output."""
+
+    name: str
+    inputs: dict[str, Any]
+    output: Any
+    vocab_size: int
+
+
+def _traced(config: Any, architecture: type[Any]) -> tuple[tuple[Call, ...], _Body]:
     recorder = _Recorder(architecture)
     try:
         with torch.device("meta"), torch.no_grad():
@@ -256,12 +263,12 @@ def _traced(config: Any, architecture: type[Any]) -> tuple[_Recorder, dict[str, 
                 "position_ids": torch.zeros_like(ids),
                 "attention_mask": torch.ones_like(ids, dtype=torch.bool),
             }
-            inputs = _body_inputs(model, architecture, tensors, recorder)
+            body = _body_of(model, architecture, tensors, recorder)
     except RamifyError:
         raise
     except Exception as error:
         raise _refused(architecture, _cause(error, architecture)) from error
-    return recorder, inputs
+    return tuple(recorder.calls), body
 
 
 def implementations(architecture: type[Any], experts: str) -> dict[str, str]:
@@ -274,11 +281,9 @@ def implementations(architecture: type[Any], experts: str) -> dict[str, str]:
     )
 
 
-def _body_inputs(
-    model: Any, architecture: type[Any], tensors: dict[str, Tensor], recorder: _Recorder
-) -> dict[str, Any]:
-    """Run body and head under the recorder. Returns the arguments of the body, with the names of `tensors`
-    in place of the tensors."""
+def _body_of(model: Any, architecture: type[Any], tensors: dict[str, Tensor], recorder: _Recorder) -> _Body:
+    """Run body and head under the recorder. The arguments have the names of `tensors` in place of the
+    tensors."""
     base = model.base_model
     if base is model:
         raise _refused(architecture, "its code does not separate the body from the head")
@@ -295,9 +300,7 @@ def _body_inputs(
         outputs[module] = output
 
     hooks = [module.register_forward_pre_hook(before, with_kwargs=True) for module in paths]
-    hooks += [
-        module.register_forward_hook(lambda by, args, out: outputs.update({by: out})) for module in paths
-    ]
+    hooks += [module.register_forward_hook(after) for module in paths]
     with calling(recorder), _Watch(architecture, tensors["position_ids"]) as watch:
         model(**tensors, use_cache=False)
     for hook in hooks:
@@ -313,9 +316,9 @@ def _body_inputs(
     for key, value in given.items():
         if isinstance(value, Tensor) and id(value) not in names:
             raise _refused(architecture, f"its body takes {key}, which is made of the whole batch")
-    recorder.body, recorder.output = paths[body], type(output)
-    recorder.vocab_size = Head(model, paths[body], type(output))(hidden[0, :ROWS]).shape[-1]
-    return {key: names.get(id(value), value) for key, value in given.items()}
+    inputs = {key: names.get(id(value), value) for key, value in given.items()}
+    logits = Head(model, paths[body], type(output))(hidden[0, :ROWS])
+    return _Body(paths[body], inputs, type(output), logits.shape[-1])
 
 
 class Head:
@@ -351,9 +354,6 @@ class _Recorder:
 
     def __init__(self, architecture: type[Any]) -> None:
         self.calls: list[Call] = []
-        self.vocab_size = 0
-        self.body = ""
-        self.output: Any = None
         self._architecture = architecture
 
     def attention(

@@ -1,13 +1,17 @@
-"""The stored tensors of a quantised matrix as `kernels.weights.rows.Rows`: one function for each scheme.
+"""The tensors of a quantised checkpoint folder, those of each quantised matrix as rows.
 
-The values of the rows follow the formula of the scheme's own library, computed in float32. The library
-computes in the dtype of the scales; rounded to that dtype, the values here equal the library's.
+Each scheme has a function. The values of its rows follow the formula of the scheme's own library, computed in
+float32. The library computes in the dtype of the scales; rounded to that dtype, the values here equal the
+library's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +19,7 @@ from torch import Tensor
 from ramify.errors import InvalidRequest
 from ramify.kernels.weights.packed import SCALE_DTYPES
 from ramify.kernels.weights.rows import Rows
+from ramify.runtime.model.checkpoint import open_shard, weight_files
 from ramify.runtime.model.shape.quantised_config import Quantised
 
 Stored = Mapping[str, Tensor]
@@ -42,7 +47,7 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
         Exponents of two, plus 127.
     """
     if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
-        raise _bad(f"has blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)}")
+        raise _Unfit(f"has blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)}")
     blocks, scales = blocks.flatten(0, -3), scales.flatten(0, -2)
     codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
     # 2**(scale - 128), halved for the table, by its bits. bfloat16 has the exponents of float32.
@@ -64,18 +69,18 @@ def eight_bits(stored: Stored, quantised: Quantised) -> Rows:
     """
     weight = stored["weight"]
     if weight.dtype not in (torch.float8_e4m3fn, torch.int8):
-        raise _bad(f"holds a quantised matrix as {weight.dtype}; float8_e4m3fn or int8 is needed")
+        raise _Unfit(f"holds a quantised matrix as {weight.dtype}; float8_e4m3fn or int8 is needed")
     scale = stored.get("weight_scale_inv", stored.get("weight_scale"))
     assert scale is not None
     if weight.dtype == torch.float8_e4m3fn and (weight.view(torch.int8) & 127 == 127).any():
-        raise _bad("holds a float8 matrix with a number that is none (NaN)")
+        raise _Unfit("holds a float8 matrix with a number that is none (NaN)")
     factors, group = _by_output(scale, weight, quantised)
     zeros = stored.get("weight_zero_point")
     if zeros is None or not zeros.any():
         float8 = weight.dtype == torch.float8_e4m3fn and quantised.float8_activations
         return _spread(Rows(weight, factors, group=group, float8_activations=float8))
     if weight.dtype != torch.int8:
-        raise _bad("has zero points for a float8 matrix")
+        raise _Unfit("has zero points for a float8 matrix")
     return _spread(_shifted(weight, factors, _by_output(zeros.float(), weight, quantised)[0], group))
 
 
@@ -94,7 +99,7 @@ def packed(stored: Stored, quantised: Quantised) -> Rows:
     bits = _bits_of(words.shape[1], inputs)
     codes = _unpacked(words, bits)[:, :inputs]
     if codes.shape != (outputs, inputs):
-        raise _bad(f"has the shape {outputs, inputs} and packed rows {tuple(words.shape)}")
+        raise _Unfit(f"has the shape {outputs, inputs} and packed rows {tuple(words.shape)}")
     zeros = stored.get("weight_zero_point")
     if zeros is not None and zeros.dtype == torch.int32:
         zeros = _unpacked(zeros.t().contiguous(), bits)[:, :outputs].t().short() - (1 << bits - 1)
@@ -143,7 +148,7 @@ def _unpacked(words: Tensor, bits: int, *, halves: bool = False) -> Tensor:
     processor's cache.
     """
     if words.dtype != torch.int32:
-        raise _bad(f"packs numbers in {words.dtype}; int32 is needed")
+        raise _Unfit(f"packs numbers in {words.dtype}; int32 is needed")
     words = words.contiguous()
     if bits == 8:
         return words.view(torch.uint8)
@@ -176,7 +181,7 @@ def _bits_of(words: int, numbers: int) -> int:
     for bits in (4, 8):
         if words == -(-numbers * bits // 32):
             return bits
-    raise _bad(f"packs {numbers} numbers in {words} int32; 4 or 8 bits a number are needed")
+    raise _Unfit(f"packs {numbers} numbers in {words} int32; 4 or 8 bits a number are needed")
 
 
 def _integers(
@@ -185,7 +190,7 @@ def _integers(
     """Rows with the values scale * (code - half - zero), where half is 2**(bits - 1). `codes` are in the
     inputs' own order."""
     if zeros is not None and zeros.shape != factors.shape:
-        raise _bad(f"has zero points {tuple(zeros.shape)} for scales {tuple(factors.shape)}")
+        raise _Unfit(f"has zero points {tuple(zeros.shape)} for scales {tuple(factors.shape)}")
     if order is not None:
         codes = codes[:, order]
     numbers = codes if bits == 4 else (codes.short() - 128).to(torch.int8)
@@ -236,7 +241,7 @@ def _by_output(scale: Tensor, numbers: Tensor, quantised: Quantised) -> tuple[Te
     for group in quantised.groups:
         if scale.shape == (outputs, -(-inputs // group)):
             return scale.contiguous(), group
-    raise _bad(f"has scales {tuple(scale.shape)} for a matrix {outputs, inputs}")
+    raise _Unfit(f"has scales {tuple(scale.shape)} for a matrix {outputs, inputs}")
 
 
 def _input_order(group_of: Tensor | None, inputs: int, groups: int, quantised: Quantised) -> Tensor | None:
@@ -244,7 +249,7 @@ def _input_order(group_of: Tensor | None, inputs: int, groups: int, quantised: Q
     if group_of is None:
         return None
     if group_of.shape != (inputs,):
-        raise _bad(f"has a g_idx {tuple(group_of.shape)} for {inputs} inputs")
+        raise _Unfit(f"has a g_idx {tuple(group_of.shape)} for {inputs} inputs")
     if groups == 1 or (group_of < 0).any():
         return None
     order = torch.argsort(group_of, stable=True)
@@ -252,8 +257,102 @@ def _input_order(group_of: Tensor | None, inputs: int, groups: int, quantised: Q
     for group in quantised.groups:
         if torch.equal(group_of[order], (places // group).to(group_of.dtype)):
             return None if torch.equal(order, places) else order.int()
-    raise _bad(f"has a g_idx whose {groups} groups are not of {quantised.groups} inputs each")
+    raise _Unfit(f"has a g_idx whose {groups} groups are not of {quantised.groups} inputs each")
 
 
-def _bad(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"This checkpoint {reason}.", field="model")
+class _Unfit(Exception):
+    """The reason why the tensors of a matrix cannot be read."""
+
+
+_SCHEMES: dict[str, Callable[[Stored, Quantised], Rows]] = {
+    "weight_packed": packed,
+    "weight_scale": eight_bits,
+    "weight_scale_inv": eight_bits,
+}
+"""Name of a tensor that only this scheme has → the scheme. awq and gptq are not listed: their tensors have
+the same names."""
+_PARTS = {
+    "weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape",
+    "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
+}  # fmt: skip
+_ACTIVATIONS = {"input_scale", "input_zero_point", "activation_scale"}
+"""Static scales of activations. They are not used: when activations are rounded to float8, each token gets
+its own scale."""
+
+
+def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str, Tensor | Rows]]:
+    """(name, tensor or rows) for each tensor of `folder`, mapped into memory, one matrix at a time.
+
+    Rows have the name that the matrix has in an unquantised checkpoint. A matrix of mxfp4 has the shape
+    (experts * outputs, inputs).
+    """
+    with contextlib.ExitStack() as stack:
+        shard_of: dict[str, Any] = {}
+        modules: dict[str, dict[str, str]] = {}
+        for path in weight_files(folder):
+            shard = stack.enter_context(open_shard(path))
+            for name in shard.keys():  # noqa: SIM118 - not a mapping
+                shard_of[name] = shard
+                stem, _, last = name.rpartition(".")
+                if quantised.method == "mxfp4" and last.endswith(("_blocks", "_scales")):
+                    stem, _, last = name.rpartition("_")
+                modules.setdefault(stem, {})[last] = name
+
+        def tensor(name: str) -> Tensor:
+            found: Tensor = shard_of[name].get_tensor(name)
+            return found
+
+        for stem, names in modules.items():
+            yield from matrix_tensors(stem, names, tensor, quantised)
+
+
+def matrix_tensors(
+    stem: str, names: dict[str, str], tensor: Callable[[str], Tensor], quantised: Quantised
+) -> Iterator[tuple[str, Tensor | Rows]]:
+    """The matrix `stem`, and its tensors that are no parts of it.
+
+    names : last part of a tensor's name → its name
+    """
+    if quantised.method == "mxfp4" and "blocks" in names:
+        parts = {last: tensor(name) for last, name in names.items()}
+        yield stem, _rows(stem, lambda stored, _: mxfp4(stored["blocks"], stored["scales"]), parts, quantised)
+        return
+    scheme = next((scheme for name, scheme in _SCHEMES.items() if name in names), None)
+    if "qweight" in names:
+        scheme = awq if quantised.method == "awq" else gptq
+    if scheme is None:
+        for name in names.values():
+            yield name, tensor(name)
+        return
+    parts = {last: tensor(name) for last, name in names.items() if last in _PARTS}
+    yield f"{stem}.weight", _rows(stem, scheme, parts, quantised)
+    for last, name in names.items():
+        if last not in _PARTS | _ACTIVATIONS:
+            yield name, tensor(name)
+
+
+def _rows(
+    name: str, scheme: Callable[[Stored, Quantised], Rows], parts: Stored, quantised: Quantised
+) -> Rows:
+    """The rows of the matrix `name`. Raises `InvalidRequest`, with the matrix's name, if its parts do not fit
+    together."""
+    layout = quantised.for_matrix(name)
+    try:
+        rows = scheme(parts, layout)
+        values, factors = rows.numbers, rows.factors
+        if factors is None or factors.shape != (len(values), -(-values.shape[1] // rows.group)):
+            raise ValueError("factors and numbers do not fit")
+    except _Unfit as error:
+        raise _bad(name, str(error)) from error
+    except KeyError as error:
+        raise _bad(name, f"lacks {error.args[0]}") from error
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # a shape or a type, as torch says it
+        shapes = ", ".join(f"{part} {tuple(tensor.shape)} {tensor.dtype}" for part, tensor in parts.items())
+        raise _bad(name, f"has tensors that do not fit each other: {shapes}") from error
+    if not all(torch.isfinite(scales).all() for scales in (factors, rows.offsets) if scales is not None):
+        raise _bad(name, "has scales that are not finite")
+    return rows
+
+
+def _bad(name: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"This checkpoint's matrix {name} {reason}.", field="model")
