@@ -1,11 +1,23 @@
-"""Launch parameters of the bandwidth-bound kernels: block sizes and warps."""
+"""Launch parameters: block sizes and warps."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 
 _VECTOR = 16
 """Bytes that a thread loads at once."""
+
+
+class ProductTile(NamedTuple):
+    """The tile of a program that multiplies matrices; `inputs` is 0 where the layout of weights gives it."""
+
+    rows: int
+    outputs: int
+    warps: int
+    stages: int
+    inputs: int = 0
 
 
 def padded(size: int) -> int:
