@@ -16,7 +16,7 @@ from ramify.kernels.triton.cascade import plan_cascade, plan_from_page_tables
 from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.plan.attention_config import H100
 from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, form_of, launches_of
-from ramify.kernels.triton.plan.attention_plan import Plan
+from ramify.kernels.triton.plan.attention_plan import Plan, Shape
 from ramify.kernels.triton.plan.cascade_groups import Group
 from ramify.kernels.triton.tiles.merge import merge_states
 from tests.kernels.attention_cases import Batch, Branch, make_batch, make_tree
@@ -29,6 +29,10 @@ FREE = dataclasses.replace(H100, memory=1e30, cache=1.0)
 
 def host(batch: Batch) -> tuple[np.ndarray, list[int], list[int]]:
     return batch.page_table.numpy(), batch.query_starts.tolist(), batch.kv_lens.tolist()
+
+
+def free_plan(batch: Batch, shape: Shape) -> Plan:
+    return plan_from_page_tables(*host(batch), shape._replace(device=FREE), batch.q.device)
 
 
 def listed(plan: Plan) -> int:
@@ -69,7 +73,7 @@ def test_random_trees_by_cost(tree):
     batch = make_tree(*tree, heads=2, kv_heads=1, page_size=64, dtype=torch.float32)
     options = {"scale": 0.125, "sinks": torch.tensor([0.5, 4.0])}
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
-    plan = plan_from_page_tables(*host(batch), shape._replace(device=FREE), batch.q.device)
+    plan = free_plan(batch, shape)
     out = run_plan(plan, *batch[:4], torch.full_like(batch.q, torch.nan), **options)
     assert_as_good(out, batch, **options)
 
@@ -112,7 +116,7 @@ def test_the_cost_model_decides_by_default():
     batch = make_tree((10,), [Branch((0,), 9, 1) for _ in range(6)], page_size=64)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
     assert listed(plan_from_page_tables(*host(batch), shape, batch.q.device)) == 0, "640 tokens, 2 heads"
-    assert listed(plan_from_page_tables(*host(batch), shape._replace(device=FREE), batch.q.device)) > 0
+    assert listed(free_plan(batch, shape)) > 0
     large = shape._replace(heads=512, kv_heads=128, head_dim=128)
     assert listed(plan_from_page_tables(*host(batch), large, batch.q.device)) > 0
     windowed = large._replace(window=100)
@@ -125,7 +129,7 @@ def test_cascade_gives_the_bits_of_flat_attention_when_deterministic(soft_cap):
     batch = make_tree((9, 8, 17), branches, heads=2, kv_heads=1, page_size=64)
     options = {"scale": 0.125, "soft_cap": soft_cap, "sinks": torch.tensor([0.5, 4.0])}
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=True)
-    cascade = plan_from_page_tables(*host(batch), shape._replace(device=FREE), batch.q.device)
+    cascade = free_plan(batch, shape)
     flat = plan_attention(*host(batch)[1:], shape, batch.q.device)
     assert listed(cascade) > 0
     results = [
