@@ -414,11 +414,11 @@ def _torch_ops() -> Ops:
 
 def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
     try:
-        from ramify.kernels.triton.launching import interpret
+        from ramify.kernels.triton.tiles import launch
     except ImportError as error:
         raise KernelUnavailable(f"the Triton kernels cannot be loaded: {error}.") from error
 
-    if not interpret.INTERPRETED and interpret.absent_capability is None and not torch.cuda.is_available():
+    if not launch.INTERPRETED and launch.absent_capability is None and not torch.cuda.is_available():
         raise KernelUnavailable(
             "the Triton kernels need a CUDA device, and torch.cuda.is_available() is False. The cpu and "
             "torch attention backends need none; with TRITON_INTERPRET=1 Triton's interpreter runs them."

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import ALL_DTYPES, check_attention, check_lengths
-from ramify.kernels.triton.launching.interpret import check_device
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, block_dim, device_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
 from ramify.kernels.triton.tiles.attention_tile import ITEM_FIELDS, attend
+from ramify.kernels.triton.tiles.launch import check_device
 from ramify.kernels.triton.tiles.merge import AT_ONCE, merge_states
 
 _LOG2_E = 1.4426950408889634

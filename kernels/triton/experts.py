@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_experts
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.launching.launch import ProductTile, padded
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, padded
 from ramify.kernels.weights.stack import ExpertMatrices
 
 _PAIRS = 1024

@@ -13,11 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_float8
-from ramify.kernels.triton.launching.interpret import check_device, jit
-from ramify.kernels.triton.launching.launch import ProductTile, padded, warps
 from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
 from ramify.kernels.triton.quantised import quantised_matmul
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, jit, padded, warps
 from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64

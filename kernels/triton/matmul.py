@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_matmul
-from ramify.kernels.triton.launching.interpret import check_device, jit
-from ramify.kernels.triton.launching.launch import ProductTile
 from ramify.kernels.triton.plan.attention_config import device_of
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, jit
 
 PART = 1024
 """Inputs of a part. The sums of parts are added in ascending order, in registers or from memory, so spreading

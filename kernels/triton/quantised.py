@@ -13,10 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_quantised
-from ramify.kernels.triton.launching.interpret import check_device, jit
-from ramify.kernels.triton.launching.launch import ProductTile
 from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, jit
 from ramify.kernels.weights.quantised import QuantisedWeight
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64

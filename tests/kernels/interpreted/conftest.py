@@ -9,15 +9,16 @@ import pytest
 
 from tests.kernels.interpreter_products import create_dot
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
+collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
 
 
 @pytest.fixture(autouse=True)
 def products_by_value_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.interpreter import InterpreterBuilder
 
+    from ramify.kernels.triton.tiles.launch import INTERPRETED
+
+    assert INTERPRETED
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 

@@ -9,13 +9,11 @@ import torch
 
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.plan.attention_config import H100, Device, tiles
 from ramify.kernels.triton.plan.attention_plan import Plan
 from tests.kernels.attention_cases import Batch, alone, make_batch
 from tests.kernels.cascade_cases import assert_as_good
 
-assert INTERPRETED
 HALF, FLOAT = torch.float16, torch.float32
 MIXED = [(1, 1), (1, 70), (20, 20), (17, 90), (0, 5)]
 SMALL = {"heads": 2, "kv_heads": 1, "dtype": HALF}

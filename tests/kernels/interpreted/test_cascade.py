@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
 from ramify.kernels.triton.cascade import plan_cascade, plan_from_page_tables
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.plan.attention_config import H100
 from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, form_of, launches_of
 from ramify.kernels.triton.plan.attention_plan import Plan, Shape
@@ -22,7 +21,6 @@ from ramify.kernels.triton.tiles.merge import merge_states
 from tests.kernels.attention_cases import Batch, Branch, make_batch, make_tree
 from tests.kernels.cascade_cases import assert_as_good, cascade_attention, dense, groups_of
 
-assert INTERPRETED
 FREE = dataclasses.replace(H100, memory=1e30, cache=1.0)
 """A device on which every node pays."""
 

@@ -7,11 +7,9 @@ import torch
 
 from ramify.kernels.reference import experts as reference
 from ramify.kernels.triton import experts
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.weights.routing import ClampedGate
 from ramify.kernels.weights.stack import ExpertMatrices
 
-assert INTERPRETED
 COUNT, HIDDEN, SIZE = 5, 72, 40
 
 

@@ -9,13 +9,11 @@ import torch
 
 from ramify.kernels.reference import quantised as reference
 from ramify.kernels.triton import quantised
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
 from ramify.kernels.weights.rows import Rows
 from ramify.kernels.weights.rows import quantised as rounded
 from tests.kernels.quantised_cases import FORMS, GGUF, check, rows_of, weight_of
 
-assert INTERPRETED
 HALF = torch.float16
 
 

@@ -11,13 +11,11 @@ import torch
 from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton import sampling
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.sampling import sample_tokens
 from ramify.kernels.triton.tiles import sampling_scan, sampling_search
 from tests.kernels import sampling_cases as cases
 from tests.kernels.ops_cases import DTYPES
 
-assert INTERPRETED
 CPU, FLOAT, HALF = "cpu", torch.float32, torch.bfloat16
 
 
