@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from benchmarks.roofline import read_bandwidth
 from benchmarks.timing import fastest
-from ramify.kernels.cpu.attention import last_plan, paged_attention
+from ramify.kernels.cpu.attention import arena, paged_attention
 from ramify.kernels.registry import ops
 
 DECODES = [(batch, context) for batch in (1, 8, 32) for context in (256, 1024, 4096)]
@@ -154,7 +154,7 @@ def cascades(args: argparse.Namespace) -> None:
                 case.share(shared)
                 calls = [case.paged(functools.partial(attend, cascade=on)) for on in (False, True)]
                 flat, cascade = fastest(calls, 0.25)
-                rows = last_plan().cascade_rows
+                rows = arena.call.cascade_rows
                 columns.append(
                     f"+ {suffix}: {flat * 1e6:.0f}, {cascade * 1e6:.0f} ({flat / cascade:.2f}x) {rows}"
                 )

@@ -36,7 +36,7 @@ def candidates(rows: int, head_dim: int) -> list[Tile]:
 
 
 def caller(inputs: Inputs, tile: Tile, *, deterministic: bool) -> Call:
-    shape = plan_shape(inputs.q, inputs.k, window=0, deterministic=deterministic, tile_choice=[tile])
+    shape = plan_shape(inputs.q, inputs.k, window=0, deterministic=deterministic)._replace(tiles=(tile,))
     plan = plan_attention(inputs.starts, inputs.lengths.lens, shape, inputs.device)
     return lambda: run_plan(plan, inputs.q, inputs.k, inputs.v, inputs.table, inputs.out, scale=inputs.scale)
 

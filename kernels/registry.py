@@ -18,6 +18,7 @@ from ramify.kernels.arguments.gated_delta import DeltaWeights
 from ramify.kernels.arguments.sampling_inputs import LogitEdits, LogProbabilities, SamplingOptions
 from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.reference import logits as reference_logits
+from ramify.kernels.reference.kv_store import copy_pages
 from ramify.kernels.reference.lora import lora as reference_lora
 from ramify.kernels.weights.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.weights.packed import PackedWeight
@@ -25,6 +26,7 @@ from ramify.kernels.weights.quantised import QuantisedWeight
 from ramify.kernels.weights.stack import ExpertMatrices, LayerWeights, PackedExperts
 
 if TYPE_CHECKING:
+    from ramify.kernels.cpu.layer_stack import LayerStack
     from ramify.kernels.flashinfer import FlashInferPlanner
     from ramify.kernels.triton.planner import Planner
 
@@ -210,23 +212,6 @@ class SampleTokens(Protocol):
     ) -> Tensor: ...
 
 
-class LayerStack(Protocol):
-    """See `cpu.layer_stack.LayerStack.__call__`."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        rotation: Tensor,
-        slots: Tensor,
-        page_table: Tensor,
-        query_starts: Tensor,
-        kv_lens: Tensor,
-        *,
-        scale: float,
-        lora: LoraRows | None = None,
-    ) -> None: ...
-
-
 class MakeLayerStack(Protocol):
     """See `cpu.layer_stack.LayerStack`."""
 
@@ -341,12 +326,10 @@ def ops(
                 attention,
                 experts,
                 gated_delta,
-                kv_store,
                 layer_stack,
                 linear,
                 linear_masked,
                 lora,
-                norm,
                 rope,
                 rowwise,
             )
@@ -358,9 +341,9 @@ def ops(
             ) from error
         return Ops(
             functools.partial(attention.paged_attention, rounded=int8),
-            kv_store.copy_pages,
+            copy_pages,
             rope.rope_store_kv,
-            norm.rms_norm,
+            rowwise.rms_norm,
             gated_delta.gated_delta_rule,
             gated_delta.output_gate,
             functools.partial(linear.linear, by_row=deterministic, int16=int8),
@@ -401,7 +384,6 @@ def _torch_ops() -> Ops:
         activation,
         attention,
         gated_delta,
-        kv_store,
         linear,
         logits,
         norm,
@@ -411,7 +393,7 @@ def _torch_ops() -> Ops:
 
     return Ops(
         attention.paged_attention,
-        kv_store.copy_pages,
+        copy_pages,
         rope.rope_store_kv,
         norm.rms_norm,
         gated_delta.gated_delta_rule,
@@ -432,11 +414,11 @@ def _torch_ops() -> Ops:
 
 def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
     try:
-        from ramify.kernels.triton.launching import interpret
+        from ramify.kernels.triton.tiles import launch
     except ImportError as error:
         raise KernelUnavailable(f"the Triton kernels cannot be loaded: {error}.") from error
 
-    if not interpret.INTERPRETED and interpret.absent_capability is None and not torch.cuda.is_available():
+    if not launch.INTERPRETED and launch.absent_capability is None and not torch.cuda.is_available():
         raise KernelUnavailable(
             "the Triton kernels need a CUDA device, and torch.cuda.is_available() is False. The cpu and "
             "torch attention backends need none; with TRITON_INTERPRET=1 Triton's interpreter runs them."

@@ -4,8 +4,8 @@ Operations, each a twin of the one in `kernels.reference`:
     attention           paged attention, divided among a team of threads
     linear              products with packed weights
     linear_masked       the same, for only the outputs that masks allow
-    norm, rope, kv_store, sampling, experts, gated_delta, lora
-    rowwise             gated activations, soft caps and log-probabilities of rows
+    rope, sampling, experts, gated_delta, lora
+    rowwise             norms, gated activations, soft caps and log-sums of rows
     layer_stack         all layers of a step in one call of these kernels
 
 Inside attention:

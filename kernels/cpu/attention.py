@@ -60,10 +60,9 @@ from ramify.kernels.cpu.attention_softmax import clear, finish, merge
 from ramify.kernels.cpu.attention_tile import attend
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena
+from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.thread_team_calls import run_body
-from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.machine.records import Arena
 
 SERIAL_WORK = 20_000
 """A call of fewer vector operations (a few us of work) runs on one thread: a second would not help."""
@@ -243,8 +242,7 @@ class _Arena(Arena):
     """A thread's arena, and the order of sequences that its last call found."""
 
     def __init__(self) -> None:
-        super().__init__(FRAME)
-        self.call.body = _body.address
+        super().__init__(FRAME, _body.address)
         self._sequences = -1
 
     def order_of(self, sequences: int) -> int:
@@ -258,11 +256,6 @@ class _Arena(Arena):
 
 
 arena = _Arena()
-
-
-def last_plan() -> Any:
-    """The FRAME of this thread's last call, for tests and benchmarks: how the work was divided."""
-    return arena.call
 
 
 def fill_call(
@@ -283,24 +276,14 @@ def fill_call(
     call = arena.call
     call.q, call.q_token = q.data_ptr(), q.stride(0) * size
     call.out, call.out_token = out.data_ptr(), out.stride(0) * size
-    page_stride, head_stride, row_stride, _ = k_pages.stride()
-    call.page_bytes, call.head_bytes, call.row_bytes = (
-        page_stride * size,
-        head_stride * size,
-        row_stride * size,
-    )
+    call.page_bytes, call.head_bytes, call.row_bytes = (size * x for x in k_pages.stride()[:3])
     _, kv_heads, call.page_size, _ = k_pages.shape
-    call.kv_heads, call.group, call.dim, call.bf16, call.tokens = (
-        kv_heads,
-        heads // kv_heads,
-        dim,
-        size == 2,
-        tokens,
-    )
+    call.kv_heads, call.group, call.dim = kv_heads, heads // kv_heads, dim
+    call.bf16, call.tokens = size == 2, tokens
     sequences, call.table_width = page_table.shape
     call.sequences, call.order = sequences, arena.order_of(sequences)
     call.starts, call.lens, call.table = query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr()
-    call.threads, call.team = torch.get_num_threads(), team_entry()
+    call.threads = torch.get_num_threads()
     return call
 
 
@@ -331,11 +314,8 @@ def paged_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
     )
     call = fill_call(q, k_pages, page_table, query_starts, kv_lens, out)
-    call.k, call.v, call.sinks = (
-        k_pages.data_ptr(),
-        v_pages.data_ptr(),
-        0 if sinks is None else sinks.data_ptr(),
-    )
+    call.k, call.v = k_pages.data_ptr(), v_pages.data_ptr()
+    call.sinks = 0 if sinks is None else sinks.data_ptr()
     call.window, call.capped, call.cascade, call.may_round = window, soft_cap > 0.0, cascade, rounded
     if soft_cap > 0.0:
         call.query_factor, call.score_factor = scale / soft_cap, soft_cap * LOG2_E

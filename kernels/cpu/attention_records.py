@@ -10,8 +10,8 @@ from ramify.kernels.cpu.attention_loops import PANEL, TILE_ROWS
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import LANES
+from ramify.kernels.machine.records import record
 
 BLOCK = 64
 """Positions of a block: one step of the online softmax. At head_dim 64 its keys and its values take 16 KiB

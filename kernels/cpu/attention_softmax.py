@@ -125,10 +125,8 @@ def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-de
         top = old if old > new else new
         keep, take = vl.exp2(vl.broadcast(old - top)), vl.exp2(vl.broadcast(new - top))
         vl.write_f32(tops + at, top)
-        old_sum, new_sum = (
-            vl.broadcast(vl.read_f32(weights + at)),
-            vl.broadcast(vl.read_f32(block + 4 * padded + at)),
-        )
+        old_sum = vl.broadcast(vl.read_f32(weights + at))
+        new_sum = vl.broadcast(vl.read_f32(block + 4 * padded + at))
         vl.write_f32(weights + at, vl.first_lane(vl.fma(old_sum, keep, vl.mul(new_sum, take))))
         for d in range(0, used, BYTES):
             vl.store(target + d, vl.fma(vl.load(target + d), keep, vl.mul(vl.load(source + d), take)))
@@ -146,11 +144,8 @@ def finish(frame, item, total):  # type: ignore[no-untyped-def]
     wide = frame.dim - frame.dim % LANES
     size = 2 if frame.bf16 else 4
     for query in range(item.queries):
-        to = (
-            frame.out
-            + vl.read_i64(item.queries_at + 16 * query) * frame.out_token
-            + item.kv_head * frame.group * frame.dim * size
-        )
+        to = frame.out + vl.read_i64(item.queries_at + 16 * query) * frame.out_token
+        to += item.kv_head * frame.group * frame.dim * size
         for _ in range(frame.group):
             weight = vl.read_f32(sums)
             for d in range(0, wide, LANES):

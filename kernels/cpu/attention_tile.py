@@ -143,11 +143,8 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
     size = 2 if frame.bf16 else 4
     to = queries
     for query in range(item.queries):
-        at = (
-            frame.q
-            + vl.read_i64(item.queries_at + 16 * query) * frame.q_token
-            + item.kv_head * frame.group * frame.dim * size
-        )
+        at = frame.q + vl.read_i64(item.queries_at + 16 * query) * frame.q_token
+        at += item.kv_head * frame.group * frame.dim * size
         for _ in range(frame.group):
             for d in range(0, wide, LANES):
                 vl.store(to + 4 * d, vl.mul(vl.load_as(at + size * d, frame.bf16), vl.broadcast(factor)))
@@ -239,10 +236,8 @@ def _copy_values(frame, pool, offsets, count, values):  # type: ignore[no-untype
     if frame.rounded:
         to = values
         for index in range(0, count, 2):
-            one, other = (
-                pool + vl.read_i64(offsets + 8 * index),
-                pool + vl.read_i64(offsets + 8 * index + 8),
-            )
+            one = pool + vl.read_i64(offsets + 8 * index)
+            other = pool + vl.read_i64(offsets + 8 * index + 8)
             for d in range(0, frame.dim, 2 * LANES):
                 pair_rows(one + 2 * d, other + 2 * d, to + 4 * d, 0, 0)
             to += frame.value_row

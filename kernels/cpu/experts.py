@@ -21,7 +21,6 @@ which it chose its experts. So a row's bits depend on other rows only if those o
 from __future__ import annotations
 
 import math
-import weakref
 from typing import Any
 
 import numpy as np
@@ -33,24 +32,15 @@ from ramify.kernels.arguments.checks import check_packed_experts
 from ramify.kernels.cpu import linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena, record
 from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.linear import COUNTER_BYTES, FRAME_BYTES, SERIAL_BYTES, divide, launch, locate
 from ramify.kernels.cpu.packed_linear.items import FRAME
 from ramify.kernels.cpu.parts.norm import normalise
-from ramify.kernels.machine.threads import team_entry
-from ramify.kernels.weights.packed import LAYOUT, form_of
+from ramify.kernels.machine.records import Arena, record
+from ramify.kernels.weights.packed import LAYOUT
 from ramify.kernels.weights.routing import LEAST_SUM
 from ramify.kernels.weights.rows import FORMATS
-from ramify.kernels.weights.stack import PackedExperts
-
-EXPERTS = record(
-    "count", "top_k", "sigmoid", "normalised", "groups", "top_groups", "correction", "hidden", "size",
-    "router", "gate_up", "down", "shared_gate_up", "shared_down", "shared_size", "shared_gate",
-    floats=("scale",),
-)  # fmt: skip
-"""The record of a mixture: counts, flags and addresses of layouts. `gate_up` and `down` are arrays of `count`
-layouts."""
+from ramify.kernels.weights.stack import EXPERTS, PackedExperts
 
 WORK = record("normed", "logits", "choice", "chosen", "weights", "rows", "places", "inner", "y", "shared",
               "shared_y", "starts", "end")  # fmt: skip
@@ -165,8 +155,8 @@ def _sort(experts, work, tokens):  # type: ignore[no-untyped-def]
     pair's place among the sorted pairs; and `starts`, the place of each expert's first pair."""
     pairs = tokens * experts.top_k
     chosen = carray(vl.as_pointer(work.chosen), pairs, np.int64)
-    rows, places = (carray(vl.as_pointer(work.rows), pairs, np.int64),
-                    carray(vl.as_pointer(work.places), pairs, np.int64))  # fmt: skip
+    rows = carray(vl.as_pointer(work.rows), pairs, np.int64)
+    places = carray(vl.as_pointer(work.places), pairs, np.int64)
     starts = carray(vl.as_pointer(work.starts), experts.count + 2, np.int64)
     starts[:] = 0
     for pair in range(pairs):
@@ -333,41 +323,7 @@ def run_experts(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
-arena = Arena(CALL)
-
-
-class Record:
-    """The compiled kernels' arguments for a mixture; `address` is the address of a record of `EXPERTS`.
-
-    The record has addresses of the weights' memory, so the caller must keep the weights.
-    """
-
-    def __init__(self, experts: PackedExperts) -> None:
-        routing, gate_up, down = experts.routing, experts.gate_up, experts.down
-        for each in (gate_up, down):
-            if any(form_of(one) != form_of(each[0]) for one in each):
-                raise ValueError("the matrices of the experts differ in form or size.")
-        self._layouts = [np.concatenate([weight.layout[1][0] for weight in each]) for each in (gate_up, down)]
-        self.record = np.zeros(1, EXPERTS)
-        one = self.record[0]
-        one["count"], one["top_k"], one["sigmoid"] = len(gate_up), routing.top_k, routing.scores == "sigmoid"
-        one["normalised"], one["scale"] = routing.normalised, routing.scale
-        one["groups"], one["top_groups"] = routing.groups, routing.top_groups
-        one["correction"] = 0 if experts.correction is None else experts.correction.data_ptr()
-        one["hidden"], one["size"] = gate_up[0].inputs, gate_up[0].results
-        one["router"] = experts.router.layout[0]
-        one["gate_up"], one["down"] = (each.ctypes.data for each in self._layouts)
-        if experts.shared is not None:
-            shared_gate_up, shared_down = experts.shared
-            one["shared_gate_up"], one["shared_down"] = shared_gate_up.layout[0], shared_down.layout[0]
-            one["shared_size"] = shared_gate_up.results
-            one["shared_gate"] = experts.router.outputs > len(gate_up)
-        self.address = self.record.ctypes.data
-
-    def rows_of_expert(self, rows: int) -> int:
-        """The number of rows that one expert gets of `rows` rows if all experts are chosen equally often; at
-        least 1."""
-        return max(1, rows * int(self.record[0]["top_k"]) // int(self.record[0]["count"]))
+arena = Arena(CALL, linear.body_address)
 
 
 def ways_of(rows: int, dtype: torch.dtype, *, by_row: bool, int8: bool) -> np.ndarray:
@@ -376,23 +332,13 @@ def ways_of(rows: int, dtype: torch.dtype, *, by_row: bool, int8: bool) -> np.nd
     return np.array(list(ways), np.int64)
 
 
-_records: weakref.WeakKeyDictionary[PackedExperts, Record] = weakref.WeakKeyDictionary()
-
-
-def _record_of(experts: PackedExperts) -> Record:
-    found = _records.get(experts)
-    if found is None:
-        found = _records[experts] = Record(experts)
-    return found
-
-
 def fill_call(x: Tensor, out: Tensor, ways: np.ndarray, expert_ways: np.ndarray) -> Any:
     """This thread's CALL, for `run_experts`. The caller adds the mixture, norm and `add`."""
     call, size, out_size = arena.call, x.element_size(), out.element_size()
     call.x, call.x_row, call.bf16, call.tokens = x.data_ptr(), size * x.stride(0), size == 2, len(x)
     call.out, call.out_row = out.data_ptr(), out_size * out.stride(0)
     call.ways, call.expert_ways = ways.ctypes.data, expert_ways.ctypes.data
-    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), linear.body_address
+    call.threads = torch.get_num_threads()
     return call
 
 
@@ -411,10 +357,9 @@ def expert_block(
     if not len(x):
         return out
     ways = ways_of(len(x), x.dtype, by_row=by_row, int8=int8)
-    kept = _record_of(experts)
-    expert_ways = ways_of(kept.rows_of_expert(len(x)), x.dtype, by_row=by_row, int8=int8)
+    expert_ways = ways_of(experts.rows_of_expert(len(x)), x.dtype, by_row=by_row, int8=int8)
     call = fill_call(x, out, ways, expert_ways)
-    call.experts, call.add = kept.address, add
+    call.experts, call.add = experts.layout[0], add
     call.norm, call.eps = (0, 0.0) if norm is None else (norm[0].data_ptr(), norm[1])
     arena.finish(run_experts)
     return out

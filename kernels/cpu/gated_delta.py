@@ -35,11 +35,10 @@ from ramify.kernels.arguments.gated_delta import L2_EPS, DeltaWeights, check_gat
 from ramify.kernels.cpu.attention import SERIAL_WORK
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena, record
+from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.thread_team_calls import run_body
 from ramify.kernels.cpu.parts.norm import inverse_rms
-from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.machine.records import Arena, ThreadCall, record
 
 BLOCK = 16
 """Tokens whose inputs are prepared at once: 70 KB of scratch memory for Qwen3.5's heads."""
@@ -63,9 +62,8 @@ _COUNTER_BYTES = 128
 @part
 def _sigmoid(x):  # type: ignore[no-untyped-def]
     one = vl.splat_f32(1.0)
-    return vl.div(
-        one, vl.add(one, vl.exp2(vl.minimum(vl.splat_f32(127.0), vl.mul(x, vl.splat_f32(-LOG2_E)))))
-    )
+    power = vl.minimum(vl.splat_f32(127.0), vl.mul(x, vl.splat_f32(-LOG2_E)))
+    return vl.div(one, vl.add(one, vl.exp2(power)))
 
 
 @part
@@ -262,7 +260,7 @@ def run_delta_rule(call_at):  # type: ignore[no-untyped-def]
 
 GATE = record(
     "x", "x_token", "gate", "gate_token", "out", "out_token", "weight", "weight_bf16",
-    "tokens", "heads", "size", "bf16", "arena", "arena_bytes",
+    "tokens", "heads", "size", "bf16",
     floats=("eps",),
 )  # fmt: skip
 """The arguments of `_gate_rows`; `weight` is the address of a norm's weight, or 0 without a norm."""
@@ -285,17 +283,14 @@ def _gate_rows(call_at):  # type: ignore[no-untyped-def]
                 g = vl.load_as(by + bytes_ * i, bf16)
                 factor = _sigmoid(g)
                 if weight:
-                    factor = vl.mul(
-                        vl.mul(factor, g),
-                        vl.mul(scale, vl.load_as(weight + weight_bytes * i, weight_bf16)),
-                    )
+                    weighted = vl.mul(scale, vl.load_as(weight + weight_bytes * i, weight_bf16))
+                    factor = vl.mul(vl.mul(factor, g), weighted)
                 vl.store_as(to + bytes_ * i, vl.mul(vl.load_as(at + bytes_ * i, bf16), factor), bf16)
     return 0
 
 
-_body_address = _body.address
-arena = Arena(FRAME)
-_gate_arena = Arena(GATE, 64)
+arena = Arena(FRAME, _body.address)
+_gate = ThreadCall(GATE)
 
 
 def gated_delta_rule(
@@ -326,7 +321,7 @@ def gated_delta_rule(
     call.key_heads, call.heads = sizes.key_heads, sizes.heads
     call.key_dim, call.value_dim = sizes.key_dim, sizes.value_dim
     call.out = out.data_ptr()
-    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), _body_address
+    call.threads = torch.get_num_threads()
     wrong = arena.finish(run_delta_rule)
     if wrong:
         raise ValueError(
@@ -344,7 +339,7 @@ def output_gate(
     tokens, heads, size = x.shape
     if size % LANES:
         raise ValueError(f"x is {tuple(x.shape)}; its last axis must be a multiple of {LANES}.")
-    call, bytes_ = _gate_arena.call, x.element_size()
+    call, bytes_ = _gate.call, x.element_size()
     call.x, call.x_token = x.data_ptr(), x.stride(0) * bytes_
     call.gate, call.gate_token = gate.data_ptr(), gate.stride(0) * bytes_
     call.out, call.out_token = out.data_ptr(), out.stride(0) * bytes_
@@ -352,5 +347,5 @@ def output_gate(
     call.weight = 0
     if norm is not None:
         call.weight, call.eps, call.weight_bf16 = norm[0].data_ptr(), norm[1], norm[0].element_size() == 2
-    _gate_rows(_gate_arena.call_at)
+    _gate_rows(_gate.call_at)
     return out

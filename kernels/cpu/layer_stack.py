@@ -31,19 +31,20 @@ from ramify.kernels.cpu import lora as adapters
 from ramify.kernels.cpu.attention_records import FRAME as ATTENTION
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena, new_record, record
 from ramify.kernels.cpu.codegen.simd import LOG2_E
 from ramify.kernels.cpu.experts import CALL
 from ramify.kernels.cpu.packed_linear.items import FRAME as PRODUCT
+from ramify.kernels.machine.records import Arena, new_record, record
 from ramify.kernels.weights.lora import Extra, LoraRows
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 from ramify.kernels.weights.rows import FORMATS
-from ramify.kernels.weights.stack import LayerWeights, Norm
+from ramify.kernels.weights.stack import LayerWeights, Norm, PackedExperts
 
 MOST_PARTS = 3
 """The most matrices in which the projections of queries, keys and values are stored."""
-OPERATIONS = 6
-"""Operations of a layer: q, k and v projections; rotation and store; attention; output; gate and up; down."""
+PROJECT, STORE, ATTEND, OUTPUT, GATE_UP, DOWN = range(6)
+"""The operations of a layer; in a layer with experts GATE_UP is the whole mixture."""
+OPERATIONS = DOWN + 1
 
 LAYER = record(
     "attention_norm", "qkv", "key_layout", "value_layout", "key_from", "value_from", "q_norm", "k_norm",
@@ -154,26 +155,26 @@ def _run_layers(step_at):  # type: ignore[no-untyped-def]
         layer = layers[step.place // OPERATIONS]
         operation = step.place % OPERATIONS
         missing = 0
-        if operation == 0:
+        if operation == PROJECT:
             missing = _project(step, layer, product, turn.q_row)
-        elif operation == 1:
+        elif operation == STORE:
             turn.k_pages, turn.v_pages, turn.whole_norms = layer.k_pages, layer.v_pages, layer.whole_norms
             turn.q_norm, turn.k_norm = layer.q_norm, layer.k_norm
             turn.q_eps, turn.k_eps = layer.q_eps, layer.k_eps
             _store_tokens(step.rope)
-        elif operation == 2:
+        elif operation == ATTEND:
             attend.k, attend.v = layer.k_pages, layer.v_pages
             attend.window, attend.sinks = layer.window, layer.sinks
             missing = _run_attention(step.attention)
-        elif operation == 3:
+        elif operation == OUTPUT:
             _set_rows(product, step.attended, attend.out_token, 0, 0.0, step.x, step.x_row, 1)
             missing = _multiply(step, product, layer.output, layer.output_lora, hidden)
         elif layer.experts:
-            if operation == 4:
+            if operation == GATE_UP:
                 call = carray(vl.as_pointer(step.experts), 1, CALL)[0]
                 call.experts, call.norm, call.eps = layer.experts, layer.mlp_norm, layer.mlp_eps
                 missing = _run_experts(step.experts)
-        elif operation == 4:
+        elif operation == GATE_UP:
             _set_rows(
                 product, step.x, step.x_row, layer.mlp_norm, layer.mlp_eps, step.gated, step.gated_row, 0
             )
@@ -216,7 +217,7 @@ class LayerStack:
         self._heads, self._kv_heads, self._dim = heads, kv_heads, dim
         self._gated = max((layer.gate_up.results for layer in layers if layer.gate_up is not None), default=0)
         self._hidden = layers[0].output.results
-        self._experts: list[experts.Record] = []
+        self._experts: list[PackedExperts] = []
         self._records = np.zeros(len(layers), LAYER)
         for index, layer in enumerate(layers):
             self._fill(index, layer, size)
@@ -255,8 +256,8 @@ class LayerStack:
         if layer.gate_up is not None and layer.down is not None:
             record["gate_up"], record["down"] = layout(layer.gate_up), layout(layer.down)
         elif layer.experts is not None:
-            self._experts.append(experts.Record(layer.experts))
-            record["experts"] = self._experts[-1].address
+            self._experts.append(layer.experts)
+            record["experts"] = layer.experts.layout[0]
         else:
             raise ValueError(f"layer {index} has neither gate_up and down nor experts.")
         k_pages, v_pages = self._kept[1:]
@@ -321,8 +322,8 @@ class LayerStack:
         kept = self._adapt(step, lora)  # noqa: F841 - `step` has addresses of its memory
         while (result := _run_layers(ctypes.addressof(step))) > 0:
             layer, operation = divmod(step.place, OPERATIONS)
-            arena: Arena = attention.arena if operation == 2 else linear.arena
-            if operation == 4 and self._records[layer]["experts"]:
+            arena: Arena = attention.arena if operation == ATTEND else linear.arena
+            if operation == GATE_UP and self._records[layer]["experts"]:
                 arena = experts.arena
             arena.grow(2 * result)
         if result < 0:
@@ -333,7 +334,7 @@ class LayerStack:
         kept during the step; None without sparse layers."""
         if not self._experts:
             return None
-        rows = min(record.rows_of_expert(len(x)) for record in self._experts)
+        rows = min(each.rows_of_expert(len(x)) for each in self._experts)
         expert_ways = experts.ways_of(rows, x.dtype, by_row=self._by_row, int8=self._int8)
         call = experts.fill_call(x, x, self._ways, expert_ways)
         call.add = True

@@ -41,8 +41,7 @@ from ramify.kernels.arguments.checks import check_linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.records import Arena
-from ramify.kernels.cpu.codegen.thread_team_calls import run_body
+from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
@@ -67,7 +66,7 @@ from ramify.kernels.cpu.packed_linear.items import (
     release,
 )
 from ramify.kernels.cpu.packed_linear.rows import prepare
-from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.machine.records import Arena
 from ramify.kernels.weights.lora import Extra
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
@@ -264,7 +263,7 @@ def way_for(
 
 
 body_address = _body.address
-arena = Arena(FRAME)
+arena = Arena(FRAME, body_address)
 
 
 def linear(
@@ -296,7 +295,7 @@ def fill_call(x: Tensor, out: Tensor, rows: int) -> Any:
     call.rows, call.chosen, call.rows_at, call.extra, call.extra_from = rows, 0, 0, 0, 0
     call.from_x, call.from_row, call.from_bf16 = x.data_ptr(), size * x.stride(0), size == 2
     call.out, call.out_row, call.out_bf16 = out.data_ptr(), out_size * out.stride(0), out_size == 2
-    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), body_address
+    call.threads = torch.get_num_threads()
     return call
 
 

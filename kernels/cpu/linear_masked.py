@@ -18,9 +18,6 @@ language model's head. Example with 1000 panels and three rows, whose masks touc
 
 from __future__ import annotations
 
-import ctypes
-import threading
-
 import numpy as np
 from numba import types
 from torch import Tensor
@@ -28,10 +25,10 @@ from torch import Tensor
 from ramify.kernels.arguments.sampling_inputs import check_masked
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
-from ramify.kernels.cpu.codegen.records import new_record, record
 from ramify.kernels.cpu.linear import multiply_rows, way_for
 from ramify.kernels.cpu.packed_linear.items import ITEM_PANELS, kernel_rows
 from ramify.kernels.cpu.packed_linear.tiles import ROWS
+from ramify.kernels.machine.records import Arena, record
 from ramify.kernels.weights.packed import PackedWeight
 
 READ_ROWS = {"bf16": 8.0, "f32": 8.0, "int8": 4.0, "fp8": 4.0, "int4": 2.0}
@@ -48,7 +45,9 @@ PLAN = record(
     "mask", "words", "mask_rows",  # addresses of int32; -1 in `mask_rows`: no mask
     "rows", "panels",
     "out", "out_row", "outputs",
-    "order", "union", "chosen", "counts",  # memory of the plan
+    "arena", "arena_bytes",
+    # Set by the call: memory of the plan, the numbers of panels in `chosen` and of rows that skip.
+    "order", "counts", "union", "chosen", "chosen_count", "few",
     floats=("read_rows",),  # `READ_ROWS` of the weight
 )  # fmt: skip
 
@@ -77,17 +76,21 @@ def _panels_in(bits):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def _plan(plan_at):  # type: ignore[no-untyped-def]
-    """Choose the rows that skip panels. Returns their number n.
-
-    The last entry of `counts` becomes the number of panels that are computed for these rows.
+    """Choose the rows that skip panels. Returns -n, where n is their number, or the bytes that the arena must
+    have.
 
     `order` becomes the n rows, ascending, then the other rows. `chosen` becomes the panels to compute for the
     n rows. `out` becomes minus infinity in the n rows.
     """
     plan = carray(vl.as_pointer(plan_at), 1, PLAN)[0]
     rows, panels, words, read_rows = plan.rows, plan.panels, plan.words, plan.read_rows
+    plan.order, plan.counts, plan.union = plan.arena, plan.arena + 8 * rows, plan.arena + 16 * rows
+    plan.chosen = plan.union + 4 * words
+    end = plan.chosen + 4 * (panels + ITEM_PANELS)
+    if end > plan.arena + plan.arena_bytes:
+        return end - plan.arena
     order = carray(vl.as_pointer(plan.order), rows, np.int64)
-    counts = carray(vl.as_pointer(plan.counts), rows + 1, np.int64)
+    counts = carray(vl.as_pointer(plan.counts), rows, np.int64)
     union = carray(vl.as_pointer(plan.union), words, np.uint32)
     chosen = carray(vl.as_pointer(plan.chosen), panels + ITEM_PANELS, np.int32)
     for row in range(rows):
@@ -107,6 +110,7 @@ def _plan(plan_at):  # type: ignore[no-untyped-def]
         union[word] = 0
     least = MARGIN * _time(panels, rows, read_rows)
     few = 0
+    plan.chosen_count = 0
     for place in range(rows):
         row = order[place]
         if counts[row] >= MARGIN * panels:
@@ -148,35 +152,11 @@ def _plan(plan_at):  # type: ignore[no-untyped-def]
         count += 1
     order[:few].sort()
     order[few:].sort()
-    counts[rows] = count
-    return few
+    plan.chosen_count = count
+    return -few
 
 
-class _Plan(threading.local):
-    """The last plan of each calling thread, and its memory."""
-
-    def __init__(self) -> None:
-        self.rows = np.empty(0, np.int64)
-        self.counts = np.empty(0, np.int64)
-        self.chosen = np.empty(0, np.int32)
-        self.union = np.empty(0, np.uint32)
-        self.few, self.panels = 0, 0
-        self.call = new_record(PLAN)
-
-    def make_room(self, rows: int, panels: int, words: int) -> None:
-        if len(self.counts) <= rows:
-            self.rows, self.counts = np.empty(rows, np.int64), np.empty(rows + 1, np.int64)
-        if len(self.chosen) < panels + ITEM_PANELS or len(self.union) < words:
-            self.chosen, self.union = np.empty(panels + ITEM_PANELS, np.int32), np.empty(words, np.uint32)
-
-
-_last = _Plan()
-
-
-def last_plan() -> tuple[int, int]:
-    """The number of rows that skipped panels in this thread's last call, and of panels computed for these
-    rows; for tests and benchmarks."""
-    return _last.few, _last.panels
+arena = Arena(PLAN, size=1 << 16)
 
 
 def masked_linear(
@@ -194,25 +174,19 @@ def masked_linear(
     rows, panels, words = len(x), len(weight.panels), mask.shape[1]
     if not rows:
         return out
-    last = _last
-    last.make_room(rows, panels, words)
-    call = last.call
+    call = arena.call
     call.mask, call.words, call.mask_rows = mask.data_ptr(), words, mask_rows.data_ptr()
     call.rows, call.panels, call.read_rows = rows, panels, READ_ROWS[weight.format]
     call.out, call.out_row, call.outputs = out.data_ptr(), 4 * out.stride(0), weight.results
-    call.order, call.union = last.rows.ctypes.data, last.union.ctypes.data
-    call.chosen, call.counts = last.chosen.ctypes.data, last.counts.ctypes.data
-    last.few = _plan(ctypes.addressof(call))
-    last.panels = int(last.counts[rows]) if last.few else 0
+    few = call.few = -arena.finish(_plan)
     # The way is chosen by the number of all rows, so that skipping panels changes no bit.
     way = way_for(rows, weight.format, x.dtype, by_row=by_row, int16=int16)
-    if not last.few:
+    if not few:
         multiply_rows(x, weight, None, out, False, way, rows)
         return out
-    order = last.rows.ctypes.data
-    if last.panels:
-        chosen = (last.chosen.ctypes.data, last.panels)
-        multiply_rows(x, weight, None, out, False, way, last.few, chosen, order)
-    if last.few < rows:
-        multiply_rows(x, weight, None, out, False, way, rows - last.few, rows_at=order + 8 * last.few)
+    if call.chosen_count:
+        chosen = (call.chosen, call.chosen_count)
+        multiply_rows(x, weight, None, out, False, way, few, chosen, call.order)
+    if few < rows:
+        multiply_rows(x, weight, None, out, False, way, rows - few, rows_at=call.order + 8 * few)
     return out

@@ -24,11 +24,10 @@ from torch import Tensor
 
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena, record
+from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.thread_team_calls import run_body
 from ramify.kernels.cpu.parts.norm import normalise
-from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.machine.records import Arena, record
 from ramify.kernels.weights.lora import MULTIPLE, RECORD, LoraRows, LoraTable, LoraWeight
 
 SHRINK_ROWS, EXPAND_COLUMNS = 16, 256
@@ -52,6 +51,8 @@ FRAME = record(
 )  # fmt: skip
 """The arguments of one call, which its threads share. The number of the next item is at `arena`."""
 _COUNTER_BYTES = 64
+PART_AT, PART_BYTES = 40, 32
+"""The offset of the first part's fields in a `RECORD`, and the bytes of a part's."""
 
 
 @part
@@ -146,14 +147,10 @@ def _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high,
                     place = to + lane * out_size
                     if not writes:
                         # Read all four rows before writing one: past the segment's end they are its last row.
-                        s0, s1 = (
-                            vl.add(vl.load_as(o0 + place, bf), s0),
-                            vl.add(vl.load_as(o1 + place, bf), s1),
-                        )
-                        s2, s3 = (
-                            vl.add(vl.load_as(o2 + place, bf), s2),
-                            vl.add(vl.load_as(o3 + place, bf), s3),
-                        )
+                        s0 = vl.add(vl.load_as(o0 + place, bf), s0)
+                        s1 = vl.add(vl.load_as(o1 + place, bf), s1)
+                        s2 = vl.add(vl.load_as(o2 + place, bf), s2)
+                        s3 = vl.add(vl.load_as(o3 + place, bf), s3)
                     vl.store_as(o0 + place, s0, bf)
                     vl.store_as(o1 + place, s1, bf)
                     vl.store_as(o2 + place, s2, bf)
@@ -189,14 +186,9 @@ def _expand(frame, weight_at, first, stop, block):  # type: ignore[no-untyped-de
     weight = carray(vl.as_pointer(weight_at), 1, RECORD)[0]
     hidden, done = frame.hidden, 0
     for place in range(weight.parts):
-        if place == 0:
-            b, rank, start, columns = weight.b0, weight.rank0, weight.start0, weight.columns0
-        elif place == 1:
-            b, rank, start, columns = weight.b1, weight.rank1, weight.start1, weight.columns1
-        elif place == 2:
-            b, rank, start, columns = weight.b2, weight.rank2, weight.start2, weight.columns2
-        else:
-            b, rank, start, columns = weight.b3, weight.rank3, weight.start3, weight.columns3
+        at = weight_at + PART_AT + PART_BYTES * place
+        b, rank = vl.read_i64(at), vl.read_i64(at + 8)
+        start, columns = vl.read_i64(at + 16), vl.read_i64(at + 24)
         if frame.zero:
             _zero(frame, first, stop, max(low, done), min(high, start))
         _expand_part(frame, hidden, b, rank, start, columns, first, stop, low, high, weight.bf16)
@@ -260,8 +252,7 @@ def add_adapters(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
-_body_address = _body.address
-arena = Arena(FRAME, 1 << 16)
+arena = Arena(FRAME, _body.address, 1 << 16)
 
 
 def fill_call(rows: LoraRows, weights: Sequence[LoraWeight]) -> Any:
@@ -271,7 +262,7 @@ def fill_call(rows: LoraRows, weights: Sequence[LoraWeight]) -> Any:
     call.segments, call.segment_count = rows.segments.ctypes.data, len(rows.segments)
     call.order, call.rows = rows.order.ctypes.data, len(rows.order)
     call.most_ranks = max(len(weight.a) for weight in weights)
-    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), _body_address
+    call.threads = torch.get_num_threads()
     inputs = max(weight.a.shape[1] for weight in weights)
     needed = 512 + len(rows.order) * (6 * inputs + 4 * call.most_ranks)
     if needed > arena.size:

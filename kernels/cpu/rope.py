@@ -19,13 +19,11 @@ from torch import Tensor
 from ramify.kernels.arguments.checks import check_head_norms, check_rope, check_store
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.functions import copy_bytes
-from ramify.kernels.cpu.codegen.records import Arena, record
+from ramify.kernels.cpu.codegen.functions import copy_bytes, run_body
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.codegen.thread_team_calls import run_body
-from ramify.kernels.cpu.norm import rms_norm
 from ramify.kernels.cpu.parts.norm import normalise
-from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.cpu.rowwise import rms_norm
+from ramify.kernels.machine.records import Arena, record
 
 ITEM_TOKENS = 8
 """Tokens of a work item: about 5 us of work. A team of threads costs 1 us."""
@@ -116,8 +114,7 @@ def store_tokens(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
-_body_address = _body.address
-arena = Arena(FRAME, 64)
+arena = Arena(FRAME, _body.address, 64)
 
 
 def fill_call(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, slots: Tensor) -> Any:
@@ -133,7 +130,7 @@ def fill_call(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, 
     call.bf16, call.kv_heads, call.page_size = size == 2, pages.shape[1], pages.shape[2]
     call.page_bytes, call.head_bytes, call.row_bytes = (size * x for x in pages.stride()[:3])
     call.q_norm = call.k_norm = 0
-    call.threads, call.team, call.body = torch.get_num_threads(), team_entry(), _body_address
+    call.threads = torch.get_num_threads()
     return call
 
 

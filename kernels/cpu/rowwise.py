@@ -1,6 +1,7 @@
-"""Functions of rows whose bits depend on the row alone: gated activations, soft caps, log-sums.
+"""Functions of rows whose bits depend on the row alone: norms, gated activations, soft caps, log-sums.
 
     for row: for vector of the row: y = silu(x) · up, gelu(x) · up, or cap · tanh(x / cap)
+    for token, head: y = x · weight / sqrt(mean(x²) + eps)
     for row: m = max(x);  for block of 1,024: total (float64) += Σ exp(x - m);  y = m + log(total)
 
 Memory: rows as torch has them, gate before up projection. Reading and writing them bounds it.
@@ -18,14 +19,14 @@ import torch
 from numba import types
 from torch import Tensor
 
-from ramify.kernels.arguments.checks import check_gated
+from ramify.kernels.arguments.checks import check_gated, check_norm
 from ramify.kernels.arguments.sampling_inputs import check_logits
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena, record
+from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.thread_team_calls import run_body
-from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.cpu.parts.norm import normalise
+from ramify.kernels.machine.records import Arena, ThreadCall, record
 
 SILU, GELU, SOFT_CAP, LOG_SUM = range(4)
 
@@ -128,8 +129,27 @@ def _run_rows(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
-_body_address = _body.address
-_arena = Arena(FRAME, 64)
+NORM = record(
+    "x", "x_token", "x_head", "out", "out_token", "out_head",  # addresses, and bytes between tokens and heads
+    "weight", "tokens", "heads", "size", "bf16", "weight_bf16",
+    floats=("eps",),
+)  # fmt: skip
+
+
+@compiled(types.int64(types.int64))
+def _norm_rows(call_at):  # type: ignore[no-untyped-def]
+    call = carray(vl.as_pointer(call_at), 1, NORM)[0]
+    bf16, weight_bf16 = call.bf16, call.weight_bf16
+    for token in range(call.tokens):
+        for head in range(call.heads):
+            at = call.x + token * call.x_token + head * call.x_head
+            to = call.out + token * call.out_token + head * call.out_head
+            normalise(at, to, call.weight, call.size, call.eps, bf16, weight_bf16)
+    return 0
+
+
+_arena = Arena(FRAME, _body.address, 64)
+_norm = ThreadCall(NORM)
 
 
 def _compute(kind: int, x: Tensor, out: Tensor, size: int, cap: float = 0.0) -> Tensor:
@@ -142,7 +162,6 @@ def _compute(kind: int, x: Tensor, out: Tensor, size: int, cap: float = 0.0) -> 
     call.x, call.x_row = x.data_ptr(), bytes_ * x.stride(0)
     call.out, call.out_row = out.data_ptr(), bytes_ * out.stride(0)
     call.threads = 1 if rows * size < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
-    call.team, call.body = team_entry(), _body_address
     _run_rows(_arena.call_at)
     return out
 
@@ -179,3 +198,19 @@ def log_sum(logits: Tensor) -> Tensor:
     if logits.dtype != torch.float32:
         raise ValueError(f"logits are {logits.dtype}; here they must be float32.")
     return _compute(LOG_SUM, logits, torch.empty(len(logits)), logits.shape[1])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
+    """As `reference.norm.rms_norm`."""
+    out = check_norm(x, weight, out)
+    call, size = _norm.call, x.element_size()
+    x_stride, out_stride = x.stride(), out.stride()
+    call.x, call.x_token = x.data_ptr(), x_stride[0] * size
+    call.out, call.out_token = out.data_ptr(), out_stride[0] * size
+    call.tokens, call.heads, call.size, call.x_head, call.out_head = len(x), 1, x.shape[-1], 0, 0
+    if len(x_stride) == 3:
+        call.heads, call.x_head, call.out_head = x.shape[1], x_stride[1] * size, out_stride[1] * size
+    call.weight, call.weight_bf16 = weight.data_ptr(), weight.element_size() == 2
+    call.bf16, call.eps = size == 2, eps
+    _norm_rows(_norm.call_at)
+    return out

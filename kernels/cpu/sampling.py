@@ -32,10 +32,9 @@ from torch import Tensor
 from ramify.kernels.arguments.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
-from ramify.kernels.cpu.codegen.records import Arena, record
+from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
-from ramify.kernels.cpu.codegen.thread_team_calls import run_body
-from ramify.kernels.machine.threads import team_entry
+from ramify.kernels.machine.records import Arena, record
 
 FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
@@ -122,12 +121,8 @@ def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     i = first
     while i + 4 <= last:
-        p, q, r, s = (
-            vl.read_f32(x + 4 * i),
-            vl.read_f32(x + 4 * i + 4),
-            vl.read_f32(x + 4 * i + 8),
-            vl.read_f32(x + 4 * i + 12),
-        )
+        p, q = vl.read_f32(x + 4 * i), vl.read_f32(x + 4 * i + 4)
+        r, s = vl.read_f32(x + 4 * i + 8), vl.read_f32(x + 4 * i + 12)
         a += np.float64(p) if p >= least else 0.0
         b += np.float64(q) if q >= least else 0.0
         c += np.float64(r) if r >= least else 0.0
@@ -358,8 +353,7 @@ def _sample_rows(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
-_body_address = _body.address
-_arena = Arena(FRAME)
+_arena = Arena(FRAME, _body.address)
 
 
 def sample_tokens(
@@ -383,6 +377,5 @@ def sample_tokens(
     call.options, call.tokens = options.values.data_ptr(), tokens.data_ptr()
     call.scratch_bytes = -(-(4 * call.padded + 16 * (vocab + BUCKETS)) // 64) * 64
     call.threads = 1 if rows * vocab < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
-    call.team, call.body = team_entry(), _body_address
     _arena.finish(_sample_rows)
     return tokens

@@ -1,1 +1,1 @@
-"""Torch on this machine: its thread team, copies to a device, and the error of a backend that cannot run."""
+"""This machine: torch's thread team, records in memory, copies to a device, errors."""

@@ -18,11 +18,6 @@ def silu_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     x : (T, 2 size) float32, float16 or bfloat16; rows contiguous
     out : (T, size), dtype of x, rows contiguous; optional
         Receives the result. Must not overlap x.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_gated(x, out)
     gate, up = x.float().chunk(2, dim=-1)

@@ -56,11 +56,6 @@ def paged_attention(
     Returns
     -------
     (T, heads, head_dim) in q's dtype
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride, dtype or value does not fit.
     """
     out = check_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks, float8=True

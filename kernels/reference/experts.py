@@ -62,11 +62,6 @@ def mixture(
         Receives the result. Must not overlap x.
     add : bool
         Add the result to `out`, before rounding.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_experts(x, chosen, weights, experts, out, add)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -97,11 +92,6 @@ def expert_block(
     ----------
     x : (T, hidden) float32 or bfloat16; rows contiguous
     norm, out, add : as in `linear`; `out` has the dtype of x, and may be x where `add` is set
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_packed_experts(x, experts, norm, out, add)
     count = len(experts.gate_up)

@@ -53,11 +53,6 @@ def float8_matmul(
     difference may be 1e-4 of it.
 
     Parameters are those of `reference.quantised.quantised_matmul`; `weight.form` is fp8.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit, or a weight that is not float8.
     """
     out = check_float8(x, weight, bias, out, add)
     numbers, factors = rounded(x, weight)

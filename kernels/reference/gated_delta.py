@@ -54,11 +54,6 @@ def gated_delta_rule(
     Returns
     -------
     (T, heads, value_dim), dtype of qkv
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     sizes, out = check_gated_delta(qkv, b, a, weights, conv, recurrent, slots, query_starts, kv_lens, out)
     taps, group = sizes.width - 1, sizes.heads // sizes.key_heads
@@ -109,11 +104,6 @@ def output_gate(
         Of the RMS norm over each head.
     out : like x, optional
         Receives the result; may be x itself.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_output_gate(x, gate, norm, out)
     if norm is None:

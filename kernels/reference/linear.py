@@ -39,11 +39,6 @@ def linear(
         Add the result to `out`, before rounding.
     extra : optional
         Terms of x Wᵀ, or of x Gᵀ and x Uᵀ, added before bias and gate.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_linear(x, weight, norm, out, add)
     if norm is not None:
@@ -74,10 +69,5 @@ def masked_linear(
     mask_rows : (T,) int32
         The row of `mask` for each row of x; below 0 for a row that needs all outputs.
     out : (T, outputs) float32, rows contiguous; optional
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     return linear(x, weight, out=check_masked(x, weight, mask, mask_rows, out))

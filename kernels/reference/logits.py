@@ -54,11 +54,6 @@ def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
     ----------
     logits : (R, vocab) float32, float16 or bfloat16; rows contiguous
     edits : N edits; that their places are within the logits is not checked
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     check_logits(logits)
     check_edits(logits, edits)
@@ -72,13 +67,7 @@ def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def restore_logits(logits: Tensor, edits: LogitEdits, before: Tensor) -> None:
-    """Undo `edit_logits`, which returned `before`, so that log-probabilities are of the unmodified logits.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
-    """
+    """Undo `edit_logits`, which returned `before`, so that log-probabilities are of the unmodified logits."""
     check_logits(logits)
     check_edits(logits, edits, before)
     rows, tokens = edits.places.long()
@@ -96,11 +85,6 @@ def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> LogProbabilit
     logits : (R, vocab) float32, float16 or bfloat16, not changed; rows contiguous
     tokens : (R,) int64, contiguous
     top : 0 to `MOST_LOGPROBS`, capped at the vocabulary's size
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     check_logits(logits)
     check_chosen(logits, tokens, top)

@@ -21,11 +21,6 @@ def matmul(
         Receives the result. Must not overlap x.
     add : bool
         Add the result to `out`, before rounding.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_matmul(x, weight, bias, out, add)
     y = x.float() @ weight.float().t()

@@ -18,11 +18,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     eps : float
     out : like x, optional
         Receives the result; may be x itself.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_norm(x, weight, out)
     return out.copy_(F.rms_norm(x.float(), weight.shape, weight.float(), eps))
@@ -42,11 +37,6 @@ def add_rms_norm(
     eps : float
     out : like x, optional
         Receives the result; may be x itself.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_add_norm(x, residual, weight, out)
     residual.copy_(residual.float() + x.float())

@@ -27,11 +27,6 @@ def quantised_matmul(
         Receives the result. Must not overlap x.
     add : bool
         Add the result to `out`, before rounding.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     out = check_quantised(x, weight, bias, out, add)
     y = x.float() @ weight.values().to(x.dtype).float().t()

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.arguments.checks import check_head_norms, check_rope, check_store
-from ramify.kernels.reference.kv_store import write
+from ramify.kernels.arguments.checks import FLOAT8, check_head_norms, check_rope, check_store
+from ramify.kernels.reference.float8 import MOST
 
 
 def rope_store_kv(
@@ -34,21 +34,24 @@ def rope_store_kv(
     q : (T, heads, head_dim) float32 or bfloat16, changed in place; the stride between tokens may be larger
     k, v : (T, kv_heads, head_dim), dtype of q, not changed; the stride between tokens may be larger
     rotation : (T, head_dim / 2) complex64, contiguous
-    k_pages, v_pages, slots : as in `store_kv`
+    k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q
+        Or float8_e4m3fn, for any dtype of q: numbers are rounded, and clamped to ± 448.
+    slots : (T,) int64
+        ``page * page_size + offset`` of each token, all distinct. The range is not checked.
     q_norm, k_norm : (head_dim,), float32 or dtype of q, contiguous; optional
         Weights of the norm over each head of q and of k (arXiv 2505.09388).
     eps : float
         The epsilon of these norms.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
     check_store(k, v, k_pages, v_pages, slots, float8=True)
-    write(_rotated(k, k_norm, eps, rotation), v, k_pages, v_pages, slots)
+    page_size = k_pages.shape[2]
+    page, offset = slots // page_size, slots % page_size
+    for pages, numbers in ((k_pages, _rotated(k, k_norm, eps, rotation)), (v_pages, v)):
+        if pages.dtype == FLOAT8:
+            numbers = numbers.float().clamp(-MOST, MOST)
+        pages[page, :, offset] = numbers.to(pages.dtype)
     q.copy_(_rotated(q, q_norm, eps, rotation))
 
 

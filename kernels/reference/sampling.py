@@ -28,11 +28,6 @@ def sample_tokens(
     logits : (R, vocab) float32, float16 or bfloat16, not changed; rows contiguous
     options : of R rows
     mask, mask_rows : as in `logits.masked`; optional
-
-    Raises
-    ------
-    ValueError
-        Naming the argument whose shape, stride or dtype does not fit.
     """
     check_logits(logits)
     check_options(logits, options)

@@ -7,8 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_gated
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.launching.launch import padded, warps
+from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 
 _BLOCK = 2048
 """Results of a program: with 16-bit numbers, 128 threads with four loads of 16 bytes each."""

@@ -38,7 +38,7 @@ from triton.runtime.cache import FileCacheManager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ramify.kernels.triton.launching import interpret
+from ramify.kernels.triton.tiles import launch
 
 
 class Form(NamedTuple):
@@ -74,13 +74,13 @@ def absent(capability: int) -> Iterator[None]:
     Inside, launchers take tensors on the CPU or the meta device. Launches must be recorded by `noting`,
     because nothing can run them.
     """
-    before = driver._active, interpret.absent_capability
+    before = driver._active, launch.absent_capability
     driver.set_active(_Target(capability))  # as much of one as compiling needs
-    interpret.absent_capability = capability
+    launch.absent_capability = capability
     try:
         yield
     finally:
-        driver._active, interpret.absent_capability = before
+        driver._active, launch.absent_capability = before
 
 
 @contextlib.contextmanager

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.arguments.checks import check_attention, check_lengths
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, Tile, block_dim, device_of, tiles
+from ramify.kernels.arguments.checks import ALL_DTYPES, check_attention, check_lengths
+from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, block_dim, device_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
 from ramify.kernels.triton.tiles.attention_tile import ITEM_FIELDS, attend
+from ramify.kernels.triton.tiles.launch import check_device
 from ramify.kernels.triton.tiles.merge import AT_ONCE, merge_states
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 _LOG2_E = 1.4426950408889634
 
 
-def plan_shape(
-    q: Tensor, k_pages: Tensor, *, window: int, deterministic: bool, tile_choice: Sequence[Tile] | None = None
-) -> Shape:
+def plan_shape(q: Tensor, k_pages: Tensor, *, window: int, deterministic: bool) -> Shape:
     """The `Shape` of plans for these tensors."""
     _, heads, head_dim = q.shape
     _, kv_heads, page_size, _ = k_pages.shape
     device = device_of(q.device)
-    chosen = tuple(tile_choice or tiles(head_dim, q.dtype, device, deterministic=deterministic))
+    chosen = tiles(head_dim, q.dtype, device, deterministic=deterministic)
     size = k_pages.element_size()
     return Shape(heads, kv_heads, head_dim, size, page_size, window, deterministic, chosen, device)
 
@@ -155,8 +149,7 @@ def paged_attention(
     """As `reference.attention.paged_attention`; float16 as well. `scale` must be positive.
 
     `query_starts` and `kv_lens` may be on the host. If they are on the device they are copied to the host,
-    which waits for the device. Layers that pass the same two unchanged tensors share one copy, except for
-    inference tensors, whose changes torch does not count. `plan_attention` and `run_plan` never wait.
+    which waits for the device. `plan_attention` and `run_plan` never wait.
 
     deterministic : the bits of a token's output depend only on its query and the keys and values it sees,
         not on the batch, the chunk, or the pages
@@ -167,56 +160,11 @@ def paged_attention(
         The tensors are on the host and Triton's interpreter is off.
     """
     check_device(q)
-    out = check_attention(
-        q,
-        k_pages,
-        v_pages,
-        page_table,
-        query_starts,
-        kv_lens,
-        window,
-        soft_cap,
-        out,
-        sinks,
-        dtypes=DTYPES,
-        float8=True,
-    )
+    tensors = q, k_pages, v_pages, page_table, query_starts, kv_lens
+    out = check_attention(*tensors, window, soft_cap, out, sinks, dtypes=ALL_DTYPES, float8=True)
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")
     shape = plan_shape(q, k_pages, window=window, deterministic=deterministic)
-    plan = _last.renewed(
-        query_starts, kv_lens, shape, len(q), page_table.shape[1] * shape.page_size, q.device
-    )
+    lengths = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * shape.page_size)
+    plan = plan_attention(*lengths, shape, q.device)
     return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap, sinks=sinks)
-
-
-class _LastPlan:
-    """The plan of the last call, reused by the next layer if it passes the same unchanged tensors."""
-
-    def __init__(self) -> None:
-        self.tensors: tuple[weakref.ref[Tensor], ...] = ()
-        self.key: tuple[Any, ...] = ()
-        self.plan: Plan | None = None
-
-    def renewed(
-        self, starts: Tensor, lens: Tensor, shape: Shape, tokens: int, capacity: int, device: torch.device
-    ) -> Plan:
-        lengths = (starts, lens)
-        if starts.is_inference() or lens.is_inference():
-            return plan_attention(*check_lengths(*lengths, tokens, capacity), shape, device)
-        key = (shape, tokens, capacity, device, *(each._version for each in lengths))
-        same = len(self.tensors) == 2 and all(
-            known() is each for known, each in zip(self.tensors, lengths, strict=True)
-        )
-        if self.plan is None or not same or key != self.key:
-            self.plan = plan_attention(*check_lengths(*lengths, tokens, capacity), shape, device)
-            self.tensors, self.key = tuple(map(weakref.ref, lengths)), key
-        return self.plan
-
-
-_last = _LastPlan()
-
-
-def last_plan() -> Plan | None:
-    """The plan that the last call kept for the next layer, for tests; None before the first call."""
-    return _last.plan

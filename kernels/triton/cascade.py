@@ -1,15 +1,16 @@
 """Cascade attention: a shared prefix is read once for all its sequences and merged with the rest of each.
 
+The state of attention over a set of positions is its output and the log-sum-exp of its scores. States over
+disjoint sets merge exactly (arXiv 2402.05099, 2501.01005).
+
 Example: page size 128, three sequences with one new token each; A and B share 4 pages, C shares the first 2:
 
     page tables   A = 1 2 3 4 7    B = 1 2 3 4 8    C = 1 2 5 9
     tree          find_groups: Group((A, B, C), begin 0, tokens 256), Group((A, B), 256, 256)
-    chosen        Costs.choose keeps the nodes whose saved reads are worth their states; here both
+    chosen        choose keeps the nodes whose saved reads are worth their states; here both
     tasks         A, B, C x [0, 256) in A's pages; A, B x [256, 512) in A's pages; each token x its rest
     parts         a task becomes work items of a tile of rows and a range of positions; each leaves a state
     merge         A and B merge 3 states each, C merges 2, in ascending order of positions
-
-See arXiv 2402.05099 and 2501.01005.
 """
 
 from __future__ import annotations
@@ -19,16 +20,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ramify.kernels.arguments.checks import check_attention, check_lengths
-from ramify.kernels.reference.cascade import Group, check_groups
-from ramify.kernels.triton.attention import DTYPES, plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.attention import plan_attention
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN
 from ramify.kernels.triton.plan.attention_plan import EVERY_POSITION, Plan, Shape, Tasks, make_plan
-from ramify.kernels.triton.plan.cascade_cost import Costs
-from ramify.kernels.triton.plan.cascade_groups import find_groups
+from ramify.kernels.triton.plan.cascade_groups import Group, check_groups, choose, find_groups
 
 
 def plan_cascade(
@@ -84,11 +80,8 @@ def plan_from_page_tables(
     kv_lens: Sequence[int],
     shape: Shape,
     device: torch.device,
-    *,
-    costs: Costs | None = None,
 ) -> Plan:
-    """The plan of a batch from its page tables. It has a cascade if that pays by `costs`, by default those of
-    the shape's device.
+    """The plan of a batch from its page tables. It has a cascade if that pays on the shape's device.
 
     Parameters
     ----------
@@ -98,54 +91,9 @@ def plan_from_page_tables(
     """
     groups: list[Group] = []
     if not shape.window:
-        found = find_groups(page_table, query_starts, kv_lens, shape.page_size)
-        if found:
-            starts = np.asarray(query_starts, np.int64)
-            groups = (costs or Costs.for_device(shape.device)).choose(
-                found,
-                (starts[1:] - starts[:-1]).tolist(),
-                np.asarray(kv_lens).tolist(),
-                shape,
-            )
+        new = np.diff(np.asarray(query_starts, np.int64)).tolist()
+        groups = find_groups(page_table, query_starts, kv_lens, shape.page_size)
+        groups = choose(groups, new, np.asarray(kv_lens).tolist(), shape) if groups else []
     if not groups:
         return plan_attention(query_starts, kv_lens, shape, device)
     return plan_cascade(query_starts, kv_lens, groups, shape, device)
-
-
-def cascade_attention(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    page_table: Tensor,
-    query_starts: Tensor,
-    kv_lens: Tensor,
-    groups: Sequence[Group],
-    *,
-    scale: float,
-    soft_cap: float = 0.0,
-    sinks: Tensor | None = None,
-    out: Tensor | None = None,
-    deterministic: bool = False,
-) -> Tensor:
-    """As `reference.cascade.cascade_attention`; `deterministic` as in `attention.paged_attention`."""
-    check_device(q)
-    out = check_attention(
-        q,
-        k_pages,
-        v_pages,
-        page_table,
-        query_starts,
-        kv_lens,
-        0,
-        soft_cap,
-        out,
-        sinks,
-        dtypes=DTYPES,
-        float8=True,
-    )
-    if scale <= 0.0:
-        raise ValueError(f"scale is {scale}; it must be positive.")
-    starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
-    shape = plan_shape(q, k_pages, window=0, deterministic=deterministic)
-    plan = plan_cascade(starts, lens, groups, shape, q.device)
-    return run_plan(plan, q, k_pages, v_pages, page_table, out, scale=scale, soft_cap=soft_cap, sinks=sinks)

@@ -8,16 +8,13 @@ blocks 3 to 5 find no expert and end. A CUDA graph can replay such launches for 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_experts
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.launching.launch import padded
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, padded
 from ramify.kernels.weights.stack import ExpertMatrices
 
 _PAIRS = 1024
@@ -25,14 +22,6 @@ _PAIRS = 1024
 _FEW_ROWS = 64
 """Rows of a step up to which blocks have 16 rows: each expert then has few."""
 _COLUMNS = 1024
-
-
-class _Tile(NamedTuple):
-    rows: int
-    outputs: int
-    inputs: int
-    warps: int
-    stages: int
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -222,9 +211,9 @@ def mixture(
     return out
 
 
-def _tile(dtype: torch.dtype, *, few: bool) -> _Tile:
+def _tile(dtype: torch.dtype, *, few: bool) -> ProductTile:
     """A block of weights is 8 KiB, the two blocks of gate and up are 16 KiB; sums take at most 64 registers a
     thread."""
     if dtype == torch.float32:
-        return _Tile(16, 64, 32, 4, 3)
-    return _Tile(16, 64, 64, 4, 4) if few else _Tile(64, 64, 64, 4, 3)
+        return ProductTile(16, 64, 4, 3, inputs=32)
+    return ProductTile(16, 64, 4, 4, inputs=64) if few else ProductTile(64, 64, 4, 3, inputs=64)

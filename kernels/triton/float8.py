@@ -7,19 +7,16 @@ tensor cores: W is the left operand, so that few rows fill an instruction's narr
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_float8
-from ramify.kernels.triton.launching.interpret import check_device, jit
-from ramify.kernels.triton.launching.launch import padded, warps
 from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
 from ramify.kernels.triton.quantised import quantised_matmul
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, jit, padded, warps
 from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64
@@ -31,13 +28,6 @@ MOST = tl.constexpr(448.0)
 """The largest number of float8_e4m3fn."""
 LEAST = tl.constexpr(1e-20)
 """The lower bound on the maximum of inputs that share a factor: even for zeros the factor must not be 0."""
-
-
-class _Tile(NamedTuple):
-    rows: int
-    outputs: int
-    warps: int
-    stages: int
 
 
 @jit
@@ -216,14 +206,14 @@ def rounding_matmul(
     return chosen(x, weight, bias, out=out, add=add, by_row=by_row)
 
 
-def _tile(rows: int, *, by_row: bool, shared_bytes: int) -> _Tile:
+def _tile(rows: int, *, by_row: bool, shared_bytes: int) -> ProductTile:
     """`wgmma` takes at least 64 outputs. The sums of a tile, and those of its block, take up to 64 registers
     a thread each; with `by_row` there are also those of a part. With `mma.sync`, on devices of less shared
     memory, a tile of 128 rows spills registers."""
     if by_row:
-        return _Tile(64, 128, 8, 3)
+        return ProductTile(64, 128, 8, 3)
     if rows <= _FEW_ROWS:
-        return _Tile(16, 64, 4, 4)
+        return ProductTile(16, 64, 4, 4)
     if rows <= _SPREAD_ROWS:
-        return _Tile(64, 64, 4, 3)
-    return _Tile(128, 128, 8, 4) if shared_bytes > 200_000 else _Tile(64, 128, 8, 4)
+        return ProductTile(64, 64, 4, 3)
+    return ProductTile(128, 128, 8, 4) if shared_bytes > 200_000 else ProductTile(64, 128, 8, 4)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ramify.kernels.arguments.checks import ALL_DTYPES
 from ramify.kernels.arguments.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.launching.launch import padded, warps
+from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 
 _CHANNELS = 512
 """Channels of a program of the convolution."""

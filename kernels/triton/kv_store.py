@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_copy
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.launching.launch import padded, warps
+from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 
 _BLOCK = 2048
 """Numbers of keys, and of values, that a program moves."""

@@ -14,7 +14,7 @@ from ramify.kernels.arguments.sampling_inputs import (
     check_edits,
     check_logits,
 )
-from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.tiles.launch import check_device
 from ramify.kernels.triton.tiles.sampling_scan import LOG, scanned
 from ramify.kernels.triton.tiles.sampling_sort import sorted_block
 from ramify.kernels.triton.tiles.sampling_tile import (

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.reference.norm import rms_norm
-from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.tiles.launch import check_device
 from ramify.kernels.weights.lora import MOST_PARTS, MULTIPLE, RECORD, SEGMENT_ROWS, LoraRows, LoraTable
 
 _FIELDS = len(RECORD.names or ())

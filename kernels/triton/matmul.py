@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_matmul
-from ramify.kernels.triton.launching.interpret import check_device, jit
 from ramify.kernels.triton.plan.attention_config import device_of
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, jit
 
 PART = 1024
 """Inputs of a part. The sums of parts are added in ascending order, in registers or from memory, so spreading
@@ -20,14 +18,6 @@ _FEW_ROWS = 64
 """Rows up to which parts are spread over programs: one row of tiles."""
 _GROUP = 8
 """Rows of tiles that run one after the other, so that they share the weights in the L2 cache."""
-
-
-class _Tile(NamedTuple):
-    rows: int
-    outputs: int
-    inputs: int
-    warps: int
-    stages: int
 
 
 @triton.jit
@@ -171,9 +161,9 @@ def gather(sums: Tensor, bias: Tensor | None, out: Tensor, parts: int, *, add: b
     )  # fmt: skip
 
 
-def _tile(dtype: torch.dtype) -> _Tile:
+def _tile(dtype: torch.dtype) -> ProductTile:
     """`wgmma` takes at least 64 rows. A block of weights is 16 KiB; the sums of a tile and of its part take
     128 registers a thread. float32 has no exact tensor cores, so its tile is smaller."""
     if dtype == torch.float32:
-        return _Tile(16, 64, 32, 4, 3)
-    return _Tile(64, 128, 64, 4, 4)
+        return ProductTile(16, 64, 4, 3, inputs=32)
+    return ProductTile(64, 128, 4, 4, inputs=64)

@@ -8,8 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import ALL_DTYPES, check_add_norm, check_norm
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.launching.launch import padded, warps
+from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 
 LARGEST = 65536
 """Most numbers of a row: 64 a thread in a program of 32 warps."""

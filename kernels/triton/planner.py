@@ -62,17 +62,8 @@ class Planner:
     ) -> None:
         figures = device_of(device)
         chosen = tiles(head_dim, dtype, figures, deterministic=deterministic)
-        self.shape = Shape(
-            heads,
-            kv_heads,
-            head_dim,
-            (page_dtype or dtype).itemsize,
-            page_size,
-            window,
-            deterministic,
-            chosen,
-            figures,
-        )
+        size = (page_dtype or dtype).itemsize
+        self.shape = Shape(heads, kv_heads, head_dim, size, page_size, window, deterministic, chosen, figures)
         self._device = device
         self._dtype = dtype
         self._cascade = cascade and not window
@@ -95,9 +86,8 @@ class Planner:
             return plan_from_page_tables(page_table, query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
         return plan_attention(query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
 
-    def form(self, plan: Plan, sequences: int) -> Form:
-        """The smallest form of a captured step of `sequences` decodes that holds `plan`."""
-        return form_of(plan, sequences)
+    form = staticmethod(form_of)
+    token_form = staticmethod(token_form_of)
 
     def highest_level(self, sequences: int, positions: int) -> int:
         """The highest level of forms without a cascade for `sequences` decodes over `positions` positions in
@@ -139,10 +129,6 @@ class Planner:
         """The most positions that the decodes see, with room for a partial chunk at each end of a window."""
         window = self.shape.window
         return min(positions, sequences * (window + 2 * CHUNK)) if window else positions
-
-    def token_form(self, plan: Plan, tokens: int) -> TokenForm:
-        """The smallest form of a captured step of up to `tokens` tokens that holds `plan`."""
-        return token_form_of(plan, tokens)
 
     def token_room(self, form: TokenForm, tokens: int, space: Tensor | None) -> StaticPlan:
         """Buffers for plans of `form`, of up to `tokens` tokens. `space` : as in `room`, of

@@ -7,30 +7,21 @@ number of rows alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_quantised
-from ramify.kernels.triton.launching.interpret import check_device, jit
 from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
+from ramify.kernels.triton.tiles.launch import ProductTile, check_device, jit
 from ramify.kernels.weights.quantised import QuantisedWeight
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64
 """Rows up to which tiles have 16 rows; and up to which parts are spread over programs."""
 _GROUP = 8
 """Rows of tiles that run one after the other, so that they share the weights in the L2 cache."""
-
-
-class _Tile(NamedTuple):
-    rows: int
-    outputs: int
-    warps: int
-    stages: int
 
 
 @triton.jit
@@ -154,8 +145,8 @@ def quantised_matmul(
     return out
 
 
-def _tile(dtype: torch.dtype, *, few: bool) -> _Tile:
+def _tile(dtype: torch.dtype, *, few: bool) -> ProductTile:
     """The converted weights of a step take 32 registers a thread, the sums of a tile and its part 64."""
     if dtype == torch.float32:
-        return _Tile(16, 64, 4, 3)
-    return _Tile(16, 64, 4, 4) if few else _Tile(64, 128, 8, 3)
+        return ProductTile(16, 64, 4, 3)
+    return ProductTile(16, 64, 4, 4) if few else ProductTile(64, 128, 8, 3)

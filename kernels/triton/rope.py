@@ -10,8 +10,7 @@ from torch import Tensor
 from ramify.kernels.arguments.checks import ALL_DTYPES, FLOAT8, check_head_norms, check_rope, check_store
 from ramify.kernels.triton.float8 import to_float8
 from ramify.kernels.triton.kv_store import head_block
-from ramify.kernels.triton.launching.interpret import check_device
-from ramify.kernels.triton.launching.launch import padded, warps
+from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.sampling_inputs import SamplingOptions, check_logits, check_mask, check_options
-from ramify.kernels.triton.launching.interpret import check_device
+from ramify.kernels.triton.tiles.launch import check_device
 from ramify.kernels.triton.tiles.sampling_scan import LOG, RANK, scanned
 from ramify.kernels.triton.tiles.sampling_search import search
 from ramify.kernels.triton.tiles.sampling_sort import sorted_block

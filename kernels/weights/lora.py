@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.kernels.cpu.codegen.records import record
+from ramify.kernels.machine.records import record
 
 MOST_SLOTS = 256
 """The most adapters that may be loaded at the same time."""

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramify.kernels.cpu.codegen.records import new_record, record
+from ramify.kernels.machine.records import new_record, record
 from ramify.kernels.machine.threads import on_threads
 from ramify.kernels.weights.routing import ClampedGate
 from ramify.kernels.weights.rows import (

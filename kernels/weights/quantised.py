@@ -126,18 +126,11 @@ def lay_out(rows: Rows, *, inputs: int, device: torch.device | str) -> Quantised
         missing = -(-padded // group) - scales.shape[1]
         return torch.nn.functional.pad(scales.to(device), (0, missing)).t().contiguous()
 
-    factors, order = of_groups(rows.factors), rows.order
+    factors, offsets = of_groups(rows.factors), of_groups(rows.offsets)
     assert factors is not None
+    order, numbers = None if rows.order is None else rows.order.int().to(device), numbers.contiguous()
     return QuantisedWeight(
-        form,
-        inputs,
-        group,
-        numbers.contiguous(),
-        factors,
-        of_groups(rows.offsets),
-        shift,
-        None if order is None else order.int().to(device),
-        rows.float8_activations,
+        form, inputs, group, numbers, factors, offsets, shift, order, rows.float8_activations
     )
 
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from ramify.kernels.machine.records import new_record, record
 from ramify.kernels.weights.lora import LoraTable
-from ramify.kernels.weights.packed import PackedWeight
+from ramify.kernels.weights.packed import PackedWeight, form_of
 from ramify.kernels.weights.routing import ClampedGate, Routing
 
 Norm = tuple[Tensor, float]
 """The weight of an RMS norm, in the dtype of its input, and its epsilon."""
+
+EXPERTS = record(
+    "count", "top_k", "sigmoid", "normalised", "groups", "top_groups", "correction", "hidden", "size",
+    "router", "gate_up", "down", "shared_gate_up", "shared_down", "shared_size", "shared_gate",
+    floats=("scale",),
+)  # fmt: skip
+"""The record of a mixture: counts, flags and addresses of layouts. `gate_up` and `down` are arrays of `count`
+layouts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +63,35 @@ class PackedExperts:
     down: Sequence[PackedWeight]
     correction: Tensor | None = None
     shared: tuple[PackedWeight, PackedWeight] | None = None
+
+    @functools.cached_property
+    def layout(self) -> tuple[int, Any]:
+        """The address of a record of `EXPERTS`, and the objects that must live as long as it is used. Raises
+        ValueError if the matrices of the experts differ in form or size."""
+        routing, gate_up, down = self.routing, self.gate_up, self.down
+        for each in (gate_up, down):
+            if any(form_of(one) != form_of(each[0]) for one in each):
+                raise ValueError("the matrices of the experts differ in form or size.")
+        layouts = [np.concatenate([weight.layout[1][0] for weight in each]) for each in (gate_up, down)]
+        one = new_record(EXPERTS)
+        one.count, one.top_k, one.sigmoid = len(gate_up), routing.top_k, routing.scores == "sigmoid"
+        one.normalised, one.scale = routing.normalised, routing.scale
+        one.groups, one.top_groups = routing.groups, routing.top_groups
+        one.correction = 0 if self.correction is None else self.correction.data_ptr()
+        one.hidden, one.size = gate_up[0].inputs, gate_up[0].results
+        one.router = self.router.layout[0]
+        one.gate_up, one.down = (each.ctypes.data for each in layouts)
+        if self.shared is not None:
+            shared_gate_up, shared_down = self.shared
+            one.shared_gate_up, one.shared_down = shared_gate_up.layout[0], shared_down.layout[0]
+            one.shared_size = shared_gate_up.results
+            one.shared_gate = self.router.outputs > len(gate_up)
+        return ctypes.addressof(one), (one, layouts)
+
+    def rows_of_expert(self, rows: int) -> int:
+        """The number of rows that one expert gets of `rows` rows if all experts are chosen equally often; at
+        least 1."""
+        return max(1, rows * self.routing.top_k // len(self.gate_up))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,9 +55,9 @@ def capability_of(device: torch.device) -> int | None:
     """Compute capability, such as 90, of a CUDA device, or of the absent GPU that the meta device stands for;
     None for the CPU."""
     if device.type == "meta":
-        from ramify.kernels.triton.launching import interpret
+        from ramify.kernels.triton.tiles import launch
 
-        return interpret.absent_capability
+        return launch.absent_capability
     if device.type != "cuda":
         return None
     major, minor = torch.cuda.get_device_capability(device)

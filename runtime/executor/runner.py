@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from ramify.kernels.arguments.gated_delta import DeltaWeights
 from ramify.kernels.machine.transfers import to_device
 from ramify.kernels.reference.sampling import sample_tokens
-from ramify.kernels.registry import LayerStack, Ops
+from ramify.kernels.registry import Ops
 from ramify.runtime.executor.attention import (
     CalledAttention,
     PlannedAttention,
@@ -33,6 +33,9 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import HeadNorms
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.parallel.ranks import Ranks
+
+if TYPE_CHECKING:
+    from ramify.kernels.cpu.layer_stack import LayerStack
 
 log = logging.getLogger("ramify")
 

@@ -9,17 +9,14 @@ from hypothesis import strategies as st
 
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_shape, run_plan
-from ramify.kernels.triton.cascade import cascade_attention, plan_from_page_tables
-from ramify.kernels.triton.plan.cascade_groups import find_groups
-from tests.kernels.attention_cases import Batch
-from tests.kernels.cascade_cases import Branch, assert_as_good, make_tree
+from ramify.kernels.triton.cascade import plan_from_page_tables
+from tests.kernels.attention_cases import Batch, Branch, make_tree
+from tests.kernels.cascade_cases import assert_as_good, cascade_attention, groups_of
 
 
 def tree_batch(node_pages, branches, **options) -> tuple[Batch, list]:
     batch = make_tree(node_pages, branches, **options)
-    host = batch.page_table.numpy(), batch.query_starts.tolist(), batch.kv_lens.tolist()
-    groups = find_groups(*host, batch.k_pages.shape[2])
-    return Batch(*(tensor.cuda() for tensor in batch)), groups
+    return Batch(*(tensor.cuda() for tensor in batch)), groups_of(batch)
 
 
 @st.composite
@@ -40,8 +37,7 @@ def trees(draw):
 @given(trees(), st.booleans())
 def test_random_trees(tree, deterministic):
     batch, groups = tree_batch(*tree, heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16)
-    out = torch.full_like(batch.q, torch.nan)
-    cascade_attention(*batch, groups, scale=0.09, out=out, deterministic=deterministic)
+    out = cascade_attention(batch, groups, scale=0.09, deterministic=deterministic)
     assert_as_good(out, batch, scale=0.09)
     if deterministic:
         flat = attention.paged_attention(*batch, scale=0.09, deterministic=True)

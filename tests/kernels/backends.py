@@ -33,7 +33,7 @@ CPU = Backend(
     {
         "linear": "linear",
         "masked_linear": "linear_masked",
-        **dict.fromkeys(("silu_mul", "gelu_mul", "soft_cap", "log_sum"), "rowwise"),
+        **dict.fromkeys(("rms_norm", "silu_mul", "gelu_mul", "soft_cap", "log_sum"), "rowwise"),
     },
 )
 TRITON = Backend("triton", {"silu_mul": "activation", "gelu_mul": "activation", "matmul": "matmul"})

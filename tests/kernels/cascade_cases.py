@@ -1,69 +1,31 @@
-"""Batches whose sequences share the pages of a tree, and attention over whole batches in any precision."""
+"""Cascades of the Triton kernels, and attention over whole batches in any precision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from ramify.kernels.triton.attention import plan_shape, run_plan
+from ramify.kernels.triton.cascade import plan_cascade
+from ramify.kernels.triton.plan.cascade_groups import Group, find_groups
 from tests.kernels.attention_cases import Batch
 
 
-class Branch(NamedTuple):
-    """A sequence: the nodes on its way from the root, and its own tokens, of which the last `new` are new."""
-
-    path: tuple[int, ...]
-    own: int
-    new: int
+def groups_of(batch: Batch) -> list[Group]:
+    starts, lens = batch.query_starts.tolist(), batch.kv_lens.tolist()
+    return find_groups(batch.page_table.cpu().numpy(), starts, lens, batch.k_pages.shape[2])
 
 
-def make_tree(
-    node_pages: Sequence[int],
-    branches: Sequence[Branch],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 64,
-    page_size: int = 16,
-    dtype: torch.dtype = torch.float16,
-    seed: int = 0,
-) -> Batch:
-    """Node n is `node_pages[n]` pages that all branches below it share. Rows that no sequence owns are
-    NaN."""
-    random = torch.Generator().manual_seed(seed)
-    own_pages = [-(-branch.own // page_size) for branch in branches]
-    num_pages = sum(node_pages) + sum(own_pages) + 2
-    free = torch.randperm(num_pages, generator=random).tolist()
-    unused = free.pop()
-    nodes = [[free.pop() for _ in range(count)] for count in node_pages]
-    rows = [
-        [page for node in branch.path for page in nodes[node]] + [free.pop() for _ in range(count)]
-        for branch, count in zip(branches, own_pages, strict=True)
-    ]
-    page_table = torch.full((len(rows), max(map(len, rows)) + 1), unused, dtype=torch.int32)
-    k_pages = torch.full((num_pages, kv_heads, page_size, head_dim), torch.nan)
-    v_pages = k_pages.clone()
-    lens = []
-    for index, (branch, row) in enumerate(zip(branches, rows, strict=True)):
-        page_table[index, : len(row)] = torch.tensor(row)
-        lens.append(sum(node_pages[node] for node in branch.path) * page_size + branch.own)
-        for number, page in enumerate(row):
-            count = min(page_size, lens[-1] - number * page_size)
-            for pages in (k_pages, v_pages):
-                if pages[page].isnan().any():
-                    pages[page, :, :count] = torch.randn(kv_heads, count, head_dim, generator=random)
-    new = torch.tensor([0, *(branch.new for branch in branches)])
-    q = torch.randn(int(new.sum()), heads, head_dim, generator=random)
-    return Batch(
-        q.to(dtype),
-        k_pages.to(dtype),
-        v_pages.to(dtype),
-        page_table,
-        new.cumsum(0).to(torch.int32),
-        torch.tensor(lens, dtype=torch.int32),
-    )
+def cascade_attention(
+    batch: Batch, groups: Sequence[Group], *, deterministic: bool = False, **options
+) -> torch.Tensor:
+    """The Triton kernels' attention, where every group is read once."""
+    shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=deterministic)
+    lengths = batch.query_starts.tolist(), batch.kv_lens.tolist()
+    plan = plan_cascade(*lengths, groups, shape, batch.q.device)
+    return run_plan(plan, *batch[:4], torch.full_like(batch.q, torch.nan), **options)
 
 
 def dense(

@@ -8,10 +8,11 @@ import torch
 
 from ramify.kernels.arguments.checks import FLOAT8
 from ramify.kernels.reference import rope as reference_rope
-from ramify.kernels.reference.cascade import Group
-from ramify.kernels.triton import attention, cascade, kv_store, rope
+from ramify.kernels.triton import attention, kv_store, rope
+from ramify.kernels.triton.plan.cascade_groups import Group
 from tests.kernels import ops_cases as cases
 from tests.kernels.attention_cases import Batch, make_batch
+from tests.kernels.cascade_cases import cascade_attention
 
 MIXED = [(1, 1), (1, 70), (20, 20), (17, 90), (0, 5)]
 READS: list[tuple[int, int, dict[str, Any]]] = [
@@ -63,8 +64,8 @@ def check_cascade(dtype: torch.dtype, device: str = "cpu", *, share: float = 0.0
     batch = Batch(*(tensor.to(device) for tensor in given))
     batch.page_table[:, :4] = batch.page_table[0, :4].clone()
     groups = [Group((0, 1, 2), 0, 64)]
-    found = cascade.cascade_attention(*batch, groups, scale=0.125)
-    assert_close(found, cascade.cascade_attention(*widened(batch), groups, scale=0.125), share)
+    found = cascade_attention(batch, groups, scale=0.125)
+    assert_close(found, cascade_attention(widened(batch), groups, scale=0.125), share)
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor, share: float) -> None:

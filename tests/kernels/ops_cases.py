@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -60,23 +58,6 @@ def assert_as_good(result: Tensor, torchs: Tensor, exact: Tensor) -> None:
     error, other = ((each.double() - exact).abs().max() for each in (result, torchs))
     assert error <= 3 * other + 0.5 * floor, f"{error:.3g} against torch's {other:.3g}"
     assert error <= 8 * floor, "torch at this dtype is far off itself"
-
-
-def forms(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[dict[str, Any]]:
-    """The constants that the launches of `module.name` from here on are compiled for."""
-    seen: list[dict[str, Any]] = []
-    kernel = getattr(module, name)
-
-    class Recorder:
-        def __getitem__(self, grid: Any) -> Any:
-            def call(*args: Any, **options: Any) -> Any:
-                seen.append({key: value for key, value in options.items() if key.isupper()})
-                return kernel[grid](*args, **options)
-
-            return call
-
-    monkeypatch.setattr(module, name, Recorder())
-    return seen
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,22 +1,16 @@
-"""Cascade on the host: the tree found in page tables, the cost model, and the twin against flat attention."""
+"""Cascade on the host: the tree found in page tables, and the cost model."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.kernels.reference import attention as flat
-from ramify.kernels.reference.cascade import Group, attention_state, cascade_attention, merge_states
-from ramify.kernels.triton import planner
 from ramify.kernels.triton.plan.attention_config import H100, Device, figures_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Shape
-from ramify.kernels.triton.plan.cascade_cost import Costs
-from ramify.kernels.triton.plan.cascade_groups import find_groups
-
-from .cascade_cases import Branch, make_tree
+from ramify.kernels.triton.plan.cascade_groups import Group, check_groups, choose, find_groups, time_of
 
 LLAMA = Shape(32, 8, 128, 2, 64, 0, False, tiles(128, torch.bfloat16, H100), H100)
 """Llama-3.1-8B in bfloat16."""
@@ -111,7 +105,7 @@ def test_long_prefills_already_read_a_prefix_often_enough():
 def reads_once(branches: int, shared: int, suffix: int, new: int = 1) -> bool:
     """Whether `branches` sequences of `suffix` own tokens, `new` of them new, read `shared` tokens once."""
     node = Group(tuple(range(branches)), 0, shared)
-    return Costs().choose([node], [new] * branches, [shared + suffix] * branches, LLAMA) == [node]
+    return choose([node], [new] * branches, [shared + suffix] * branches, LLAMA) == [node]
 
 
 def test_the_costs_are_those_of_the_device():
@@ -128,81 +122,23 @@ def test_the_costs_are_those_of_the_device():
         assert getattr(h100, name) == pytest.approx(getattr(H100, name), rel=1 / 6)
     l40s = device(142, 2520000, 9001000, 384, (8, 9), 96 << 20)
     assert l40s.memory == pytest.approx(0.9 * 864e9, rel=0.01)
-    assert Costs.for_device(l40s).flops < Costs().flops / 2
-    shape = LLAMA._replace(device=l40s)
-    saved = [Costs.for_device(card).time_of([4], 1024, shape) for card in (H100, l40s)]
+    assert l40s.flops < H100.flops / 2
+    saved = [time_of([4], 1024, LLAMA._replace(device=card)) for card in (H100, l40s)]
     assert saved[1] > 3 * saved[0]
     silent = device(60, 0, 0, 0, (8, 6), 0)
     assert (silent.memory, silent.flops) == (Device(60, 101376).memory, H100.flops), "a driver without rates"
-
-
-def test_the_planner_weighs_a_cascade_by_the_figures_of_its_card(monkeypatch):
-    card = Device(60, 101376, 3e11, 8e11, 4 << 20, 5e13)
-    assert Costs.for_device(card) != Costs()
-    seen: list[Costs] = []
-    monkeypatch.setattr(planner, "device_of", lambda device: card)
-    monkeypatch.setattr(Costs, "choose", lambda self, *rest: seen.append(self) or [])
-    planner.Planner(
-        heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16, page_size=16, window=0,
-        device=torch.device("cpu"), deterministic=False, cascade=True,
-    ).plan(np.array([[0, 1, 2], [0, 1, 3]], np.int32), [0, 1, 2], [40, 40])  # fmt: skip
-    assert seen == [Costs.for_device(card)]
 
 
 def test_nodes_are_chosen_one_by_one():
     root, small, large = Group(tuple(range(32)), 0, 4096), Group((0, 1), 4096, 16), Group((2, 3), 4096, 16384)
     lens = [4300] * 32
     lens[2] = lens[3] = 20600
-    chosen = Costs().choose([root, small, large], [1] * 32, lens, LLAMA)
+    chosen = choose([root, small, large], [1] * 32, lens, LLAMA)
     assert root in chosen
     assert small not in chosen
     assert large in chosen
-    assert Costs().choose([Group((0, 1), 0, 16)], [1, 1], [20, 20], LLAMA) == []
-    assert Costs().choose([root], [0] * 32, lens, LLAMA) == []
-
-
-# The twin.
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("soft_cap", [0.0, 3.0])
-def test_the_twin_equals_flat_attention(dtype, soft_cap):
-    branches = [Branch((0, 1), 9, 1), Branch((0, 1), 30, 5), Branch((0, 2), 1, 1), Branch((0,), 7, 0)]
-    batch = make_tree((3, 2, 4), [*branches, Branch((), 5, 5)], dtype=dtype)
-    groups = find_groups(batch.page_table.numpy(), batch.query_starts.tolist(), batch.kv_lens.tolist(), 16)
-    assert groups == [Group((0, 1, 2), 0, 48), Group((0, 1), 48, 32)]
-    options = {"scale": 0.125, "soft_cap": soft_cap}
-    expected = flat.paged_attention(*batch, **options)
-    atol = (1e-6 if dtype == torch.float32 else 2**-8) * float(expected.abs().max())
-    for some in (groups, groups[:1], []):
-        result = cascade_attention(*batch, some, **options)
-        assert torch.allclose(result.float(), expected.float(), atol=atol)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 2**31))
-def test_merging_parts_gives_the_whole(counts, seed):
-    random = torch.Generator().manual_seed(seed)
-    q = torch.randn(3, 4, 8, generator=random)
-    total = sum(counts) + 1
-    keys, values = (torch.randn(total, 2, 8, generator=random) for _ in range(2))
-    whole, lse = attention_state(q, keys, values, None, 0.3)
-    cuts = [*counts, 1]
-    parts = [
-        attention_state(q, k, v, None, 0.3) for k, v in zip(keys.split(cuts), values.split(cuts), strict=True)
-    ]
-    merged, merged_lse = merge_states(*(torch.stack(part) for part in zip(*parts, strict=True)))
-    assert torch.allclose(merged, whole, atol=1e-6)
-    assert torch.allclose(merged_lse, lse, atol=1e-6)
-
-
-def test_an_empty_part_may_hold_anything():
-    outs = torch.full((2, 1, 1, 4), torch.nan)
-    outs[0] = 2.0
-    lses = torch.tensor([0.5, -torch.inf]).view(2, 1, 1)
-    merged, lse = merge_states(outs, lses)
-    assert torch.equal(merged, outs[0])
-    assert lse.item() == 0.5
+    assert choose([Group((0, 1), 0, 16)], [1, 1], [20, 20], LLAMA) == []
+    assert choose([root], [0] * 32, lens, LLAMA) == []
 
 
 @pytest.mark.parametrize(
@@ -217,6 +153,5 @@ def test_an_empty_part_may_hold_anything():
     ],
 )
 def test_groups_that_are_no_tree_are_refused(groups):
-    batch = make_tree((1,), [Branch((0,), 3, 3), Branch((0,), 2, 2)])
     with pytest.raises(ValueError, match=f"group {len(groups) - 1}"):
-        cascade_attention(*batch, groups, scale=1.0)
+        check_groups(groups, [16, 16])

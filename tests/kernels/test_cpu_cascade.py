@@ -13,25 +13,24 @@ from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_records import BLOCK
 
-from . import cascade_cases
-from .attention_cases import Batch, make_batch
-from .cascade_cases import Branch
+from . import attention_cases
+from .attention_cases import Batch, Branch, make_batch
 
 SCALE = 0.125
 pytestmark = pytest.mark.usefixtures("one_thread")
-make_tree = functools.partial(cascade_cases.make_tree, dtype=torch.float32)
+make_tree = functools.partial(attention_cases.make_tree, dtype=torch.float32)
 
 
 def check(batch: Batch, threads: int, **options) -> int:
     """Assert that the cascade has flat attention's bits; returns the rows of its tiles, 0 for no cascade."""
     torch.set_num_threads(threads)
     flat = cpu.paged_attention(*batch, scale=SCALE, **options, cascade=False)
-    assert cpu.last_plan().cascade_rows == 0
+    assert cpu.arena.call.cascade_rows == 0
     result = torch.full_like(batch.q, torch.nan)
     cpu.paged_attention(*batch, scale=SCALE, **options, out=result)
     assert torch.equal(result, flat)
     assert not result.isnan().any()
-    return int(cpu.last_plan().cascade_rows)
+    return int(cpu.arena.call.cascade_rows)
 
 
 def random_tree(seed: int) -> Batch:
@@ -79,10 +78,10 @@ def tree(branches: int, shared: int, own: int = 20, new: int = 1, **options) -> 
 def test_a_prefix_is_read_once_for_all_branches():
     batch = tree(32, 40)
     check(batch, 1)
-    assert cpu.last_plan().blocks == 3 * (40 * 16 // BLOCK + 32)
+    assert cpu.arena.call.blocks == 3 * (40 * 16 // BLOCK + 32)
     # One too many for a tile.
     check(tree(33, 40), 1)
-    assert cpu.last_plan().blocks == 3 * (2 * (40 * 16 // BLOCK) + 33)
+    assert cpu.arena.call.blocks == 3 * (2 * (40 * 16 // BLOCK) + 33)
 
 
 def test_every_level_of_a_tree_is_read_once():
@@ -93,7 +92,7 @@ def test_every_level_of_a_tree_is_read_once():
     root, levels = 8 * 16 // BLOCK, 2 + 2
     cut_off = 4 * 16 + 20 - BLOCK  # above one block
     assert 0 < cut_off < BLOCK
-    assert cpu.last_plan().blocks == 3 * (root + levels + 8)
+    assert cpu.arena.call.blocks == 3 * (root + levels + 8)
 
 
 def test_the_order_of_another_call_is_only_a_beginning():
@@ -103,8 +102,8 @@ def test_the_order_of_another_call_is_only_a_beginning():
     few = make_tree([6], [Branch((0,), 10, 1)] * 3)
     for batch in (one, other, few, other, one, make_batch([(1, 90)] * 12), one):
         check(batch, 1)
-    assert cpu.last_plan().cascade_rows > 0
-    assert cpu.last_plan().blocks == 2 * (2 * (6 * 16 // BLOCK) + 12)
+    assert cpu.arena.call.cascade_rows > 0
+    assert cpu.arena.call.blocks == 2 * (2 * (6 * 16 // BLOCK) + 12)
 
 
 @pytest.mark.parametrize("new", [2, 4, 7])
@@ -112,13 +111,13 @@ def test_chunks_of_prefill_share_as_well(new):
     batch = tree(6, 12, own=40, new=new, dtype=torch.bfloat16)
     assert check(batch, 1) > 0
     tiles = -(-6 * 3 * new // (ITEM_ROWS // (3 * new) * 3 * new))
-    assert cpu.last_plan().blocks == 3 * (tiles * (12 * 16 // BLOCK) + 6)
+    assert cpu.arena.call.blocks == 3 * (tiles * (12 * 16 // BLOCK) + 6)
 
 
 def test_the_flat_form_reads_every_prefix_for_each_branch():
     batch = tree(32, 40)
     flat = cpu.paged_attention(*batch, scale=SCALE, cascade=False)
-    assert cpu.last_plan().blocks == 3 * 32 * (40 * 16 // BLOCK + 1)
+    assert cpu.arena.call.blocks == 3 * 32 * (40 * 16 // BLOCK + 1)
     assert torch.equal(flat, cpu.paged_attention(*batch, scale=SCALE))
 
 
@@ -147,7 +146,7 @@ def test_where_tiles_would_leave_threads_idle_it_stays_flat():
     batch = tree(2, 60)
     assert check(batch, 1) > 0
     assert check(batch, 16) == 0
-    assert cpu.last_plan().split
+    assert cpu.arena.call.split
 
 
 def test_long_chunks_keep_tiles_of_their_own():

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.kernels.triton import cascade
 from ramify.kernels.triton.plan.attention_plan import Plan
-from ramify.kernels.triton.plan.cascade_cost import Costs
 from ramify.kernels.triton.planner import Planner
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.decode_graphs import OFTEN
@@ -155,7 +155,7 @@ def test_a_form_that_merges_few_is_captured_when_it_comes_often() -> None:
 
 
 def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Costs, "choose", lambda self, groups, *rest: list(groups))
+    monkeypatch.setattr(cascade, "choose", lambda groups, *rest: groups)
     with compiling(90, noting=True):
         runner = runner_of()
         runner.capture_graphs([1, 96], max_pages=250)

@@ -112,10 +112,10 @@ def test_sinks_keep_the_bits_of_splits_and_prefixes(way):
     options = {"scale": 0.125, "sinks": sinks_of(9) / 10}
     flat = way.attend(*batch, **options, cascade=False)
     assert torch.equal(way.attend(*batch, **options), flat)
-    assert cpu.last_plan().cascade_rows > 0
+    assert cpu.arena.call.cascade_rows > 0
     torch.set_num_threads(7)
     assert torch.equal(way.attend(*batch, **options, cascade=False), flat)
-    assert cpu.last_plan().split
+    assert cpu.arena.call.split
 
 
 def test_pages_before_every_window_are_not_used():
@@ -209,24 +209,27 @@ def test_serial_team_and_split_agree(way, window):
     for batch in batches:
         torch.set_num_threads(1)
         expected = way.attend(*batch, scale=0.125, window=window)
-        assert cpu.last_plan().working == 1
-        assert not cpu.last_plan().split
+        assert cpu.arena.call.working == 1
+        assert not cpu.arena.call.split
         for threads in (2, 3, 7):
             torch.set_num_threads(threads)
             assert torch.equal(way.attend(*batch, scale=0.125, window=window), expected)
-            plan = cpu.last_plan()
+            plan = cpu.arena.call
             seen.add((bool(plan.working > 1), bool(plan.split)))
     assert seen == {(False, False), (True, False), (True, True)}
 
 
-def test_without_openmp_python_threads_do_the_same(monkeypatch):
+def test_without_openmp_python_threads_do_the_same():
     batch = make_batch([(1, 2000), (64, 64)])
     expected = cpu.paged_attention(*batch, scale=0.125)
     assert team.team_entry() != team.python_team_entry(), "torch here is built with OpenMP"
-    monkeypatch.setattr(cpu, "team_entry", team.python_team_entry)
     torch.set_num_threads(2)
-    assert torch.equal(cpu.paged_attention(*batch, scale=0.125), expected)
-    assert cpu.last_plan().working == 2
+    cpu.arena.call.team = team.python_team_entry()
+    try:
+        assert torch.equal(cpu.paged_attention(*batch, scale=0.125), expected)
+    finally:
+        cpu.arena.call.team = team.team_entry()
+    assert cpu.arena.call.working == 2
 
 
 def test_calls_from_several_threads_do_not_disturb_each_other():

@@ -101,7 +101,13 @@ def test_norm_refusals_name_the_argument(backend, arguments, words):
         ({"q": torch.zeros(3, 16, 2).transpose(1, 2)}, "q must be contiguous"),
         ({"rotation": torch.zeros(3, 4, dtype=torch.complex64)}, "rotation"),
         ({"rotation": torch.zeros(3, 8)}, "complex64"),
+        ({"k": torch.zeros(3, 3, 16)}, "k is"),
+        ({"k": torch.zeros(3, 16, 2).transpose(1, 2)}, "contiguous"),
+        ({"v": torch.zeros(3, 2, 16).bfloat16()}, "one dtype"),
         ({"slots": torch.arange(2)}, "k is"),
+        ({"slots": torch.arange(3, dtype=torch.int32)}, "slots"),
+        ({"k_pages": torch.zeros(2, 4, 2, 4, 16)}, "num_pages"),
+        ({"v_pages": torch.zeros(4, 2, 4, 16).half()}, "float16"),
         ({"k_norm": torch.ones(8)}, "k_norm"),
     ],
 )

@@ -44,9 +44,9 @@ def test_in_the_interpreter(long: bool) -> None:
 
 def test_without_a_gpu_and_without_the_interpreter_the_refusal_says_so():
     from ramify.kernels.triton import attention
-    from ramify.kernels.triton.launching import interpret
+    from ramify.kernels.triton.tiles import launch
 
-    assert not interpret.INTERPRETED
+    assert not launch.INTERPRETED
     with pytest.raises(KernelUnavailable, match="CUDA device, or TRITON_INTERPRET=1"):
         attention.paged_attention(*make_batch([(1, 3)]), scale=1.0)
 

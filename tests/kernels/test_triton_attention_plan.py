@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton.attention import plan_attention
 from ramify.kernels.triton.cascade import plan_cascade
 from ramify.kernels.triton.plan.attention_config import CHUNK, H100, Device, Tile, tiles
 from ramify.kernels.triton.plan.attention_plan import Plan, Shape
+from ramify.kernels.triton.plan.cascade_groups import Group
 
 pytestmark = pytest.mark.slow
 

@@ -21,10 +21,10 @@ from ramify.kernels.reference import kv_store as twin_kv_store
 from ramify.kernels.reference import norm as twin_norm
 from ramify.kernels.reference import quantised as twin_quantised
 from ramify.kernels.reference import rope as twin_rope
-from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import activation, cascade, float8, kv_store, matmul, norm, quantised, rope
 from ramify.kernels.triton.ahead import fix_cache_keys
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
+from ramify.kernels.triton.plan.cascade_groups import Group
 from ramify.runtime.executor.device import FLOAT8, capability_of
 from tests.kernels import sampling_cases
 from tests.kernels.kernel_cases.attention import Inputs, Lengths, Model

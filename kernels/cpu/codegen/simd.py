@@ -250,9 +250,8 @@ def _scaled_by_power(builder: ir.IRBuilder, value: ir.Value, exponent: ir.Value)
         name, mask = "llvm.x86.avx512.mask.scalef.ps.512", ir.IntType(16)
         kind = ir.FunctionType(_vector, [_vector, _vector, _vector, mask, _i32])
         function = builder.module.declare_intrinsic(name, (), kind)
-        return builder.call(
-            function, [value, exponent, value, mask(0xFFFF), _i32(4)]
-        )  # 4: the usual rounding
+        usual_rounding = _i32(4)
+        return builder.call(function, [value, exponent, value, mask(0xFFFF), usual_rounding])
     whole = builder.fptosi(exponent, _ivector)
     bits = builder.shl(builder.add(whole, splat_constant(127)), splat_constant(23))
     return builder.fmul(value, builder.bitcast(bits, _vector))

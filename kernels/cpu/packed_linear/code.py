@@ -9,8 +9,8 @@ from numba.core import cgutils
 
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, features, part
-from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import pointer
+from ramify.kernels.machine.records import record
 
 WIDTH = 16
 """Outputs of a panel."""

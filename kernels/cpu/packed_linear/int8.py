@@ -57,11 +57,8 @@ PANELS_AT_ONCE = {1: 4, 2: 4, 4: 2, 8: 2} if LANES == WIDTH else {1: 2, 2: 1, 4:
 
 _i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _floats, _ints = ir.VectorType(_f32, WIDTH), ir.VectorType(_i32, WIDTH)
-_words, _bytes, _all_bytes = (
-    ir.VectorType(_i16, WIDTH),
-    ir.VectorType(_i8, WIDTH),
-    ir.VectorType(_i8, 4 * WIDTH),
-)
+_words, _bytes = ir.VectorType(_i16, WIDTH), ir.VectorType(_i8, WIDTH)
+_all_bytes = ir.VectorType(_i8, 4 * WIDTH)
 _STEP_BYTES = {"int8": 8 * WIDTH, "int4": 4 * WIDTH, "table": 4 * WIDTH}
 """Bytes of a panel's weights for eight inputs."""
 _ORDER = {"int8": (0, 1, 2, 3, 4, 5, 6, 7), "int4": (0, 4, 1, 5, 2, 6, 3, 7)}

@@ -11,13 +11,13 @@ from typing import Any
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.records import record
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
 from ramify.kernels.cpu.packed_linear.code import WIDTH
+from ramify.kernels.machine.records import record
 from ramify.kernels.weights.packed import PANEL_MULTIPLE, RAISED
 
 ITEM_PANELS = PANEL_MULTIPLE
@@ -259,13 +259,6 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
 
 
 def _tile_item() -> Any:
-    if not tiles.TILES:
-
-        @part
-        def refuse(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
-            return 0
-
-        return refuse
     decode_int8, decode_int4, decode_fp8 = (tiles.decoder(form) for form in ("int8", "int4", "fp8"))
     sixteen, thirty_two = tiles.tile_products[16], tiles.tile_products[32]
 
@@ -320,19 +313,12 @@ def _tile_item() -> Any:
     return multiply
 
 
-multiply_by_tiles = _tile_item()
+@part
+def _nothing(*arguments):  # type: ignore[no-untyped-def]
+    return 0
 
 
-def _tile_switch(function: Any) -> Any:
-    """`function` on a processor with AMX tiles, else a function that does nothing."""
-    if tiles.TILES:
-        return function
-
-    @part
-    def nothing(block):  # type: ignore[no-untyped-def]
-        return 0
-
-    return nothing
-
-
-configure, release = _tile_switch(tiles.configure_tiles), _tile_switch(tiles.release_tiles)
+multiply_by_tiles = configure = release = _nothing
+"""On a processor without AMX tiles these are not called."""
+if tiles.TILES:
+    multiply_by_tiles, configure, release = _tile_item(), tiles.configure_tiles, tiles.release_tiles

@@ -257,12 +257,7 @@ def decoder(form: str) -> Any:
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(argument_at, builder, block)
-        weights, scales, to, tables = (
-            argument("weights0"),
-            argument("scales0"),
-            argument("b0"),
-            argument("tables"),
-        )
+        weights, scales, to, tables = map(argument, ("weights0", "scales0", "b0", "tables"))
         steps, ahead = argument("steps"), argument("ahead0")
         group_scales = Scales(builder, argument("scale_kind"), argument("offsets"))
         cell: Any = cgutils.alloca_once

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ramify.kernels.triton.launching import interpret
+from ramify.kernels.triton.tiles import launch
 
 CHUNK = 512
 """Positions of one state in deterministic plans: 4k tokens of 8 KV heads make 64 programs."""
@@ -80,7 +80,7 @@ def device_of(device: torch.device) -> Device:
     compiled for; in the interpreter, an H100's."""
     if device.type == "cuda":
         return _found(device)
-    wanted = interpret.absent_capability or 90
+    wanted = launch.absent_capability or 90
     return CARDS[max((known for known in CARDS if known <= wanted), default=min(CARDS))][1]
 
 

@@ -1,15 +1,31 @@
-"""The tree of shared prefixes of a batch, found in its page tables."""
+"""The tree of shared prefixes of a batch, from its page tables, and the choice of prefixes to read once."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.kernels.reference.cascade import Group
+from ramify.kernels.triton.plan.attention_plan import Shape
+
+LAUNCH_S, MARGIN = 4e-6, 0.05
+"""The time of one more launch, and the share of the time without a cascade that a cascade must save. Neither
+was measured on a card (docs/kernels.md); errors matter only for close choices."""
+
+
+class Group(NamedTuple):
+    """A node of the tree of prefixes: its members have positions [begin, begin + tokens) in the same pages.
+
+    members : rows of the page table, ascending; at least one
+    """
+
+    members: tuple[int, ...]
+    begin: int
+    tokens: int
 
 
 def find_groups(
@@ -65,3 +81,75 @@ def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     differ = one[:length] != other[:length]
     first = int(differ.argmax())
     return first if differ[first] else length
+
+
+def check_groups(groups: Sequence[Group], cached: Sequence[int]) -> None:
+    """Raise ValueError naming the first group that is not a node of one tree within the cached prefixes.
+
+    cached : for each sequence, its number of tokens before the new ones
+    """
+    reached = [0] * len(cached)
+    for index, (members, begin, tokens) in enumerate(groups):
+        ascending = bool(members) and list(members) == sorted({*members})
+        if not (ascending and members[0] >= 0 and members[-1] < len(cached)):
+            raise ValueError(f"group {index}: members must be ascending rows of the {len(cached)} sequences.")
+        for row in members:
+            if begin < reached[row] or tokens < 1 or begin + tokens > cached[row]:
+                raise ValueError(
+                    f"group {index}: positions [{begin}, {begin + tokens}) of sequence {row} must lie within "
+                    f"its {cached[row]} cached tokens and after those of the groups before."
+                )
+            reached[row] = begin + tokens
+
+
+def choose(groups: Sequence[Group], new: Sequence[int], kv_lens: Sequence[int], shape: Shape) -> list[Group]:
+    """The nodes that save more than their states cost; [] if together they are not worth two launches.
+
+    A node that does not begin where its chosen parent ends costs one more state for each of its tokens.
+
+    Parameters
+    ----------
+    groups : parents before children, as from `find_groups`
+    new, kv_lens : for each sequence, its number of new tokens and of all tokens
+    """
+    chosen: list[Group] = []
+    reached = [0] * len(new)
+    saved = 0.0
+    for group in groups:
+        counts = [new[row] for row in group.members if new[row]]
+        rest = sum(new[row] for row in group.members if new[row] and reached[row] < group.begin)
+        gain = time_of(counts, group.tokens, shape) - time_of([sum(counts)], group.tokens, shape)
+        gain -= _state_time(sum(counts) + rest, shape)
+        if gain > 0:
+            chosen.append(group)
+            saved += gain
+            for row in group.members:
+                reached[row] = group.begin + group.tokens
+    merged = sum(count for count, end in zip(new, reached, strict=True) if end)
+    flat = sum(time_of([count], length, shape) for count, length in zip(new, kv_lens, strict=True))
+    fixed = 2 * LAUNCH_S + _state_time(merged, shape)
+    return chosen if saved - fixed > MARGIN * flat else []
+
+
+def time_of(counts: Sequence[int], tokens: int, shape: Shape) -> float:
+    """Seconds for tasks of `counts` queries each to attend to the same `tokens` positions."""
+    group, device = shape.heads // shape.kv_heads, shape.device
+    sizes = [tile.rows for tile in shape.tiles]
+    tiles = padded = 0
+    for count in counts:
+        rows = count * group
+        size = next((size for size in sizes if size >= rows), sizes[-1])
+        tiles += -(-rows // size)
+        padded += -(-rows // size) * size
+    if not tiles or not tokens:
+        return 0.0
+    read = 2 * tokens * shape.kv_heads * shape.head_dim * shape.element_size
+    again = device.cache if read <= device.cache_bytes else device.memory
+    moving = read / device.memory + (tiles - 1) * read / again
+    computing = 4 * padded * shape.kv_heads * tokens * shape.head_dim / device.flops
+    return max(moving, computing)
+
+
+def _state_time(tokens: int, shape: Shape) -> float:
+    """Seconds to write and read back one state for each of `tokens` tokens."""
+    return 2 * 4 * tokens * shape.heads * (shape.head_dim + 2) / shape.device.memory

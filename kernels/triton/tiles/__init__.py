@@ -1,4 +1,4 @@
-"""Device code of the larger Triton kernels.
+"""Device code of the larger Triton kernels, and what all launches share (launch).
 
 attention_tile    the attention kernel: a tile of query rows walks over a range of positions
 merge             merges the softmax states that several work items leave for one query

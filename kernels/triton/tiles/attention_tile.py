@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ramify.kernels.triton.launching.interpret import INTERPRETED, jit
+from ramify.kernels.triton.tiles.launch import INTERPRETED, jit
 
 ITEM_FIELDS = tl.constexpr(9)
 """int32 fields of a work item, in the order in which `attend` loads them."""

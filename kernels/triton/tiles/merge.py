@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ramify.kernels.triton.launching.interpret import jit
 from ramify.kernels.triton.tiles.attention_tile import fold, sink_state
+from ramify.kernels.triton.tiles.launch import jit
 
 AT_ONCE = (1, 2, 4, 8)
 """States loaded before the first is merged: one memory latency for 8, in 32 registers at head_dim 128."""

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.kernels.triton.launching.launch import padded
+from ramify.kernels.triton.tiles.launch import padded
 from ramify.kernels.triton.tiles.sampling_tile import (
     CHUNK,
     GROUP,

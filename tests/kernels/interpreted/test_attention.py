@@ -9,12 +9,11 @@ import torch
 
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.launching.interpret import INTERPRETED
-from ramify.kernels.triton.plan.attention_config import H100, Device, Tile, tiles
+from ramify.kernels.triton.plan.attention_config import H100, Device, tiles
+from ramify.kernels.triton.plan.attention_plan import Plan
 from tests.kernels.attention_cases import Batch, alone, make_batch
 from tests.kernels.cascade_cases import assert_as_good
 
-assert INTERPRETED
 HALF, FLOAT = torch.float16, torch.float32
 MIXED = [(1, 1), (1, 70), (20, 20), (17, 90), (0, 5)]
 SMALL = {"heads": 2, "kv_heads": 1, "dtype": HALF}
@@ -29,24 +28,22 @@ def check(batch: Batch, **options) -> torch.Tensor:
     return out
 
 
-def forms(monkeypatch: pytest.MonkeyPatch) -> set[tuple]:
-    """Records the specialisations of all later launches."""
-    seen: set[tuple] = set()
-    launch = attention.attend
+def plan_of(batch: Batch, *, window: int = 0, deterministic: bool = False) -> Plan:
+    shape = plan_shape(batch.q, batch.k_pages, window=window, deterministic=deterministic)
+    return plan_attention(batch.query_starts, batch.kv_lens, shape, batch.q.device)
 
-    class Recorder:
-        def __getitem__(self, grid):
-            def call(*args, **options):
-                one_page = options["PAGE_SIZE"] % options["BLOCK_N"] == 0
-                padded = options["HEAD_DIM"] < options["BLOCK_D"]
-                names = ("BLOCK_M", "CHUNK", "LISTED", "WINDOWED", "SOFT_CAP")
-                seen.add((*(options[name] for name in names), one_page, padded))
-                return launch[grid](*args, **options)
 
-            return call
-
-    monkeypatch.setattr(attention, "attend", Recorder())
-    return seen
+def forms(launches) -> set[tuple]:
+    """The specialisations of the launches of `attend`."""
+    names = ("BLOCK_M", "CHUNK", "LISTED", "WINDOWED", "SOFT_CAP")
+    return {
+        (
+            *(form[name] for name in names),
+            form["PAGE_SIZE"] % form["BLOCK_N"] == 0,
+            form["HEAD_DIM"] < form["BLOCK_D"],
+        )
+        for form in launches.forms("attend")
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_sinks_join_every_softmax_once(window, deterministic):
     batch = make_batch([(1, 1100), (3, 20), (2, 40)], heads=4, kv_heads=2, page_size=64, dtype=FLOAT)
     options = {"window": window, "deterministic": deterministic}
     result = check(batch, sinks=torch.tensor([-40.0, 1.0, 3.0, 40.0]), **options)
-    assert (attention.last_plan().merge is not None) == (window == 0), "some sequences are split"
+    assert (plan_of(batch, **options).merge is not None) == (window == 0), "some sequences are split"
     without = check(batch, **options)
     assert torch.allclose(result[:, 0], without[:, 0], atol=1e-6)
     assert not torch.allclose(result[:, 1], without[:, 1], atol=1e-3)
@@ -129,7 +126,7 @@ def test_nan_query_gives_nan_only_there():
 def test_long_sequences_are_split_and_merged():
     batch = make_batch([(1, 1500), (3, 20), (9, 1030)], page_size=64, **SMALL)
     check(batch)
-    plan = attention.last_plan()
+    plan = plan_of(batch)
     assert plan.merge is not None
     merged = plan.merge.tokens.tolist()
     assert 0 in merged
@@ -139,9 +136,8 @@ def test_long_sequences_are_split_and_merged():
 
 
 @pytest.mark.parametrize("soft_cap", [0.0, 5.0])
-def test_every_form_of_the_kernel_is_reached(monkeypatch, soft_cap):
+def test_every_form_of_the_kernel_is_reached(launches, soft_cap):
     """The forms are all tiles, with and without window, one page a block or many, padded heads or not."""
-    seen = forms(monkeypatch)
     lengths = [(1, 70), (20, 30), (40, 45)]  # 2, 40 and 80 rows a KV head
     cases = list(itertools.product((128, 80), (16, 64), (0, 33)))
     if soft_cap:
@@ -153,7 +149,7 @@ def test_every_form_of_the_kernel_is_reached(monkeypatch, soft_cap):
     capped = soft_cap > 0
     sizes = [(16, 0), (64, 0), (128, 0), (64, 512)]
     flags = [(window > 0, page_size == 64, head_dim == 80) for head_dim, page_size, window in cases]
-    assert seen == {
+    assert forms(launches) == {
         (*size, False, windowed, capped, one, padded)
         for size, (windowed, one, padded) in itertools.product(sizes, flags)
     }
@@ -229,47 +225,16 @@ def test_page_size_does_not_change_the_bits():
     assert torch.equal(results[0], results[2])
 
 
-# The plan of one layer serves the next, and no other lengths.
-
-
-def test_the_plan_is_kept_until_the_lengths_change():
-    batch = make_batch([(2, 40), (1, 30)], **SMALL)
-    attention.paged_attention(*batch, scale=0.125)
-    plan = attention.last_plan()
-    attention.paged_attention(*batch, scale=0.125)
-    assert attention.last_plan() is plan
-    batch.kv_lens[1] -= 3
-    check(batch, scale=0.125)
-    assert attention.last_plan() is not plan
-    check(batch, scale=0.125, window=4)
-    with torch.inference_mode():
-        unseen = batch._replace(kv_lens=batch.kv_lens.clone())
-        first = attention.paged_attention(*unseen, scale=0.125)
-        unseen.kv_lens[0] = 2
-        assert not torch.equal(attention.paged_attention(*unseen, scale=0.125), first)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_warming_up_launches_every_form_and_touches_nothing(monkeypatch, deterministic):
-    seen = forms(monkeypatch)
+def test_warming_up_launches_every_form_and_touches_nothing(launches, deterministic):
     batch = make_batch([(1, 40)], **SMALL)
     q = torch.full_like(batch.q, torch.nan)
     shape = plan_shape(q, batch.k_pages, window=3, deterministic=deterministic)
     attention.warm_up(shape, q, batch.k_pages, batch.v_pages, batch.page_table, soft_cap=2.0)
     rows, chunk = ((64,), 512) if deterministic else ((16, 64, 128), 0)
-    assert seen == {
+    assert forms(launches) == {
         (size, chunk, listed, True, True, False, False) for size in rows for listed in (False, True)
     }
-
-
-def test_tiles_can_be_chosen():
-    batch = make_batch([(9, 60)], **SMALL)
-    shape = plan_shape(
-        batch.q, batch.k_pages, window=0, deterministic=False, tile_choice=[Tile(32, 32, 4, 2)]
-    )
-    plan = plan_attention(batch.query_starts, batch.kv_lens, shape, batch.q.device)
-    assert [launch.tile.rows for launch in plan.launches] == [32]
-    assert_as_good(run_plan(plan, *batch[:4], torch.empty_like(batch.q), scale=0.125), batch, scale=0.125)
 
 
 # Shapes, strides, refusals.
@@ -307,7 +272,7 @@ def test_nothing_new_gives_nothing():
         ({"kv_lens": torch.tensor([1], dtype=torch.int32)}, "sequence 0"),
         ({"window": -1}, "window"),
         ({"scale": 0.0}, "scale"),
-        ({"k_pages": torch.zeros(3, 1, 16, 64).double()}, "float16, bfloat16, float32"),
+        ({"k_pages": torch.zeros(3, 1, 16, 64).double()}, "float32, float16, bfloat16"),
         ({"out": torch.empty(2, 2, 32)}, "out"),
     ],
     ids=itertools.count(),

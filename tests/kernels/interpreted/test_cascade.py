@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.kernels.reference import cascade as twin
-from ramify.kernels.reference.cascade import Group
 from ramify.kernels.triton import attention
 from ramify.kernels.triton.attention import plan_attention, plan_shape, run_plan
-from ramify.kernels.triton.cascade import cascade_attention, plan_cascade, plan_from_page_tables
-from ramify.kernels.triton.launching.interpret import INTERPRETED
+from ramify.kernels.triton.cascade import plan_cascade, plan_from_page_tables
+from ramify.kernels.triton.plan.attention_config import H100
 from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, form_of, launches_of
-from ramify.kernels.triton.plan.attention_plan import Plan
-from ramify.kernels.triton.plan.cascade_cost import Costs
-from ramify.kernels.triton.plan.cascade_groups import find_groups
+from ramify.kernels.triton.plan.attention_plan import Plan, Shape
+from ramify.kernels.triton.plan.cascade_groups import Group
 from ramify.kernels.triton.tiles.merge import merge_states
-from tests.kernels.attention_cases import Batch, make_batch
-from tests.kernels.cascade_cases import Branch, assert_as_good, dense, make_tree
+from tests.kernels.attention_cases import Batch, Branch, make_batch, make_tree
+from tests.kernels.cascade_cases import assert_as_good, cascade_attention, dense, groups_of
 
-assert INTERPRETED
-FREE = Costs(launch=0.0, memory=1e30, cache=1.0, margin=0.0)
+FREE = dataclasses.replace(H100, memory=1e30, cache=1.0)
 """A device on which every node pays."""
 
 
@@ -31,8 +29,8 @@ def host(batch: Batch) -> tuple[np.ndarray, list[int], list[int]]:
     return batch.page_table.numpy(), batch.query_starts.tolist(), batch.kv_lens.tolist()
 
 
-def groups_of(batch: Batch) -> list[Group]:
-    return find_groups(*host(batch), batch.k_pages.shape[2])
+def free_plan(batch: Batch, shape: Shape) -> Plan:
+    return plan_from_page_tables(*host(batch), shape._replace(device=FREE), batch.q.device)
 
 
 def listed(plan: Plan) -> int:
@@ -64,21 +62,18 @@ def test_random_trees_equal_flat_attention(tree, soft_cap, half, with_sinks):
     batch = make_tree(*tree, heads=2, kv_heads=1, page_size=64, dtype=dtype)
     sinks = torch.tensor([0.5, 4.0]) if with_sinks else None
     options = {"scale": 0.125, "soft_cap": soft_cap, "sinks": sinks}
-    out = torch.full_like(batch.q, torch.nan)
-    assert cascade_attention(*batch, groups_of(batch), **options, out=out) is out
-    assert_as_good(out, batch, **options)
+    assert_as_good(cascade_attention(batch, groups_of(batch), **options), batch, **options)
 
 
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(trees())
-def test_random_trees_with_the_twin_and_by_cost(tree):
+def test_random_trees_by_cost(tree):
     batch = make_tree(*tree, heads=2, kv_heads=1, page_size=64, dtype=torch.float32)
     options = {"scale": 0.125, "sinks": torch.tensor([0.5, 4.0])}
-    expected = twin.cascade_attention(*batch, groups_of(batch), **options)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
-    plan = plan_from_page_tables(*host(batch), shape, batch.q.device, costs=FREE)
+    plan = free_plan(batch, shape)
     out = run_plan(plan, *batch[:4], torch.full_like(batch.q, torch.nan), **options)
-    assert torch.allclose(out, expected, atol=1e-5)
+    assert_as_good(out, batch, **options)
 
 
 DEEP = ((3, 5, 2, 9), [Branch((0, 1), 70, 1)] * 3 + [Branch((0, 1, 2), 3, 2), Branch((0, 3), 40, 1)])
@@ -90,9 +85,9 @@ def test_nodes_that_end_anywhere(page_size, heads, kv_heads):
     """Pages of 50 end where no block does; 24 heads need the larger tiles."""
     batch = make_tree(*DEEP, heads=heads, kv_heads=kv_heads, page_size=page_size)
     groups = groups_of(batch)
-    assert_as_good(cascade_attention(*batch, groups, scale=0.125), batch, scale=0.125)
+    assert_as_good(cascade_attention(batch, groups, scale=0.125), batch, scale=0.125)
     # A hole in the path: the root is left out, then the first of its children.
-    assert_as_good(cascade_attention(*batch, groups[1:], scale=0.125), batch, scale=0.125)
+    assert_as_good(cascade_attention(batch, groups[1:], scale=0.125), batch, scale=0.125)
 
 
 def test_shared_pages_are_read_through_one_sequence():
@@ -102,7 +97,7 @@ def test_shared_pages_are_read_through_one_sequence():
     assert batch.k_pages[empty].isnan().all()
     batch.page_table[1:, :8] = empty
     groups = [Group((0, 1, 2, 3), 0, 128)]
-    result = cascade_attention(*batch, groups, scale=0.125)
+    result = cascade_attention(batch, groups, scale=0.125)
     assert torch.allclose(result.float(), expected.float(), atol=2e-3)
     assert dense(batch, torch.float32, scale=0.125)[1:].isnan().all(), "their own tables lead nowhere"
 
@@ -119,7 +114,7 @@ def test_the_cost_model_decides_by_default():
     batch = make_tree((10,), [Branch((0,), 9, 1) for _ in range(6)], page_size=64)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
     assert listed(plan_from_page_tables(*host(batch), shape, batch.q.device)) == 0, "640 tokens, 2 heads"
-    assert listed(plan_from_page_tables(*host(batch), shape, batch.q.device, costs=FREE)) > 0
+    assert listed(free_plan(batch, shape)) > 0
     large = shape._replace(heads=512, kv_heads=128, head_dim=128)
     assert listed(plan_from_page_tables(*host(batch), large, batch.q.device)) > 0
     windowed = large._replace(window=100)
@@ -132,7 +127,7 @@ def test_cascade_gives_the_bits_of_flat_attention_when_deterministic(soft_cap):
     batch = make_tree((9, 8, 17), branches, heads=2, kv_heads=1, page_size=64)
     options = {"scale": 0.125, "soft_cap": soft_cap, "sinks": torch.tensor([0.5, 4.0])}
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=True)
-    cascade = plan_from_page_tables(*host(batch), shape, batch.q.device, costs=FREE)
+    cascade = free_plan(batch, shape)
     flat = plan_attention(*host(batch)[1:], shape, batch.q.device)
     assert listed(cascade) > 0
     results = [
@@ -143,12 +138,8 @@ def test_cascade_gives_the_bits_of_flat_attention_when_deterministic(soft_cap):
     assert_as_good(results[0], batch, **options)
 
 
-def test_refusals():
+def test_a_window_is_refused():
     batch = make_tree((8,), [Branch((0,), 9, 1) for _ in range(2)])
-    with pytest.raises(ValueError, match="group 0"):
-        cascade_attention(*batch, [Group((0, 5), 0, 16)], scale=1.0)
-    with pytest.raises(ValueError, match="scale"):
-        cascade_attention(*batch, [], scale=-1.0)
     shape = plan_shape(batch.q, batch.k_pages, window=7, deterministic=False)
     with pytest.raises(ValueError, match="window of 7"):
         plan_cascade(*host(batch)[1:], groups_of(batch), shape, batch.q.device)
@@ -159,13 +150,13 @@ def test_refusals():
 
 @pytest.mark.parametrize("head_dim", [80, 128])
 @pytest.mark.parametrize("parts", [1, 2, 3, 11])
-def test_merge_against_its_twin(parts, head_dim):
+def test_merging_states(parts, head_dim):
     heads, kv_heads, tokens = 6, 2, 3
     group = heads // kv_heads
     outs = torch.randn(parts, tokens, heads, head_dim)
     lses = 5 * torch.randn(parts, tokens, heads)
     lses[0, 1] = -torch.inf if parts > 1 else 0.0
-    expected, _ = twin.merge_states(outs, lses)
+    expected = (torch.softmax(lses, 0)[..., None] * outs).sum(0)
     # Any split of 2**lse into a maximum and a sum is the same state.
     base = torch.log2(torch.e * torch.ones(())) * lses
     total = torch.rand(parts, tokens, heads) + 0.5
@@ -203,10 +194,11 @@ def test_a_static_plan_serves_step_after_step():
     addresses = [launch.items.data_ptr() for launch in static.plan.launches]
     table, starts, lens = host(batch)
     out = torch.full_like(batch.q, torch.nan)
-    for shorter, costs in ((0, FREE), (2, Costs()), (64, FREE)):
+    free = shape._replace(device=FREE)
+    for shorter, planned in ((0, free), (2, shape), (64, free)):
         now = [length - shorter for length in lens]
-        plan = plan_from_page_tables(table, starts, now, shape, cpu, costs=costs)
-        assert (listed(plan) > 0) == (costs is FREE)
+        plan = plan_from_page_tables(table, starts, now, planned, cpu)
+        assert (listed(plan) > 0) == (planned is free)
         assert static.load(plan)
         out.fill_(torch.nan)
         step = batch._replace(kv_lens=torch.tensor(now, dtype=torch.int32))
@@ -217,7 +209,7 @@ def test_a_static_plan_serves_step_after_step():
     assert short.load(plan_attention([0, 1], [70], shape, cpu))
     assert not torch.equal(before[0], short.plan.launches[0].items)
     assert not short.load(plan_attention([0, 1, 2], [70, 70], shape, cpu)), "two items"
-    assert not short.load(plan_from_page_tables(table, starts, lens, shape, cpu, costs=FREE)), "listed items"
+    assert not short.load(plan_from_page_tables(table, starts, lens, free, cpu)), "listed items"
 
 
 def test_room_for_few_merges_gives_the_same_bits():

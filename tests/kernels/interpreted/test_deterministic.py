@@ -11,22 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.kernels.triton import attention, matmul
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
-from tests.kernels.ops_cases import forms
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_tiny
 
-assert INTERPRETED
 
-
-def test_tokens_do_not_depend_on_the_batch(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_do_not_depend_on_the_batch(tmp_path: Any, launches: Any) -> None:
     folder = write_tiny(tmp_path / "tiny")
     files = ModelFiles(name="tiny", weights=folder, tokenizer=folder)
     model = load_model(files, dtype=torch.float32)
-    products, attended = forms(monkeypatch, matmul, "_product"), forms(monkeypatch, attention, "attend")
     trunk = torch.randint(256, (9,)).tolist()
     prompts = [trunk, [*trunk[:6], 1]]
 
@@ -44,8 +38,8 @@ def test_tokens_do_not_depend_on_the_batch(tmp_path: Any, monkeypatch: pytest.Mo
     alone = [answers(engine(), [prompt]) for prompt in prompts]
     expected = [ids for (ids,), _ in alone]
     assert len({token for ids in expected for token in ids}) > 2, "the model says too little"
-    assert {form["CHUNK"] for form in attended} == {512}
-    assert products
+    assert {form["CHUNK"] for form in launches.forms("attend")} == {512}
+    assert launches.forms("_product")
     together = engine(chunk_tokens=4, overlap=True, graphs=[1, 4])
     for _ in ("computed", "cached"):
         ids, values = answers(together, prompts)

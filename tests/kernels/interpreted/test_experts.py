@@ -7,11 +7,9 @@ import torch
 
 from ramify.kernels.reference import experts as reference
 from ramify.kernels.triton import experts
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.weights.routing import ClampedGate
 from ramify.kernels.weights.stack import ExpertMatrices
 
-assert INTERPRETED
 COUNT, HIDDEN, SIZE = 5, 72, 40
 
 
@@ -44,33 +42,18 @@ def test_it_is_near_the_reference(rows: int, dtype: torch.dtype, gpt_oss: bool) 
     torch.testing.assert_close(out, wanted, atol=bound, rtol=bound)
 
 
-def test_the_launches_do_not_depend_on_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    grids: list[object] = []
-    for name in ("_count", "_arrange", "_gate_up", "_down", "_sum"):
-        kernel = getattr(experts, name)
-        monkeypatch.setattr(experts, name, Recorded(kernel, grids))
+def test_the_launches_do_not_depend_on_the_choice(launches) -> None:
     x, weights, seen = torch.randn(6, HIDDEN), matrices(torch.float32), []
     one = torch.tensor([[3, 1]], dtype=torch.int32).repeat(6, 1)
     for chosen in (one, choice(6)[0]):
-        grids.clear()
+        launches.clear()
         got = experts.mixture(x, chosen, torch.ones(6, 2), weights)
         torch.testing.assert_close(
             got, reference.mixture(x, chosen, torch.ones(6, 2), weights), atol=1e-4, rtol=0
         )
-        seen.append(list(grids))
+        seen.append([(launch.kernel, launch.grid) for launch in launches])
     assert len(seen[0]) == 5
     assert seen[0] == seen[1]
-
-
-class Recorded:
-    """A kernel whose grids are recorded."""
-
-    def __init__(self, kernel: object, grids: list[object]) -> None:
-        self.kernel, self.grids = kernel, grids
-
-    def __getitem__(self, grid: object) -> object:
-        self.grids.append(grid)
-        return self.kernel[grid]  # type: ignore[index]
 
 
 def test_experts_that_are_not_chosen_are_not_read() -> None:

@@ -12,7 +12,6 @@ from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.triton import float8
 from ramify.kernels.weights.quantised import lay_out
 from ramify.kernels.weights.rows import Rows
-from tests.kernels import ops_cases as cases
 from tests.kernels.float8_cases import activations, check, weight_of
 
 HALF = torch.float16
@@ -59,12 +58,12 @@ def test_parts_bias_and_sum(add: bool) -> None:
 
 
 @pytest.mark.parametrize("group", [0, 128])
-def test_the_number_of_rows_changes_no_bit_by_row(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = cases.forms(monkeypatch, float8, "_float8_product")
+def test_the_number_of_rows_changes_no_bit_by_row(group: int, launches) -> None:
     weight, x = weight_of(40, 2500, group), activations(70, 2500, HALF)
     whole = float8.float8_matmul(x, weight, by_row=True)
     few = float8.float8_matmul(x[:7], weight, by_row=True)
     float8.float8_matmul(x[:7], weight)
+    seen = launches.forms("_float8_product")
     assert [(form["SPREAD"], form["ROWS"]) for form in seen] == [(False, 64), (True, 64), (True, 16)]
     assert torch.equal(whole[:7], few)
 

@@ -11,15 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from ramify.kernels.registry import Ops, ops
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.model.layers import RMSNorm
 from ramify.runtime.model.loading.load import FAMILIES
 from ramify.runtime.model.shape.hf_config import config_from_hf
-
-assert INTERPRETED
 
 LAYERS, PAGE = 2, 4
 SHAPE: dict[str, Any] = {

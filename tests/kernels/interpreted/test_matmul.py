@@ -9,10 +9,8 @@ import torch
 
 from ramify.kernels.reference import matmul as reference
 from ramify.kernels.triton import matmul
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from tests.kernels import ops_cases as cases
 
-assert INTERPRETED
 # The interpreter's products of bfloat16 are wrong.
 DTYPES = [torch.float32, torch.float16]
 
@@ -33,12 +31,11 @@ def test_bias_and_sum(add):
     cases.check_matmul((66, 30, 1100), torch.float16, "cpu", bias=True, add=add)
 
 
-def test_parts_are_summed_alike_in_registers_and_from_memory(monkeypatch):
-    seen = cases.forms(monkeypatch, matmul, "_product")
+def test_parts_are_summed_alike_in_registers_and_from_memory(launches):
     x, weight = torch.randn(70, 2500), torch.randn(40, 2500)
     whole = matmul.matmul(x, weight)
     few = matmul.matmul(x[:7], weight)
-    assert [form["SPREAD"] for form in seen] == [False, True]
+    assert [form["SPREAD"] for form in launches.forms("_product")] == [False, True]
     assert torch.equal(whole[:7], few)
 
 

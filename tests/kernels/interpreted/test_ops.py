@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from ramify.kernels.triton import activation, kv_store, norm, rope
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from tests.kernels import ops_cases as cases
 
-assert INTERPRETED
 CPU = "cpu"
 
 
@@ -64,20 +62,18 @@ def test_page_copies(layers, page, dtype):
     cases.check_copy(layers, dtype, CPU, page)
 
 
-def test_every_form_is_reached(monkeypatch):
+def test_every_form_is_reached(launches):
     """Rows that share a program and rows that have one; padded and whole; one part and several."""
-    seen = cases.forms(monkeypatch, norm, "_rms_norm")
     for shape in cases.NORM_SHAPES:
         cases.check_norm(shape, torch.float32, CPU)
-    forms = {(form["ROWS"] > 1, form["SIZE"] < form["BLOCK"]) for form in seen}
+    forms = {(form["ROWS"] > 1, form["SIZE"] < form["BLOCK"]) for form in launches.forms("_rms_norm")}
     assert forms == {(True, True), (True, False), (False, False)}
-    seen = cases.forms(monkeypatch, activation, "_gated_mul")
     for gated in cases.GATED_SHAPES:
         cases.check_gated(gated, torch.float32, CPU)
-    assert {form["PARTS"] > 1 for form in seen} == {True, False}
-    seen = cases.forms(monkeypatch, rope, "_rope_store")
+    assert {form["PARTS"] > 1 for form in launches.forms("_gated_mul")} == {True, False}
     for each in cases.ROPE_SHAPES:
         cases.check_rope(each, 3, torch.float32, CPU)
+    seen = launches.forms("_rope_store")
     parts = {(form["KV_HEADS"] > form["BLOCK_H"], form["HEAD_DIM"] < form["BLOCK_D"]) for form in seen}
     assert parts == {(True, False), (False, True), (False, False)}
 

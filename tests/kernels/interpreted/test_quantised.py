@@ -9,14 +9,11 @@ import torch
 
 from ramify.kernels.reference import quantised as reference
 from ramify.kernels.triton import quantised
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
 from ramify.kernels.weights.rows import Rows
 from ramify.kernels.weights.rows import quantised as rounded
-from tests.kernels import ops_cases as cases
 from tests.kernels.quantised_cases import FORMS, GGUF, check, rows_of, weight_of
 
-assert INTERPRETED
 HALF = torch.float16
 
 
@@ -46,12 +43,12 @@ def test_parts_bias_and_sum(add: bool) -> None:
     check("int8 offsets", 64, (66, 30, 1056), torch.float32, bias=True, add=add)
 
 
-def test_the_number_of_rows_changes_no_bit_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = cases.forms(monkeypatch, quantised, "_quantised_product")
+def test_the_number_of_rows_changes_no_bit_by_row(launches) -> None:
     weight, x = weight_of("int4", 128, 40, 2500), torch.randn(70, 2500, dtype=HALF)
     whole = quantised.quantised_matmul(x, weight, by_row=True)
     few = quantised.quantised_matmul(x[:7], weight, by_row=True)
     quantised.quantised_matmul(x[:7], weight)
+    seen = launches.forms("_quantised_product")
     assert [(form["SPREAD"], form["ROWS"]) for form in seen] == [(False, 64), (True, 64), (True, 16)]
     assert torch.equal(whole[:7], few)
 

@@ -11,13 +11,11 @@ import torch
 from ramify.kernels.arguments.sampling_inputs import LogitEdits, RowEdits, SamplingOptions, TokenCounts
 from ramify.kernels.triton import logits as kernels
 from ramify.kernels.triton import sampling
-from ramify.kernels.triton.launching.interpret import INTERPRETED
 from ramify.kernels.triton.sampling import sample_tokens
 from ramify.kernels.triton.tiles import sampling_scan, sampling_search
 from tests.kernels import sampling_cases as cases
-from tests.kernels.ops_cases import DTYPES, forms
+from tests.kernels.ops_cases import DTYPES
 
-assert INTERPRETED
 CPU, FLOAT, HALF = "cpu", torch.float32, torch.bfloat16
 
 
@@ -158,20 +156,15 @@ def test_log_probabilities_of_few_tokens():
     cases.check_logprobs(spread, 40)
 
 
-def test_every_form_is_reached(monkeypatch):
-    seen = forms(monkeypatch, sampling, "_sample")
-    scans = forms(monkeypatch, sampling_scan, "scan")
+def test_every_form_is_reached(launches):
     for rows in (cases.STRAIGHT[:2], cases.ORDERED[:2]):
         for masked in ("none", "all", "some"):
             cases.check_draws(rows, 100, FLOAT, CPU, masked=masked)
     kernels.log_probabilities(torch.zeros(1, 9), torch.zeros(1, dtype=torch.int64), 2)
-    flags = {(form["HAS_MASK"], form["ORDERED"]) for form in seen}
+    flags = {(form["HAS_MASK"], form["ORDERED"]) for form in launches.forms("_sample")}
     assert flags == set(itertools.product((False, True), repeat=2))
-    assert {(form["DRAWN"], form["GROUPED"]) for form in scans} == {
-        (True, False),
-        (True, True),
-        (False, True),
-    }
+    scans = {(form["DRAWN"], form["GROUPED"]) for form in launches.forms("scan")}
+    assert scans == {(True, False), (True, True), (False, True)}
 
 
 LOGITS = torch.zeros(2, 40)

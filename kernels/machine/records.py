@@ -3,7 +3,7 @@
 A kernel takes the address of one record. Python and the kernel read and write the same fields:
 
     FRAME = record("x", "rows", floats=("eps",))                       three fields of 8 bytes
-    arena = Arena(FRAME)                                               one for each calling thread
+    arena = Arena(FRAME, _body.address)                                one for each calling thread
     arena.call.x, arena.call.rows = x.data_ptr(), len(x)               Python
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]; frame.rows    the kernel
 """
@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from ramify.kernels.machine.threads import team_entry
 
 _KINDS = {np.dtype(np.int64): ctypes.c_int64, np.dtype(np.float64): ctypes.c_double}
 
@@ -39,17 +41,29 @@ def new_record(layout: np.dtype) -> Any:
     return _structure(layout)()
 
 
-class Arena(threading.local):
+class ThreadCall(threading.local):
+    """One calling thread's arguments for a kernel, kept between calls.
+
+    call : the arguments, a record of `layout` at the address `call_at`
+    """
+
+    def __init__(self, layout: np.dtype) -> None:
+        self.call = new_record(layout)
+        self.call_at = ctypes.addressof(self.call)
+
+
+class Arena(ThreadCall):
     """One calling thread's arguments and working memory for a kernel, kept between calls.
 
-    call : the arguments, a record of `layout` at the address `call_at`. Its fields `arena` and `arena_bytes`
-        are `address` and `size`
+    call : its fields `arena` and `arena_bytes` are `address` and `size`. With `body`, the address of the C
+        function that the threads of a call run, its fields `body` and `team` are that and `team_entry`.
     address, size : the working memory and its size in bytes; the address is a multiple of 64
     """
 
-    def __init__(self, layout: np.dtype, size: int = 1 << 20) -> None:
-        self.call = new_record(layout)
-        self.call_at = ctypes.addressof(self.call)
+    def __init__(self, layout: np.dtype, body: int = 0, size: int = 1 << 20) -> None:
+        super().__init__(layout)
+        if body:
+            self.call.body, self.call.team = body, team_entry()
         self.grow(size)
 
     def grow(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether Triton's interpreter is on, and the error if the kernels cannot run.
+"""What all launches share: Triton's interpreter, the error if kernels cannot run, block sizes and warps.
 
 ``TRITON_INTERPRET=1`` must be set before triton is first imported, and holds for the whole process. The
 interpreter runs the kernels in numpy, on CPU tensors: for tests.
@@ -7,7 +7,7 @@ interpreter runs the kernels in numpy, on CPU tensors: for tests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -50,3 +50,28 @@ def check_device(tensor: torch.Tensor) -> None:
             f"the Triton kernels need a CUDA device, or TRITON_INTERPRET=1 before triton is imported; the "
             f"tensors are on {tensor.device.type}. The cpu and torch attention backends run there."
         )
+
+
+_VECTOR = 16
+"""Bytes that a thread loads at once."""
+
+
+class ProductTile(NamedTuple):
+    """The tile of a program that multiplies matrices; `inputs` is 0 where the layout of weights gives it."""
+
+    rows: int
+    outputs: int
+    warps: int
+    stages: int
+    inputs: int = 0
+
+
+def padded(size: int) -> int:
+    """The size of a block for `size` numbers: the next power of two."""
+    return int(triton.next_power_of_2(size))
+
+
+def warps(numbers: int, itemsize: int, vectors: int = 2, most: int = 16) -> int:
+    """Warps for a block of `numbers`, so that each thread has `vectors` loads of 16 bytes in flight."""
+    threads = numbers * itemsize // (_VECTOR * vectors)
+    return max(1, min(most, threads // 32))
