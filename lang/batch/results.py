@@ -124,12 +124,8 @@ def run_in_threads(
 ) -> BatchSummary:
     """Run ``one(register, values)`` for each row that has to run, and write the row's line to the results
     file."""
-
-    def work(register: runs.Register, row: Row) -> ProgramState:
-        return one(register, row.values)
-
     with _Writer(plan, rows, record) as writer:
-        finished = runs.finished_in_threads(work, writer.breaker, plan.concurrency)
+        finished = runs.finished_in_threads(one, writer.breaker, plan.concurrency)
         with contextlib.closing(finished):
             for row, state in finished:
                 writer.write(row, state)
@@ -144,12 +140,8 @@ async def run_in_tasks(
     record: Record,
 ) -> BatchSummary:
     """`run_in_threads` as a coroutine. The event loop is blocked while a line is written."""
-
-    async def work(register: runs.Register, row: Row) -> ProgramState:
-        return await one(register, row.values)
-
     with _Writer(plan, rows, record) as writer:
-        finished = runs.finished_in_tasks(work, writer.breaker, plan.concurrency)
+        finished = runs.finished_in_tasks(one, writer.breaker, plan.concurrency)
         async with contextlib.aclosing(finished):
             async for row, state in finished:
                 writer.write(row, state)
