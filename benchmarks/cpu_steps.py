@@ -43,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(file: Path, options: argparse.Namespace) -> None:
-    """Print a table for `file`."""
     pages = max(options.rows) * ((options.context + options.steps) // PAGE_SIZE + 4) + PROMPT // PAGE_SIZE
     config = EngineConfig(
         device="cpu",

@@ -97,7 +97,6 @@ class Load:
         return found, (await self._computed() - before) / (time.perf_counter() - began)
 
     async def _flood(self, body: Callable[[], Body]) -> None:
-        """Send requests with `body` without end, one after the other."""
         while True:
             await self._send(*await asyncio.to_thread(body))
 

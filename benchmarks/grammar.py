@@ -105,8 +105,6 @@ Accept = Callable[[int], bool]
 
 
 class Engine(Protocol):
-    """A grammar engine for one vocabulary."""
-
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
         """Compile `schema`. Returns a function that begins a request: it gives a function that fills masks
         and one that accepts tokens."""
@@ -217,8 +215,6 @@ SLOW = {"outlines": ("verdict",)}
 
 
 class Times(NamedTuple):
-    """Milliseconds to compile, and microseconds for each mask."""
-
     compile: float
     first: list[float]
     again: list[float]

@@ -48,8 +48,6 @@ CASES = ("free", "penalties", "grammars")
 
 
 class AnswersAtOnce:
-    """Stand-in for `Runner` whose model answers at once."""
-
     def __init__(self, *, device_sampler: bool) -> None:
         self._logits = torch.randn(1024, VOCABULARY)
         self._logits[:, 0] = -100.0  # nobody stops

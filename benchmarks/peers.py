@@ -221,7 +221,6 @@ def main() -> None:
 
 
 def measured(engines: Sequence[Engine], args: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """(workload, engine) → the rates of all rounds."""
     draw = random.Random(7)
     running = list(engines)
     found: dict[tuple[str, str], list[float]] = {}

@@ -50,8 +50,6 @@ last request."""
 
 @dataclasses.dataclass
 class Done:
-    """A batch that has finished."""
-
     seconds: float = 0.0
     requests: int = 0
     computed_tokens: int = 0
@@ -61,7 +59,6 @@ class Done:
 
 
 def run_programs(backend: Any, compiled: bool, case: Case, rows: Rows, done: Done) -> None:
-    """Run Ramify programs on a backend of ours."""
     states = case.program.run_batch(rows, backend=backend, concurrency=len(rows), compiled=compiled)
     for state in states:
         error = state.error()
@@ -166,7 +163,6 @@ def ways(options: argparse.Namespace) -> Iterator[dict[str, Way]]:
 
 
 def measure(case: Case, run: dict[str, Way], batch: int, repeat: int) -> dict[str, Done]:
-    """Way → its run with the median time."""
     rows = case.rows(WARM_UP + batch * repeat)
     for way in run.values():
         way(case, rows[:WARM_UP])
@@ -193,7 +189,6 @@ def show(name: str, found: dict[str, Done]) -> None:
 
 
 def total(batches: Sequence[Done]) -> Done:
-    """The sums of all figures of `batches`."""
     return Done(*map(sum, zip(*map(dataclasses.astuple, batches), strict=True)))
 
 

@@ -38,7 +38,6 @@ def _facts(parts: Sequence[Ended]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str | None:
-    """The line of a case: its failure, or its main figures; None if it has neither."""
     case = re.sub(r"^\S*/(?=\w+\.py::)", "", str(row["case"]))  # of a test, without its folder
     for sort in ("error", "cut"):
         if sort in row:
@@ -63,7 +62,6 @@ def _main(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Counts of the tests, over all shares."""
     counts: Counter[str] = Counter()
     for row in rows:
         if "so_far" in row:

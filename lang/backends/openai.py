@@ -202,7 +202,6 @@ class OpenAI:
         return self._thinking
 
     async def _think(self, wanted: Thinking | None) -> dict[str, Any]:
-        """The request fields that switch thinking on or off, as `wanted` says."""
         if wanted is None:
             return {}
         fields = await self._thinks_by()
@@ -228,7 +227,6 @@ class OpenAI:
         return {"chat_template_kwargs": dict.fromkeys(("enable_thinking", "thinking"), wanted.enabled)}
 
     async def _options(self, sampling: SamplingParams) -> dict[str, Any]:
-        """The request fields for those sampling options that differ from their defaults."""
         if sampling.max_tokens == 0 or sampling.prompt_logprobs_start is not None:
             raise UnsupportedNode(
                 "This endpoint cannot score a prompt.", remedy="Use Engine or RuntimeEndpoint for select."

@@ -110,8 +110,6 @@ async def estimate_in_tasks(
 
 
 class _Survey:
-    """The sizes of all rows, and the states of a sample of them."""
-
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._concurrency = plan.concurrency
         reader = RowReader(plan, rows, record, read_only=True)
@@ -223,7 +221,6 @@ def _density(states: Iterable[ProgramState]) -> float:
 
 
 def _shared(one: str, other: str) -> int:
-    """Length of the common prefix of two texts."""
     shorter = min(len(one), len(other))
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 

@@ -150,9 +150,6 @@ async def run_in_tasks(
 
 
 class _Writer:
-    """The state of one run of a batch with a results file: the window of rows, the breaker and the
-    summary."""
-
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._plan = plan
         self._rows = rows
@@ -199,7 +196,6 @@ class _Writer:
         return f"{done}{left} rows are done, in {self._plan.jsonl}; {then}."
 
     def end(self) -> None:
-        """Complete the summary, and write the table if there is one."""
         summary = self.summary
         if self.breaker.gave_up:
             total = len(self._rows) if isinstance(self._rows, Sized) else self.reader.read
@@ -216,7 +212,6 @@ class _Writer:
                 raise unwritten(self._plan.table, error, kept) from error
 
     def write(self, row: Row, state: ProgramState) -> None:
-        """Append the line of a finished row."""
         error, fields = outcome(state)
         self._file.append(row.index, row.identity, fields)
         summary = self.summary

@@ -174,7 +174,6 @@ class RemoteEngine:
             await asyncio.sleep(self._retry_s)
 
     def _ended(self, reason: str) -> None:
-        """Note that the session has ended, or could not begin."""
         was_up, self._up = self._up, False
         for task in list(self._sending):
             task.cancel()
