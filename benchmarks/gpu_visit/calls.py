@@ -33,7 +33,6 @@ CALLS: dict[str, tuple[Part, ...]] = {
     "B": (
         VERSIONS,
         Part("profile", 30, "time by kernel and idle time of five steps"),
-        Part("products", 20, "the library's products at 1 to 4096 rows"),
         Part("library", 40, "32 layers of the library's kernels in one graph: the headline ratio"),
         Part("kernels", 60, "our kernels against the ceilings and torch's own, pages of 64"),
         Part("long", 55, "long contexts, and deterministic decodes"),

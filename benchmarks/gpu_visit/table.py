@@ -10,8 +10,6 @@ from typing import Any
 from benchmarks.gpu_visit.driver import Ended
 
 FACTS = ("device", "driver", "torch", "triton", "python", "commit", "date")
-NOISE = 0.1
-"""Share by which times of two visits may differ. If the difference is larger, the row shows it."""
 ROWS, WIDTH = 24, 118
 """Rows of a part, and characters of a line. With these, three tables fit the 12,000 characters that a lent
 machine returns."""
@@ -57,8 +55,6 @@ def _main(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{value:.2f}x {row.get('of', '')}".rstrip()
         elif key == "tokens_s":
             yield f"{value:.0f} tokens/s"
-        elif key == "longer" and abs(value) > NOISE:
-            yield f"{value:+.0%} time against the visit before"
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

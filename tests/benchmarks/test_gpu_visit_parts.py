@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_visit import earlier
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.gpu_visit.model import write_model
 from benchmarks.gpu_visit.parts import profile, versions
@@ -54,7 +53,6 @@ CASES = {
     "toy": ["all off", "pages of 64", "pages of 16", "graphs", "overlap", "cascade", "all of them"],
     "engine": ["decode 1 x 20", "decode 2 x 20", "prefill 24", "cascade, 2 over 128", "engine: measured"],
     "profile": ["decode 1 x 20", "decode 2 x 20", "prefill 24"],
-    "products": ["qkv, 1 rows", "head, 3 rows"],
     "library": ["decode 1 x 20", "decode 2 x 20", "prefill 24"],
     "kernels": ["decode 64 x 4k", "all cases"],
     "long": ["decode 2 x 40", "decode 1 x 80", "deterministic decode 1 x 8"],
@@ -97,7 +95,6 @@ def test_every_part_has_its_figures(tmp_path: Path) -> None:
         assert row["spread"] >= 0
     assert rows["engine: without cascade, 2 over 128"][0]["ratio"] > 0
     assert rows["library: decode 2 x 20"][0]["ratio"] > 0
-    assert rows["products: head, 3 rows"][0]["of_ceiling"] > 0
     assert rows["profile: decode 1 x 20"][0]["host_s"] > 0
     assert any(name.startswith("profile: decode 1 x 20: aten::") for name in rows)
     assert rows["serve: with a schema"][0]["right"] == 2
@@ -118,13 +115,6 @@ def test_a_wrong_kernel_fails_its_case_alone(tmp_path: Path) -> None:
         assert said in errors.pop(f"twins: {case}")
     assert all(name.startswith(("twins: draw", "twins: greedy")) for name in errors)
     assert rows["twins: float8 product"][0]["error_rel"] < 1e-2
-
-
-def test_an_earlier_visits_time_is_beside_a_new_one() -> None:
-    card = "NVIDIA H200"
-    assert earlier.compared("prefill 4096", 0.1122, card) == {"longer": pytest.approx(0.1)}
-    assert earlier.compared("decode 3 x 1024", 7e-3, card) == {}
-    assert earlier.compared("decode 1 x 1024", 7e-3, "another card") == {}
 
 
 def test_the_log_of_a_server_tells_of_its_start() -> None:
