@@ -26,8 +26,8 @@ CALLS: dict[str, tuple[Part, ...]] = {
     "A": (
         VERSIONS,
         Part("ceilings", 10, "a large copy and an 8192³ product: what the card reaches"),
-        Part("twins", 40, "each kernel against torch or its twin, outputs poisoned before"),
-        Part("toy", 25, "a toy engine: graphs, overlap, cascade and page sizes change no bit"),
+        Part("twins", 35, "each kernel against torch or its twin, outputs poisoned before"),
+        Part("toy", 40, "a toy engine: graphs, overlap, cascade and the cache change no bit"),
         Part("engine", 55, "Llama-3.1-8B's shape at batch 1, 32, 256; a 4k prompt; an 8k prefix"),
     ),
     "B": (

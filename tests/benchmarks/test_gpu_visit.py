@@ -465,5 +465,5 @@ def test_every_test_of_the_gpu_is_in_one_of_two_parts() -> None:
 @pytest.mark.parametrize("options", [*gpu_engine_tests.OPTIONS, {"memory_fraction": 0.5}], ids=str)
 def test_the_engine_tests_check_few_pages(options: dict[str, Any]) -> None:
     """A check goes over all pages after every step, and a large card holds millions of a toy model's."""
-    config = toy.config_of("cuda", **options)
+    config = toy.config_of(**options)
     assert not config.check_pages or (config.num_pages or 1 << 30) <= 1 << 14
