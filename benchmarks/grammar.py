@@ -30,6 +30,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.vocabulary import load_vocabulary
+from tests.grammar.vocabularies import tokenise
 
 STRING: dict[str, Any] = {"type": "string"}
 CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -249,18 +250,6 @@ def least(rounds: list[Times]) -> Times:
     )
 
 
-def longest_tokens(text: str, vocabulary: Vocabulary) -> list[int]:
-    """`text` as tokens: each is the longest token that the rest of the text begins with."""
-    ids = token_trie(vocabulary).ids
-    data = text.encode()
-    tokens = []
-    while data:
-        length = next(n for n in range(min(len(data), 64), 0, -1) if data[:n] in ids)
-        tokens.append(ids[data[:length]])
-        data = data[length:]
-    return tokens
-
-
 def enlarged(vocabulary: Vocabulary, size: int) -> Vocabulary:
     """`vocabulary` with new tokens, up to `size`. Three in four are pairs of old tokens, the others one to
     three letters of other scripts."""
@@ -298,7 +287,7 @@ def compare(vocabulary: Vocabulary, names: Sequence[str], rounds: int) -> None:
     print(f"\n{vocabulary.size} tokens")
     print(f"{'':14}{'':12}{'compile ms':>11}{'first p50':>10}{'p99':>9}{'again p50':>10}{'p99':>9}")
     for case, (schema, text) in CASES.items():
-        tokens = longest_tokens(text, vocabulary)
+        tokens = tokenise(text, vocabulary)
         taken: dict[str, list[Times]] = {name: [] for name in names if case in SLOW.get(name, CASES)}
         refused: dict[str, str] = {}
         for _ in range(rounds):

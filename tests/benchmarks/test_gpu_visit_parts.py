@@ -56,7 +56,7 @@ CASES = {
     "library": ["decode 1 x 20", "decode 2 x 20", "prefill 24"],
     "kernels": ["decode 64 x 4k", "all cases"],
     "long": ["decode 2 x 40", "decode 1 x 80", "deterministic decode 1 x 8"],
-    "serve": ["ready", "4 requests", "free text", "with a schema", "end"],
+    "serve": ["ready", "4 requests", "end"],
 }
 
 
@@ -97,7 +97,7 @@ def test_every_part_has_its_figures(tmp_path: Path) -> None:
     assert rows["library: decode 2 x 20"][0]["ratio"] > 0
     assert rows["profile: decode 1 x 20"][0]["host_s"] > 0
     assert any(name.startswith("profile: decode 1 x 20: aten::") for name in rows)
-    assert rows["serve: with a schema"][0]["right"] == 2
+    assert rows["serve: 4 requests"][0]["valid_share"] == 1
     assert rows["serve: end"][0]["status"] == 0
 
 
