@@ -9,15 +9,11 @@ are times over the kernel's time: the time of the torch twin, and that of torch'
 on gathered keys and values of equal length, so that neither padding nor gathering is counted. Pages lie in
 random order. Up to 8 layers, of about `--cold-mb` together, take turns as in a model, so that no layer finds
 its keys and values in the cache. Times are the best of several calls.
-
-At the end come decodes of branches that share a prefix: the time of flat attention over that of the cascade,
-measured in turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -25,11 +21,9 @@ import torch.nn.functional as F
 
 from benchmarks.roofline import read_bandwidth
 from benchmarks.timing import fastest
-from ramify.kernels.cpu.attention import arena, paged_attention
 from ramify.kernels.registry import ops
 
 DECODES = [(batch, context) for batch in (1, 8, 32) for context in (256, 1024, 4096)]
-BRANCHES, SHARED, SUFFIXES = (8, 32, 64), (512, 1536, 4096, 8192), (16, 64, 256)
 PREFILLS = [(512, 0), (512, 1500), (64, 1500), (2048, 0)]
 
 
@@ -97,11 +91,6 @@ class Case:
 
         return call
 
-    def share(self, tokens: int) -> None:
-        """Let all sequences begin with the pages of the first sequence."""
-        pages = tokens // self.k.shape[3]
-        self.page_table[:, :pages] = self.page_table[0, :pages].clone()
-
     def _layers(self) -> Iterator[int]:
         while True:
             yield from range(len(self.k))
@@ -139,26 +128,6 @@ def main() -> None:
         report(
             f"prefill {new} after {prefix}", seconds, f"{rate / 1e9:.0f} GFLOP/s", rate / flops, case, twin
         )
-    cascades(args)
-
-
-def cascades(args: argparse.Namespace) -> None:
-    attend = functools.partial(paged_attention, rounded=not args.exact_activations)
-    print("\ndecodes of branches over a shared prefix: flat us, cascade us (times faster), rows of a tile")
-    for branches in BRANCHES:
-        for shared in SHARED:
-            columns = []
-            for suffix in SUFFIXES:
-                lengths = (branches, 1, shared + suffix)
-                case = Case(lengths, tuple(args.heads), args.head_dim, args)
-                case.share(shared)
-                calls = [case.paged(functools.partial(attend, cascade=on)) for on in (False, True)]
-                flat, cascade = fastest(calls, 0.25)
-                rows = arena.call.cascade_rows
-                columns.append(
-                    f"+ {suffix}: {flat * 1e6:.0f}, {cascade * 1e6:.0f} ({flat / cascade:.2f}x) {rows}"
-                )
-            print(f"{branches} x {shared} " + " | ".join(columns), flush=True)
 
 
 def report(

@@ -1,9 +1,10 @@
 """Decoding steps of a GGUF file on the CPU, and the ceiling that bounds them, by the number of rows.
 
-    python -m benchmarks.cpu_steps [FILE.gguf ...] [--rows 1 4 8 16 32 64 128] [--context 256] [--threads 2]
+    python -m benchmarks.cpu_steps [FILE.gguf ...] [--rows 1 4 8 16 32 64 128] [--prompt 512] [--context 256]
+        [--steps 24] [--threads 2]
 
 Two ceilings are measured in the same run: the bandwidth of reading 512 MiB with all threads, and the
-operations a second of a prefill of 512 tokens of this model. Both are measured before and after the steps,
+operations a second of a prefill of this model. Both are measured before and after the steps,
 and the higher value counts. *read*: bytes of weights, scales and KV of a step, over its time. *computed*:
 operations of the step's products, over its time. The figure that is nearer to its ceiling shows the bound of
 the step.
@@ -22,7 +23,6 @@ from benchmarks.roofline import kv_bytes, prefill_flop, read_bandwidth, weight_b
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 from ramify.runtime.inspect.resolve import resolve
 
-PROMPT = 512
 PAGE_SIZE = 16
 
 
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64, 128])
     parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -43,34 +44,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(file: Path, options: argparse.Namespace) -> None:
-    """Print a table for `file`."""
-    pages = max(options.rows) * ((options.context + options.steps) // PAGE_SIZE + 4) + PROMPT // PAGE_SIZE
+    prompt = options.prompt
+    pages = max(options.rows) * ((options.context + options.steps) // PAGE_SIZE + 4) + prompt // PAGE_SIZE
     config = EngineConfig(
         device="cpu",
         page_size=PAGE_SIZE,
         num_pages=pages + 64,
-        context_length=max(options.context + options.steps, PROMPT) + 64,
+        context_length=max(options.context + options.steps, prompt) + 64,
         max_running=max(options.rows),
-        chunk_tokens=PROMPT,
+        chunk_tokens=prompt,
         max_waiting=4096,
         threads=options.threads,
         speculation=False,
     )
     engine = LocalEngine(file, config)
     model = engine.model.config
-    one = prefill_flop(model, PROMPT) / PROMPT
-    engine.prefill(PROMPT)  # allocates working memory
+    one = prefill_flop(model, prompt) / prompt
+    engine.prefill(prompt)  # allocates working memory
     bandwidth = read_bandwidth()
-    prefill = min(engine.prefill(PROMPT) for _ in range(options.repeat))
+    prefill = min(engine.prefill(prompt) for _ in range(options.repeat))
     times = {}
     for rows in options.rows:
         times[rows] = min(step(engine, rows, options) for _ in range(options.repeat))
     bandwidth = max(bandwidth, read_bandwidth())
-    prefill = min(prefill, *(engine.prefill(PROMPT) for _ in range(options.repeat)))
-    rate = one * PROMPT / prefill
+    prefill = min(prefill, *(engine.prefill(prompt) for _ in range(options.repeat)))
+    rate = one * prompt / prefill
     weights = weight_bytes(engine.model)
     print(f"{file.name}: {weights / 1e6:.0f} MB a step; reads {bandwidth / 1e9:.1f} GB/s, ", end="")
-    print(f"a prefill of {PROMPT} computes {rate / 1e9:.0f} GFLOP/s")
+    print(f"a prefill of {prompt} computes {rate / 1e9:.0f} GFLOP/s")
     print(f"{'rows':>6}{'ms':>9}{'tokens/s':>10}{'read GB/s':>11}{'':>6}{'GFLOP/s':>9}{'':>6}  bound by")
     for rows, seconds in times.items():
         positions = rows * (options.context + options.steps // 2)

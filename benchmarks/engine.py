@@ -135,7 +135,6 @@ def prefills(engine: LocalEngine, sizes: Sizes, flops: float) -> Iterator[Row]:
 
 
 def branches(engine: LocalEngine, sizes: Sizes) -> Iterator[Row]:
-    """A row for each prefix: a step of many branches over this prefix."""
     for length in sizes.prefixes:
         prefix = engine.prompt(length)
         prompts = [prefix + engine.prompt(SUFFIX) for _ in range(sizes.branches)]
@@ -175,7 +174,6 @@ def line(row: Row) -> str:
 
 
 def state(facts: Row) -> str:
-    """The text of `LocalEngine.facts`, in one line."""
     compiled, captured, memory = facts["compiled"], facts["captured"], facts["memory"]
     text = f"{compiled['kernels']} kernels compiled in {compiled['seconds']:.1f} s, "
     text += f"{compiled['loaded']} loaded; "

@@ -278,12 +278,10 @@ class LocalEngine:
         return calls
 
     def _work(self) -> tuple[int, ...]:
-        """Counters that do not change in a step of a warm engine."""
         captured = self.runner.captured
         return captured.graphs, captured.awaited, self._compiled.kernels, self._compiled.loaded
 
     def _positions(self) -> int:
-        """The number of tokens of all running requests."""
         return sum(request.length for request in self._scheduler.requests.running)
 
     def _device_time(self) -> float:

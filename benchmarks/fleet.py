@@ -6,10 +6,7 @@
 A simulation: no model runs. Replicas have the scheduler's prefix tree with a bounded number of pages. Their
 times follow from measured costs (SmolLM2-135M on two cores). All policies get the same programs. Columns:
 
-    again    share of prompt tokens that are computed though some replica had computed them before
     p50 p99  seconds from a request to its first token
-    goodput  output tokens a second of requests whose first token came within `GOOD_S`
-    idle     share of the time in which replicas had nothing to do
     route    milliseconds of processor time for placing a request, of this machine: all else is simulated
 
     ramify       `runtime.fleet.placement`
@@ -47,7 +44,6 @@ STEP_S, PROMPT_S, ROW_S = 0.007, 0.00033, 0.00085
 """Seconds of a step, of each prompt token in it, and of each decoding row."""
 EVENT_S = 0.005
 """Seconds until the router learns of a change in a replica's tree."""
-GOOD_S = 1.0
 DIGESTS = Digests()
 
 Call = tuple[np.ndarray, int]
@@ -128,8 +124,6 @@ class Replica:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.stepping = False
-        self.busy_s = 0.0
-        self.computed = 0
         self.events = 0
 
     def step(self) -> tuple[float, list[Request]]:
@@ -146,12 +140,10 @@ class Replica:
             count = min(budget, len(request.prompt) - request.computed)
             request.computed += count
             budget -= count
-            self.computed += count
             seconds += PROMPT_S * count
             if request.computed == len(request.prompt):
                 prefilled.append(request)
                 self._commit(request)
-        self.busy_s += seconds
         return seconds, speaking + prefilled
 
     def _admitted(self) -> Request | None:
@@ -267,16 +259,6 @@ POLICIES: dict[str, Callable[[list[str]], Policy]] = {
 # --- the run ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Result:
-    again: float
-    p50: float
-    p99: float
-    goodput: float
-    idle: float
-    route: float
-
-
 class Fleet:
     def __init__(self, count: int, policy: Callable[[list[str]], Policy]) -> None:
         self.replicas = {f"r{i}": Replica(f"r{i}") for i in range(count)}
@@ -284,33 +266,20 @@ class Fleet:
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.numbers = itertools.count()
         self.waits: list[float] = []
-        self.good_tokens = 0
-        self.prompt_tokens = 0
-        self.seen: set[int] = set()
-        self.distinct = 0
         self.routing_s = 0.0
 
     def at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self.events, (when, next(self.numbers), what))
 
-    def run(self, arrivals: list[tuple[float, Body]]) -> Result:
+    def run(self, arrivals: list[tuple[float, Body]]) -> tuple[float, float, float]:
+        """Median and 99th percentile of the seconds to a first token, and milliseconds for a placement."""
         for program, (when, body) in enumerate(arrivals):
             self.at(when, lambda now, body=body, program=f"p{program}": self.go_on(body, program, now))
-        now = 0.0
         while self.events:
             now, _, what = heapq.heappop(self.events)
             what(now)
         waits = sorted(self.waits)
-        computed = sum(replica.computed for replica in self.replicas.values())
-        busy = sum(replica.busy_s for replica in self.replicas.values())
-        return Result(
-            again=(computed - self.distinct) / self.prompt_tokens,
-            p50=waits[len(waits) // 2],
-            p99=waits[len(waits) * 99 // 100],
-            goodput=self.good_tokens / now,
-            idle=1 - busy / now / len(self.replicas),
-            route=1e3 * self.routing_s / len(waits),
-        )
+        return waits[len(waits) // 2], waits[len(waits) * 99 // 100], 1e3 * self.routing_s / len(waits)
 
     def go_on(self, body: Body, program: str, now: float) -> None:
         todo = next(body, None)
@@ -334,10 +303,6 @@ class Fleet:
         self, prompt: np.ndarray, output: int, program: str, now: float, ended: Callable[[float], None]
     ) -> None:
         digests = DIGESTS.page_ends(prompt, "", PAGE)
-        new = len(digests) - sum(digest in self.seen for digest in digests)
-        self.seen.update(digests)
-        self.distinct += new * PAGE + len(prompt) % PAGE
-        self.prompt_tokens += len(prompt)
         # The length of an output is unknown: 64 tokens are assumed.
         work = Work(f"q{next(self.numbers)}", digests, len(prompt), 64.0, program)
         began = time.process_time()
@@ -367,8 +332,6 @@ class Fleet:
         for request in speaking:
             if request.said == 0:
                 self.waits.append(now - request.sent)
-                if now - request.sent <= GOOD_S:
-                    self.good_tokens += request.output
             request.said += 1
             self.policy.progress(request.work.rid, 1, now)
             if request.said == request.output:
@@ -401,16 +364,12 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    print("kind     replicas  policy        again     p50     p99  goodput   idle  route")
+    print("kind     replicas  policy            p50     p99  route")
     for kind, count in itertools.product(args.kinds, args.replicas):
         for name, policy in POLICIES.items():
             given = arrivals(kind, count, args.seconds, args.load, args.seed)
-            result = Fleet(count, policy).run(given)
-            print(
-                f"{kind:<8} {count:>8}  {name:<12} {result.again:>6.3f} {result.p50:>7.3f} {result.p99:>7.3f}"
-                f" {result.goodput:>8.0f} {result.idle:>6.2f} {result.route:>6.3f}",
-                flush=True,
-            )
+            p50, p99, route = Fleet(count, policy).run(given)
+            print(f"{kind:<8} {count:>8}  {name:<12} {p50:>7.3f} {p99:>7.3f} {route:>6.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import math
 import random
 import re
-import signal
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
+
+from tests.end_to_end.served import serve
 
 MODEL = "default"
 CHAT_TOKENS = 40
@@ -62,36 +60,7 @@ def bodies(rng: random.Random) -> dict[str, Callable[[], Body]]:
             completion | {"prompt": [ids(8000) for _ in range(500)], "max_tokens": 4},
         ),
         "prompt": lambda: ("/v1/completions", completion | {"prompt": ids(8000), "max_tokens": 4}),
-        "messages": lambda: (
-            "/v1/chat/completions",
-            {"model": MODEL, "messages": [{"role": "user", "content": "hi"}] * 100_000, "max_tokens": 4},
-        ),
     }
-
-
-@contextlib.contextmanager
-def server(*flags: str) -> Iterator[str]:
-    """Context with a running server, which it starts and stops. Gives the server's address."""
-    command = [
-        sys.executable,
-        "-c",
-        "from ramify.cli.main import main; main()",
-        "serve",
-        "--port",
-        "0",
-        *flags,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.search(r"http://[\w.]+:\d+", line):
-                yield found[0]
-                return
-        raise RuntimeError("The server has not started.")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
 
 
 class Load:
@@ -128,7 +97,6 @@ class Load:
         return found, (await self._computed() - before) / (time.perf_counter() - began)
 
     async def _flood(self, body: Callable[[], Body]) -> None:
-        """Send requests with `body` without end, one after the other."""
         while True:
             await self._send(*await asyncio.to_thread(body))
 
@@ -176,7 +144,7 @@ async def run(url: str, args: argparse.Namespace) -> None:
                     _, rate = await load.rate(asyncio.sleep(args.chats * every_s))
                 async with load.flooded(body):
                     beside, together = await load.rate(load.chats(args.chats, every_s))
-                over = together / rate if rate else math.nan  # a body that is refused computes nothing
+                over = together / rate
                 rows[name].append((alone, beside, over))
                 said = f"{_said(alone)} alone, {_said(beside)} beside"
                 print(f"  {name}: {said}, {rate:.0f} tokens/s, {over:.2f}", flush=True)
@@ -202,10 +170,10 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=8)
     parser.add_argument("--every", type=float, default=10.0)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--only", nargs="*", default=["n", "prompts", "lists", "prompt", "messages"])
+    parser.add_argument("--only", nargs="*", default=["n", "prompts", "lists", "prompt"])
     args = parser.parse_args()
-    with server(*([] if args.threads is None else ["--threads", str(args.threads)])) as url:
-        asyncio.run(run(url, args))
+    with serve(*([] if args.threads is None else ["--threads", str(args.threads)])) as served:
+        asyncio.run(run(served.url, args))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
+from tests.grammar.vocabularies import tokenise
 
 STRING: dict[str, Any] = {"type": "string"}
 CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -105,8 +106,6 @@ Accept = Callable[[int], bool]
 
 
 class Engine(Protocol):
-    """A grammar engine for one vocabulary."""
-
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
         """Compile `schema`. Returns a function that begins a request: it gives a function that fills masks
         and one that accepts tokens."""
@@ -217,8 +216,6 @@ SLOW = {"outlines": ("verdict",)}
 
 
 class Times(NamedTuple):
-    """Milliseconds to compile, and microseconds for each mask."""
-
     compile: float
     first: list[float]
     again: list[float]
@@ -251,18 +248,6 @@ def least(rounds: list[Times]) -> Times:
         [min(masks) for masks in zip(*(times.first for times in rounds), strict=True)],
         [min(masks) for masks in zip(*(times.again for times in rounds), strict=True)],
     )
-
-
-def longest_tokens(text: str, vocabulary: Vocabulary) -> list[int]:
-    """`text` as tokens: each is the longest token that the rest of the text begins with."""
-    ids = token_trie(vocabulary).ids
-    data = text.encode()
-    tokens = []
-    while data:
-        length = next(n for n in range(min(len(data), 64), 0, -1) if data[:n] in ids)
-        tokens.append(ids[data[:length]])
-        data = data[length:]
-    return tokens
 
 
 def enlarged(vocabulary: Vocabulary, size: int) -> Vocabulary:
@@ -302,7 +287,7 @@ def compare(vocabulary: Vocabulary, names: Sequence[str], rounds: int) -> None:
     print(f"\n{vocabulary.size} tokens")
     print(f"{'':14}{'':12}{'compile ms':>11}{'first p50':>10}{'p99':>9}{'again p50':>10}{'p99':>9}")
     for case, (schema, text) in CASES.items():
-        tokens = longest_tokens(text, vocabulary)
+        tokens = tokenise(text, vocabulary)
         taken: dict[str, list[Times]] = {name: [] for name in names if case in SLOW.get(name, CASES)}
         refused: dict[str, str] = {}
         for _ in range(rounds):

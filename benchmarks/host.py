@@ -1,15 +1,12 @@
 """The scheduler's own time in a decoding step: everything but the model.
 
-    python -m benchmarks.host [--steps 300] [--prompt 8000] [--overlap] [--device-sampler]
+    python -m benchmarks.host [--steps 300] [--prompt 8000] [--overlap]
 
 A real scheduler with its tree, pages, packing and outputs runs on a stand-in for the model, which answers at
 once with the same logits over a small vocabulary. Prints the time of a step at several batch sizes: of free
 text, with penalties, and with half of the requests under a grammar. Times are processor time of all threads;
 `wall` is by the clock. Both are the 10th percentile of all steps, because other work on the machine slows
 many steps. The aim is 2 ms at 256 requests.
-
-`--device-sampler`: the sampler for devices, with torch's operations on the CPU. In real use a device would
-execute these operations, so only differences between two versions of the host's code are meaningful.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.sampler import DeviceSampler, HostSampler
+from ramify.runtime.executor.sampler import HostSampler
 from ramify.runtime.processes.worker_start import finish_startup
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.scheduler.requests.limits import Limits
@@ -48,21 +45,13 @@ CASES = ("free", "penalties", "grammars")
 
 
 class AnswersAtOnce:
-    """Stand-in for `Runner` whose model answers at once."""
-
-    def __init__(self, *, device_sampler: bool) -> None:
+    def __init__(self) -> None:
         self._logits = torch.randn(1024, VOCABULARY)
         self._logits[:, 0] = -100.0  # nobody stops
         self.device = torch.device("cpu")
-        self.sampler: HostSampler | DeviceSampler
-        if device_sampler:
-            operations = ops("torch").sampling
-            assert operations is not None
-            self.sampler = DeviceSampler(operations, self.device)
-        else:
-            draw = ops("cpu").sample_tokens
-            assert draw is not None
-            self.sampler = HostSampler(draw)
+        draw = ops("cpu").sample_tokens
+        assert draw is not None
+        self.sampler = HostSampler(draw)
         self.adapters = self.pool = None  # no request names one, and no page is transferred
 
     def forward(self, batch: Any) -> torch.Tensor:
@@ -79,9 +68,7 @@ class Step(NamedTuple):
     wall: float
 
 
-def scheduler_of(
-    batch: int, tokens: int, *, overlap: bool, device_sampler: bool
-) -> tuple[Scheduler, Vocabulary, list[Any]]:
+def scheduler_of(batch: int, tokens: int, *, overlap: bool) -> tuple[Scheduler, Vocabulary, list[Any]]:
     """A scheduler for `batch` requests of at most `tokens` tokens each, its vocabulary, and the list that
     collects its jobs for the grammar compiler."""
     config = EngineConfig(page_size=PAGE_SIZE, max_running=batch, chunk_tokens=1 << 22, overlap=overlap)
@@ -100,7 +87,7 @@ def scheduler_of(
     vocabulary = Vocabulary(texts, (0,))
     jobs: list[Any] = []
     store = GrammarStore(vocabulary, send=jobs.append, restart=lambda: None)
-    runner: Any = AnswersAtOnce(device_sampler=device_sampler)
+    runner: Any = AnswersAtOnce()
     return Scheduler(config, limits, runner, PrefixCache(pages, PAGE_SIZE), store, _fail), vocabulary, jobs
 
 
@@ -108,14 +95,10 @@ def _fail(message: Reply | Failed) -> None:
     raise RuntimeError(f"not all requests were decoding: {message}")
 
 
-def step_time(
-    batch: int, case: str, steps: int, prompt: int, *, overlap: bool = False, device_sampler: bool = False
-) -> Step:
+def step_time(batch: int, case: str, steps: int, prompt: int, *, overlap: bool = False) -> Step:
     """The time of a step of `batch` requests with prompts of `prompt` tokens, all decoding."""
     most = steps + 2 * WARM_UP
-    scheduler, vocabulary, jobs = scheduler_of(
-        batch, prompt + most, overlap=overlap, device_sampler=device_sampler
-    )
+    scheduler, vocabulary, jobs = scheduler_of(batch, prompt + most, overlap=overlap)
     random = np.random.default_rng(0)
     for i in range(batch):
         held = constraint.regex("[a-z ]*") if case == "grammars" and i % 2 else None
@@ -152,7 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=300, help="tokens of each prompt")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--overlap", action="store_true", help="launch passes ahead, as on CUDA")
-    parser.add_argument("--device-sampler", action="store_true", help="sample as on CUDA")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     finish_startup()
@@ -161,14 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for batch in chosen.batches:
         line = f"{batch:6d}"
         for case in CASES:
-            step = step_time(
-                batch,
-                case,
-                chosen.steps,
-                chosen.prompt,
-                overlap=chosen.overlap,
-                device_sampler=chosen.device_sampler,
-            )
+            step = step_time(batch, case, chosen.steps, chosen.prompt, overlap=chosen.overlap)
             processor, wall = step.processor * 1e3, step.wall * 1e3
             line += f"{processor:13.3f} {processor / batch * 1e3:10.1f} {wall:8.3f}"
         print(line, flush=True)

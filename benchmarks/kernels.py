@@ -33,7 +33,7 @@ import torch
 from benchmarks.gpu_timing import Timer, ceilings
 from benchmarks.gpu_visit.parts.versions import smi, software
 from benchmarks.jit import watched
-from tests.kernels.kernel_cases.base import Case, cases, reason
+from tests.kernels.kernel_cases.base import Case, Work, cases, reason
 
 MOST_ERROR = 1e-2
 """Largest ‖ours - other‖ / ‖other‖ of a kernel that is right. With bfloat16 operands it lies between 1e-3 and
@@ -43,6 +43,22 @@ OTHERS = ("torch", "twin")
 have the same error."""
 
 Row = dict[str, Any]
+
+
+class Wrong(Exception):
+    """A kernel whose result differs from that of every other implementation."""
+
+
+def check(work: Work) -> tuple[dict[str, float], dict[str, str]]:
+    """The errors of `work` against each other implementation, and the reasons of those that cannot run.
+
+    Raises `Wrong` if the kernel agrees with no independent implementation, and the errors of `Work.errors`.
+    """
+    errors, unavailable = work.errors()
+    others = {name: error for name, error in errors.items() if name.startswith(OTHERS)}
+    if others and not any(error <= MOST_ERROR for error in others.values()):
+        raise Wrong(f"agrees with none: {others}")
+    return errors, unavailable
 
 
 def versions() -> dict[str, str | None]:
@@ -70,12 +86,9 @@ def measure(case: Case, timer: Timer, bandwidth: float, flops: float, seconds: f
     except torch.OutOfMemoryError as error:
         return row | {"skipped": reason(error)}
     try:
-        errors, unavailable = work.errors()
+        errors, unavailable = check(work)
     except Exception as error:  # kernels and compilers fail with types of their own
         return row | {"error": reason(error)}
-    others = {name: error for name, error in errors.items() if name.startswith(OTHERS)}
-    if others and not any(error <= MOST_ERROR for error in others.values()):
-        return row | {"error": f"agrees with none: {others}"}
     unavailable |= {
         name: f"differs by {error:.2g}" for name, error in errors.items() if not error <= MOST_ERROR
     }
@@ -94,7 +107,9 @@ def measure(case: Case, timer: Timer, bandwidth: float, flops: float, seconds: f
         "rate": (work.moved if bound == "bandwidth" else work.flop) / ours.seconds,
         "of_ceiling": floors[bound] / ours.seconds,
         "expected": case.expected,
-        "error_of": {name: error for name, error in others.items() if error <= MOST_ERROR},
+        "error_of": {
+            name: error for name, error in errors.items() if name.startswith(OTHERS) and error <= MOST_ERROR
+        },
         "rivals": {name: timing.seconds / ours.seconds for name, timing in times.items()},
         "unavailable": unavailable | failed,
         "eager": [name for name, timing in {"ours": ours, **times}.items() if timing.captured is False],

@@ -49,8 +49,6 @@ DRIVERS = Path(__file__).parent / "peer_drivers"
 ENGINES = ("ramify", "ramify-plain", "openvino", "transformers", "vllm", "llama.cpp")
 IDS = range(1000, 20000)
 """Token ids from which prompts are drawn: every vocabulary has them, and none is a control token."""
-REST_S = 1.0
-"""Seconds of rest before each turn, because the threads of the engine before spin for a while."""
 
 
 class Workload(NamedTuple):
@@ -191,6 +189,12 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each engine, one after the other (3)")
     parser.add_argument(
+        "--rest",
+        type=float,
+        default=1.0,
+        help="seconds before each turn: the last engine's threads still spin",
+    )
+    parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each engine (all cores)"
     )
     args = parser.parse_args()
@@ -221,7 +225,6 @@ def main() -> None:
 
 
 def measured(engines: Sequence[Engine], args: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """(workload, engine) → the rates of all rounds."""
     draw = random.Random(7)
     running = list(engines)
     found: dict[tuple[str, str], list[float]] = {}
@@ -243,7 +246,7 @@ def measured(engines: Sequence[Engine], args: argparse.Namespace) -> dict[tuple[
                 continue
             prompts = prompts_of(work, draw, prefix)
             for engine in running[:: 1 if round_ % 2 == 0 else -1]:
-                time.sleep(REST_S)
+                time.sleep(args.rest)
                 result = rate(work, take_turn(engine, prompts, work.output))
                 print(f"{work.name}, {engine.name}: {result:.1f}", flush=True)
                 if engine in running:

@@ -30,8 +30,6 @@ TURN = 100
 
 
 class Timer:
-    """Times of single calls, by name."""
-
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
         self._times: dict[str, list[int]] = {}

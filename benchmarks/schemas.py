@@ -3,7 +3,7 @@
 ``python -m benchmarks.schemas [--sample 100] [--engines ramify,llguidance] [--limit 5] [--detail]``.
 Instances are fed token by token, with the default model's tokenizer. Every engine runs in a process of its
 own, in one thread. The process is killed if a schema takes longer than the limit. Times are processor times,
-which other work on the machine lengthens only little. ``--tokens 151936`` enlarges the vocabulary.
+which other work on the machine lengthens only little.
 
 "exact": every valid instance is accepted and every invalid one is rejected. "order": this holds only if the
 properties of the valid instances are written in the schema's order. Mask times are those of the first valid
@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.grammar import ENGINES, Engine, XGrammar, enlarged, percentile
+from benchmarks.grammar import ENGINES, Engine, XGrammar, percentile
 from ramify.grammar.matcher import mask_words
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer, load_vocabulary
-from tests.grammar.collection.cases import Case, read, real_world, written
+from tests.grammar.collection.cases import Case, real_world, written
 from tests.grammar.schema_order import in_schema_order
 
 MEMORY = 8 << 30
@@ -80,13 +80,11 @@ class Outcome(NamedTuple):
         return "order" if self.own_order_rejected else "exact"
 
 
-def work(library: str, tokens: int, pipe: Connection) -> None:
+def work(library: str, pipe: Connection) -> None:
     """Answer each `Task` with the seconds to compile it, or the refusal. After the seconds an `Outcome`
     follows."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
-    if tokens > vocabulary.size:
-        vocabulary = enlarged(vocabulary, tokens)
     engine = LIBRARIES[library](vocabulary)
     row = np.zeros(mask_words(vocabulary.size), np.int32)
     pipe.send("ready")
@@ -118,7 +116,7 @@ def work(library: str, tokens: int, pipe: Connection) -> None:
         pipe.send(Outcome(elapsed * 1e3, "", *wrong, sum(map(accepts, task.invalid)), masks))
 
 
-def in_order(_library: str, _tokens: int, pipe: Connection) -> None:
+def in_order(_library: str, pipe: Connection) -> None:
     """Answer each (schema, values) with the values as texts in the order of the schema, or with the reason
     why there are none."""
     pipe.send("ready")
@@ -132,18 +130,16 @@ def in_order(_library: str, _tokens: int, pipe: Connection) -> None:
 
 
 class Worker:
-    """A process that can be killed and started again. It runs `target` with a library and a number of
-    tokens."""
+    """A process that can be killed and started again. It runs `target` with a library."""
 
-    def __init__(self, target: Callable[..., None], library: str = "", tokens: int = 0) -> None:
-        self._arguments = target, library, tokens
+    def __init__(self, target: Callable[..., None], library: str = "") -> None:
+        self._target, self._library = target, library
         self._start()
 
     def _start(self) -> None:
-        target, *arguments = self._arguments
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        self._process = context.Process(target=self._target, args=(self._library, theirs), daemon=True)
         self._process.start()
         theirs.close()
         self._pipe.recv()
@@ -221,32 +217,15 @@ def show(library: str, given: list[Task], outcomes: list[Outcome]) -> None:
     )
 
 
-def by_style(cases: list[Case], outcomes: dict[str, list[Outcome]]) -> None:
-    print("\nSchemas that are not exact, by style:")
-    print(f"{'':24}{'schemas':>8}" + "".join(f"{library:>18}" for library in outcomes))
-    for style, total in Counter(case.style for case in cases).items():
-        line = f"{style:24}{total:8}"
-        for found in outcomes.values():
-            own = Counter(o.verdict for case, o in zip(cases, found, strict=True) if case.style == style)
-            said = " ".join(f"{own[verdict]}{verdict[0]}" for verdict in VERDICTS[1:] if own[verdict])
-            line += f"{said or '-':>18}"
-        print(line)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--engines", default="ramify,llguidance,xgrammar,xgrammar closed,outlines")
     parser.add_argument("--sample", type=int, help="a number of schemas, chosen by a fixed seed")
     parser.add_argument("--written", action="store_true", help="the schemas written for the tests instead")
-    parser.add_argument("--file", type=Path, help="the schemas of another file like real_world.jsonl.xz")
-    parser.add_argument("--style", help="only schemas of this style")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds to compile one schema")
-    parser.add_argument("--tokens", type=int, default=0, help="size of an enlarged vocabulary")
     parser.add_argument("--detail", action="store_true", help="every schema that is not exact")
-    parser.add_argument("--save", type=Path, help="write every outcome to this file, as JSON lines")
     arguments = parser.parse_args()
-    everything = written() if arguments.written else read(arguments.file) if arguments.file else real_world()
-    cases = [case for case in everything if arguments.style in (None, case.style)]
+    cases: list[Case] = written() if arguments.written else real_world()
     if arguments.sample:
         cases = Random(0).sample(cases, min(arguments.sample, len(cases)))
     given = tasks(cases, arguments.limit)
@@ -254,20 +233,14 @@ def main() -> None:
     print(f"{len(cases)} schemas, {instances[0]} valid and {instances[1]} invalid instances")
     print(f"{'':16}{'exact':>9}{'order':>9}{'valid':>9}{'invalid':>9}{'refused':>9}{'slow':>9}", end="")
     print("  valid rejected (own order), invalid accepted, compile ms p50, p95, max, mask us p50, p99")
-    outcomes: dict[str, list[Outcome]] = {}
     for library in arguments.engines.split(","):
-        worker = Worker(work, library, arguments.tokens)
-        outcomes[library] = [worker.outcome(task, arguments.limit) for task in given]
+        worker = Worker(work, library)
+        outcomes = [worker.outcome(task, arguments.limit) for task in given]
         worker.close()
-        show(library, given, outcomes[library])
-        for case, found in zip(cases, outcomes[library], strict=True):
+        show(library, given, outcomes)
+        for case, found in zip(cases, outcomes, strict=True):
             if arguments.detail and found.verdict != "exact":
                 print(f"    {case}: {found._replace(masks=())}")
-            if arguments.save:
-                entry = {"library": library, "style": case.style, "name": case.name, "verdict": found.verdict}
-                with arguments.save.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**entry, **found._asdict()}) + "\n")
-    by_style(cases, outcomes)
 
 
 if __name__ == "__main__":

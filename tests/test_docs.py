@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.end_to_end.served import Served, serve
+from tests.test_words import tracked
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -176,3 +178,21 @@ def test_a_decision_has_the_template_and_is_in_the_index(record: Path) -> None:
     assert re.match(r"# [A-Z]", text), "the number is in the file's name alone"
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Rejected", "Consequences"]
     assert f"({record.name})" in (record.parent / "README.md").read_text()
+
+
+@functools.cache
+def sources() -> tuple[list[str], set[str]]:
+    """The tracked files without documentation, and the words in them."""
+    files = [path for path in tracked() if not path.endswith(".md")]
+    return files, {word for path in files for word in re.findall(r"\w+", (ROOT / path).read_text())}
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name)
+def test_classes_and_paths_that_a_decision_names_exist(record: Path) -> None:
+    """Words that begin with a capital letter are names of ours; a path may leave out its first folders."""
+    files, known = sources()
+    for named in re.findall(r"`([^`\n]+)`", record.read_text()):
+        if re.fullmatch(r"[A-Z]\w*(?:\.\w+)*(?:\(\))?", named):
+            assert set(re.findall(r"\w+", named)) <= known, named
+        elif re.fullmatch(r"\w+(?:/\w+)+\.py", named):
+            assert any(f"/{path}".endswith(f"/{named}") for path in files), named

@@ -72,17 +72,6 @@ def test_every_kernel_and_every_test_for_a_card_is_in_the_table() -> None:
     assert {name for name in tests if not any(name in row[2] for row in PARTS)} == set()
 
 
-def test_a_cell_without_its_visit_is_found() -> None:
-    visits = [["NVIDIA H100", "580.1", "2.11.0", "3.6.0", "2030-01-02", "`python -m benchmarks.gpu_visit A`"]]
-    assert not fault(UNKNOWN, [])
-    assert not fault("NVIDIA H100, 2030-01-02: 12 ms, predicted 11", visits)
-    assert "neither" in fault("12 ms", visits)
-    assert "neither" in fault("NVIDIA H100: 12 ms", visits)
-    assert "no visit" in fault("NVIDIA H100, 2030-01-03: 12 ms", visits)
-    assert "no visit" in fault("NVIDIA H200, 2030-01-02: 12 ms", visits)
-    assert "no visit" in fault("NVIDIA H100, 2030-01-02: 12 ms", [[*visits[0][:1], "", *visits[0][2:]]])
-
-
 # --- other pages --------------------------------------------------------------------------------
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -100,12 +89,3 @@ def claims(text: str) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != PAGE], ids=lambda page: page.name)
 def test_other_pages_give_no_speed_of_a_card(page: Path) -> None:
     assert claims(page.read_text()) == [], "figures of cards are in docs/kernels.md alone"
-
-
-def test_a_speed_of_a_card_is_found() -> None:
-    assert claims("A step takes long.\nOn an H200 it takes 4 to\n10 ms. It ends.") == [
-        "On an H200 it takes 4 to\n10 ms."
-    ]
-    assert claims("- On a GPU the library is faster.")
-    assert not claims(f"On an H200 it takes 4 ms {ESTIMATE}.")
-    assert not claims("On the CPU it takes 4 ms.\n\nOn a GPU it is captured.")

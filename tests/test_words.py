@@ -22,6 +22,7 @@ EXCLUDED = {"tests/test_words.py", "docs/glossary.md", "docs/files.md", "CHANGEL
 ALL = ("",)
 RUNTIME = ("runtime/", "tests/runtime/")
 GRAMMAR = ("grammar/", "tests/grammar/")
+MOVES = ("runtime/fleet/", "runtime/frontend/", "runtime/kv_transfer/", "runtime/scheduler/")
 SOURCE = ("ramify/", "lang/", "runtime/", "grammar/", "radix/", "kernels/", "benchmarks/", "examples/")
 DOCS = ("docs/", "README.md")
 
@@ -69,6 +70,10 @@ BANNED = (
         "KVConnector, ReplicaFleet, EngineSupervisor",
         SOURCE,
     ),
+    Banned(word("image images"), "KV snapshot", ("ramify/ray/", "radix/", *MOVES)),
+    Banned(word("question questions"), "control call", ("ramify/ray/", *MOVES)),
+    Banned(word("members"), "replica set", ("ramify/ray/", "runtime/fleet/", "runtime/frontend/")),
+    Banned(word("ward wards"), "isolation replica", (*SOURCE, *DOCS)),
     Banned(name("FrontDesk OutputGrowth FrameGrammar FrameMatcher"), "see docs/glossary.md"),
     Banned(r"\bso[\s#]+(?:many|much)\b", "state the quantity"),
     Banned(r"\bsuch[\s#]+a[\s#]+length\b", "state the length"),

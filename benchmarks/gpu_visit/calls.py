@@ -26,14 +26,13 @@ CALLS: dict[str, tuple[Part, ...]] = {
     "A": (
         VERSIONS,
         Part("ceilings", 10, "a large copy and an 8192³ product: what the card reaches"),
-        Part("twins", 30, "each kernel against its twin in torch, outputs poisoned before"),
-        Part("toy", 25, "a toy engine: graphs, overlap, cascade and page sizes change no bit"),
+        Part("twins", 35, "each kernel against torch or its twin, outputs poisoned before"),
+        Part("toy", 40, "a toy engine: graphs, overlap, cascade and the cache change no bit"),
         Part("engine", 55, "Llama-3.1-8B's shape at batch 1, 32, 256; a 4k prompt; an 8k prefix"),
     ),
     "B": (
         VERSIONS,
         Part("profile", 30, "time by kernel and idle time of five steps"),
-        Part("products", 20, "the library's products at 1 to 4096 rows"),
         Part("library", 40, "32 layers of the library's kernels in one graph: the headline ratio"),
         Part("kernels", 60, "our kernels against the ceilings and torch's own, pages of 64"),
         Part("long", 55, "long contexts, and deterministic decodes"),

@@ -51,8 +51,6 @@ soon."""
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A part that has ended: the outcome, the seconds that it took, and the rows of its figures."""
-
     part: Part
     outcome: str
     seconds: float
@@ -167,7 +165,6 @@ class Call:
         return True
 
     def _are_gone(self, started: Started, seconds: float) -> bool:
-        """Whether all processes of a part end within `seconds`."""
         end = self._clock() + seconds
         while started.living():
             if self._clock() >= end:

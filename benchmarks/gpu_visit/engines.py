@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.engine import CONFIGS, Row, Sizes, decodes, engine_config
 from benchmarks.engine_local import LocalEngine
-from benchmarks.gpu_visit import earlier
 from benchmarks.gpu_visit.figures import Figures
 
 TINY = Sizes(batches=(1, 2), context=20, steps=1, prompt=24, chunk=16, branches=2, prefixes=(128,))
@@ -52,14 +51,12 @@ def add_state(figures: Figures, case: str, engine: LocalEngine) -> None:
 
 
 def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
-    """Add a row of `benchmarks.engine`, with its floor and the earlier time. `of` is put before the case's
-    name."""
+    """Add a row of `benchmarks.engine`, with its floor. `of` is put before the case's name."""
     row = dict(row)
     case = row.pop("case")
     if "of_roofline" in row:
         row["floor_s"] = row["of_roofline"] * row["seconds"]
-    before = {} if of else earlier.compared(case, row["seconds"])
-    figures.add(f"{of}{case}", **row, **before)
+    figures.add(f"{of}{case}", **row)
 
 
 def add_decodes(

@@ -13,8 +13,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.triton_forms import compile_for_absent_gpu
 from ramify.runtime.model.checkpoint import ModelFiles
 from tests.gpu import toy
-from tests.kernels.kernel_cases.base import Case, cases
+from tests.kernels.kernel_cases.base import cases
 
 ENGINES: tuple[tuple[dict[str, Any], tuple[dict[str, Any], ...]], ...] = (
     (json.loads(SHAPE.read_text()), ({}, {"deterministic": True})),
@@ -52,17 +51,9 @@ def note_cases(capability: int) -> dict[ahead.Form, None]:
     """The forms that the parts twins and kernels launch. Nothing is compiled."""
     meta = torch.device("meta")
     with ahead.absent(capability), ahead.noting() as forms, torch.inference_mode():
-        launches: list[Callable[[], object]] = [
-            *(partial(compare, meta) for _, compare in twins.kernels(twins.Sizes(), meta)),
-            *(partial(compare, meta) for _, compare in twins.last(twins.Sizes())),
-            *(check for _, check in twins.draws(twins.Sizes(), meta)),
-            *(partial(_launch, case, meta) for case in cases()),
-        ]
-        for launch in launches:
-            with contextlib.suppress(
-                Exception
-            ):  # comparisons after the launches read numbers: there are none
-                launch()
+        for case in (*cases(), *twins.weights(meta)):
+            with contextlib.suppress(Exception):  # some inputs are made of numbers: there are none
+                case.build(meta).run()
     return forms
 
 
@@ -73,10 +64,6 @@ def compile_cases(capability: int) -> Iterator[str]:
     failures = ahead.compile_forms(lacking, capability, processes=len(usable_cores()))
     yield f"cases: {len(forms)} forms, {len(lacking)} compiled"
     yield from failures
-
-
-def _launch(case: Case, device: torch.device) -> None:
-    case.build(device).run()
 
 
 def main() -> int:

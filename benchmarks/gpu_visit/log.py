@@ -40,7 +40,6 @@ class Log:
         os.write(self._file, b"\n" * bool(is_open) + text.encode() + b"\n")
 
     def close(self) -> None:
-        """Close the log, after everything is shown and the file is short enough."""
         self._closed.set()
         self._thread.join()
         os.close(self._file)

@@ -10,8 +10,6 @@ from typing import Any
 from benchmarks.gpu_visit.driver import Ended
 
 FACTS = ("device", "driver", "torch", "triton", "python", "commit", "date")
-NOISE = 0.1
-"""Share by which times of two visits may differ. If the difference is larger, the row shows it."""
 ROWS, WIDTH = 24, 118
 """Rows of a part, and characters of a line. With these, three tables fit the 12,000 characters that a lent
 machine returns."""
@@ -38,7 +36,6 @@ def _facts(parts: Sequence[Ended]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str | None:
-    """The line of a case: its failure, or its main figures; None if it has neither."""
     case = re.sub(r"^\S*/(?=\w+\.py::)", "", str(row["case"]))  # of a test, without its folder
     for sort in ("error", "cut"):
         if sort in row:
@@ -58,12 +55,9 @@ def _main(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{value:.2f}x {row.get('of', '')}".rstrip()
         elif key == "tokens_s":
             yield f"{value:.0f} tokens/s"
-        elif key == "longer" and abs(value) > NOISE:
-            yield f"{value:+.0%} time against the visit before"
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Counts of the tests, over all shares."""
     counts: Counter[str] = Counter()
     for row in rows:
         if "so_far" in row:

@@ -67,7 +67,6 @@ def _check_object(text: str) -> str | None:
 
 
 def _check_schema(text: str, schema: Any) -> str | None:
-    """First fault of the JSON text `text` under `schema`; None if `text` is valid."""
     from ramify.grammar.schema.instance import validate_text
 
     failures = validate_text(schema, text)
@@ -87,7 +86,6 @@ def _check_grammar(text: str, constraint: Constraint) -> str | None:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(constraint: Constraint) -> Grammar:
-    """The compiled grammar of a constraint, over a vocabulary of single bytes."""
     from ramify.grammar.compile.policy import compile_constraint
     from ramify.grammar.engine.load import load_grammar
     from ramify.grammar.vocabulary import Vocabulary
@@ -97,7 +95,6 @@ def _compiled(constraint: Constraint) -> Grammar:
 
 
 def _check_calls(text: str, tag: Any, form: TaggedCalls) -> Problem:
-    """The fault of the tool calls in `text`, which is known to break the structural tag `tag`."""
     schemas = {begin.removesuffix(form.form.call[1]): schema for begin, schema in _tags(tag)}
     try:
         _, calls = form.read(text)
@@ -113,7 +110,6 @@ def _check_calls(text: str, tag: Any, form: TaggedCalls) -> Problem:
 
 
 def _tags(tag: Any) -> Iterator[tuple[str, Any]]:
-    """(begin, JSON schema of the content) of each tag in a structural tag."""
     if isinstance(tag, list):
         for one in tag:
             yield from _tags(one)

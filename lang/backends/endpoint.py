@@ -185,6 +185,4 @@ async def _unanswered(message: Coroutine[Any, Any, object]) -> None:
 
 
 class _CallEvent(Event, frozen=True, kw_only=True):
-    """An event of the answer to one request."""
-
     chunks: tuple[TextChunk, ...] = ()

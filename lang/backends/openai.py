@@ -22,12 +22,7 @@ from ramify.lang.backends.openai_stream import text_chunks, unwrapped
 from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import DEFAULT_TOKENS
 from ramify.loop import wait
-from ramify.messages import (
-    Generate,
-    ModelInfo,
-    TextChunk,
-    Thinking,
-)
+from ramify.messages import Generate, ModelInfo, TextChunk, Thinking
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams
@@ -156,8 +151,7 @@ class OpenAI:
                     body[limit] += DEFAULT_TOKENS if thoughts is None else thoughts
         wrapped = await self._constrain(body, request)
         if request.scope:
-            if not await self._has_extensions():
-                raise UnsupportedNode("This endpoint has no cache scopes.", field="cache_scope")
+            await self._need_extensions("cache scopes", "cache_scope", None)
             body["cache_salt"] = request.scope
         if request.lora:
             raise UnsupportedNode(
@@ -166,12 +160,9 @@ class OpenAI:
                 remedy=f"Say OpenAI({request.lora!r}, …), and name that backend in the step.",
             )
         if request.priority:
-            if not await self._has_extensions():
-                raise UnsupportedNode(
-                    "This endpoint has no priorities.",
-                    field="priority",
-                    remedy="If it has SGLang's, say OpenAI(extensions=True).",
-                )
+            await self._need_extensions(
+                "priorities", "priority", "If it has SGLang's, say OpenAI(extensions=True)."
+            )
             body["priority"] = request.priority
         path = "/chat/completions" if self.takes_messages else "/completions"
         chunks = text_chunks(self._http, path, body, request.rid)
@@ -211,7 +202,6 @@ class OpenAI:
         return self._thinking
 
     async def _think(self, wanted: Thinking | None) -> dict[str, Any]:
-        """The request fields that switch thinking on or off, as `wanted` says."""
         if wanted is None:
             return {}
         fields = await self._thinks_by()
@@ -237,7 +227,6 @@ class OpenAI:
         return {"chat_template_kwargs": dict.fromkeys(("enable_thinking", "thinking"), wanted.enabled)}
 
     async def _options(self, sampling: SamplingParams) -> dict[str, Any]:
-        """The request fields for those sampling options that differ from their defaults."""
         if sampling.max_tokens == 0 or sampling.prompt_logprobs_start is not None:
             raise UnsupportedNode(
                 "This endpoint cannot score a prompt.", remedy="Use Engine or RuntimeEndpoint for select."
@@ -251,12 +240,8 @@ class OpenAI:
             value = getattr(sampling, name)
             if value == getattr(default, name):
                 continue
-            if name in EXTENSIONS and not await self._has_extensions():
-                raise UnsupportedNode(
-                    f"This endpoint has no {name}.",
-                    field=name,
-                    remedy="If it has, say OpenAI(extensions=True).",
-                )
+            if name in EXTENSIONS:
+                await self._need_extensions(name, name, "If it has, say OpenAI(extensions=True).")
             options[name] = value
         if sampling.logprobs is not None:
             if not self.takes_messages:
@@ -307,18 +292,19 @@ class OpenAI:
             if getattr(constraint, field) != default
         }
         for field, value in options.items():
-            if (field, value) != ("strict", False) and not await self._has_extensions():
-                raise UnsupportedNode(
-                    f"This endpoint has no {field}.",
-                    field=field,
-                    remedy="Leave it out, or use Engine or RuntimeEndpoint.",
-                )
+            if (field, value) != ("strict", False):
+                await self._need_extensions(field, field, "Leave it out, or use Engine or RuntimeEndpoint.")
         return options
 
     async def _has_extensions(self) -> bool:
         if self._extensions is None:
             self._extensions = await self._is_ramify()
         return self._extensions
+
+    async def _need_extensions(self, what: str, field: str, remedy: str | None) -> None:
+        """Raise `UnsupportedNode` if the endpoint lacks the extensions, and so lacks `what`."""
+        if not await self._has_extensions():
+            raise UnsupportedNode(f"This endpoint has no {what}.", field=field, remedy=remedy)
 
     async def _is_ramify(self) -> bool:
         try:

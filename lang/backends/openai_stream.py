@@ -39,8 +39,6 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class _Chunk(Event, frozen=True, kw_only=True):
-    """An event of the chat API or of the completions API."""
-
     choices: list[_Choice] | None = None
     usage: Any = None
 

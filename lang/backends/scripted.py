@@ -293,7 +293,6 @@ class ScriptedBackend:
     # --- log-probabilities ---
 
     def _score(self, prompt: Sequence[int], start: int) -> TokenLogprobs:
-        """Log-probabilities of the prompt's tokens from position `start` on."""
         scores = self._logprobs(tuple(prompt[start:]), LIKELY, 0)
         return _without_first(scores) if start == 0 and scores.ids else scores
 

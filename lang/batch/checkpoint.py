@@ -309,7 +309,6 @@ class ResultsFile:
         return file
 
     def _new_id(self) -> str:
-        """A short id for the new header, unique in the file."""
         text = encode([self._record, sorted(self._ids)])
         return hashlib.blake2b(text, digest_size=4).hexdigest()
 

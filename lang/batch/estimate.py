@@ -84,14 +84,10 @@ def estimate_in_threads(
 
     Raises the first error if no row of the sample is answered.
     """
-
-    def work(register: runs.Register, row: Row) -> ProgramState:
-        return one(register, row.values)
-
     survey = _Survey(plan, rows, record)
     for part in survey.parts:
         breaker, began = Breaker(iter(part), plan.give_up_after), time.perf_counter()
-        for row, state in runs.finished_in_threads(work, breaker, plan.concurrency):
+        for row, state in runs.finished_in_threads(one, breaker, plan.concurrency):
             survey.add(row, state)
         survey.end_part(breaker, time.perf_counter() - began)
     return survey.estimate()
@@ -104,22 +100,16 @@ async def estimate_in_tasks(
     record: Record,
 ) -> BatchEstimate:
     """`estimate_in_threads` as a coroutine: the rows run as tasks of this event loop."""
-
-    async def work(register: runs.Register, row: Row) -> ProgramState:
-        return await one(register, row.values)
-
     survey = _Survey(plan, rows, record)
     for part in survey.parts:
         breaker, began = Breaker(iter(part), plan.give_up_after), time.perf_counter()
-        async for row, state in runs.finished_in_tasks(work, breaker, plan.concurrency):
+        async for row, state in runs.finished_in_tasks(one, breaker, plan.concurrency):
             survey.add(row, state)
         survey.end_part(breaker, time.perf_counter() - began)
     return survey.estimate()
 
 
 class _Survey:
-    """The sizes of all rows, and the states of a sample of them."""
-
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._concurrency = plan.concurrency
         reader = RowReader(plan, rows, record, read_only=True)
@@ -231,7 +221,6 @@ def _density(states: Iterable[ProgramState]) -> float:
 
 
 def _shared(one: str, other: str) -> int:
-    """Length of the common prefix of two texts."""
     shorter = min(len(one), len(other))
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 

@@ -174,7 +174,6 @@ class _Reader:
         return new
 
     def function(self, name: str, function: types.FunctionType | Callable[..., Any]) -> None:
-        """Record a function of the user, and the values that it uses."""
         if not isinstance(function, types.FunctionType):
             self.unknown[name] = f"of type {type(function).__qualname__}"
             return
@@ -197,7 +196,6 @@ class _Reader:
         self._chains(_chains(function.__code__), {**function.__globals__, **closure}, function.__module__)
 
     def _class(self, name: str, kind: type) -> None:
-        """Record a class of the user, and the names in its source."""
         source = _source(kind)
         self.code[name] = masked(source)
         try:
@@ -209,7 +207,6 @@ class _Reader:
         self._chains(((one,) for one in used), vars(module) if module else {}, kind.__module__)
 
     def _chains(self, chains: Iterator[tuple[str, ...]], scope: Mapping[str, Any], module: str) -> None:
-        """Record the value of each chain of names, such as ``prompts.FEW_SHOT``."""
         for first, *rest in chains:
             if first not in scope:
                 continue  # a builtin, or a name that is not in `scope`
@@ -264,7 +261,6 @@ class _Reader:
             self.unknown[name] = f"of type {type(value).__qualname__}"
 
     def _reached(self, value: Any, name: str) -> None:
-        """Record a function or class: its source if it is the user's, else its name."""
         module = getattr(value, "__module__", None) or "builtins"
         qualname = getattr(value, "__qualname__", name)
         if not is_users(module):

@@ -124,12 +124,8 @@ def run_in_threads(
 ) -> BatchSummary:
     """Run ``one(register, values)`` for each row that has to run, and write the row's line to the results
     file."""
-
-    def work(register: runs.Register, row: Row) -> ProgramState:
-        return one(register, row.values)
-
     with _Writer(plan, rows, record) as writer:
-        finished = runs.finished_in_threads(work, writer.breaker, plan.concurrency)
+        finished = runs.finished_in_threads(one, writer.breaker, plan.concurrency)
         with contextlib.closing(finished):
             for row, state in finished:
                 writer.write(row, state)
@@ -144,12 +140,8 @@ async def run_in_tasks(
     record: Record,
 ) -> BatchSummary:
     """`run_in_threads` as a coroutine. The event loop is blocked while a line is written."""
-
-    async def work(register: runs.Register, row: Row) -> ProgramState:
-        return await one(register, row.values)
-
     with _Writer(plan, rows, record) as writer:
-        finished = runs.finished_in_tasks(work, writer.breaker, plan.concurrency)
+        finished = runs.finished_in_tasks(one, writer.breaker, plan.concurrency)
         async with contextlib.aclosing(finished):
             async for row, state in finished:
                 writer.write(row, state)
@@ -158,9 +150,6 @@ async def run_in_tasks(
 
 
 class _Writer:
-    """The state of one run of a batch with a results file: the window of rows, the breaker and the
-    summary."""
-
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record) -> None:
         self._plan = plan
         self._rows = rows
@@ -207,7 +196,6 @@ class _Writer:
         return f"{done}{left} rows are done, in {self._plan.jsonl}; {then}."
 
     def end(self) -> None:
-        """Complete the summary, and write the table if there is one."""
         summary = self.summary
         if self.breaker.gave_up:
             total = len(self._rows) if isinstance(self._rows, Sized) else self.reader.read
@@ -224,7 +212,6 @@ class _Writer:
                 raise unwritten(self._plan.table, error, kept) from error
 
     def write(self, row: Row, state: ProgramState) -> None:
-        """Append the line of a finished row."""
         error, fields = outcome(state)
         self._file.append(row.index, row.identity, fields)
         summary = self.summary

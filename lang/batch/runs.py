@@ -14,7 +14,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -22,18 +21,16 @@ from collections.abc import (
 )
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.batch.breaker import ATTEMPTS, Attempt, Breaker
+from ramify.lang.batch.window import Row
 from ramify.loop import SIGNAL_CHECK_S, cancel_at_end
 
 if TYPE_CHECKING:
     from ramify.lang.program.run import Run
     from ramify.lang.state.state import ProgramState
-
-R = TypeVar("R")
-"""Type of a row."""
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
@@ -43,10 +40,8 @@ BACKLOG = 2
 """Number of rows submitted for each thread, so that no thread is idle while the caller takes a result."""
 
 
-class Register(Protocol):
-    """Makes a context manager around a run; inside it, the batch can cancel the run."""
-
-    def __call__(self, run: Run) -> contextlib.AbstractContextManager[None]: ...
+Register = Callable[["Run"], contextlib.AbstractContextManager[None]]
+"""Makes a context manager around a run; inside it, the batch can cancel the run."""
 
 
 def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
@@ -96,13 +91,13 @@ class _Runs:
 
 
 def finished_in_threads(
-    one: Callable[[Register, R], ProgramState],
-    breaker: Breaker[R],
+    one: Callable[[Register, Any], ProgramState],
+    breaker: Breaker[Row],
     concurrency: int,
     wakes: Callable[[Callable[[], None]], None] = lambda wake: None,
-) -> Generator[tuple[R, ProgramState], None, None]:
-    """Run ``one(register, row)`` for each row of `breaker` in `concurrency` threads; yield (row, result) as
-    rows end.
+) -> Generator[tuple[Row, ProgramState], None, None]:
+    """Run ``one(register, row.values)`` for each row of `breaker` in `concurrency` threads; yield (row,
+    result) as rows end.
 
     The iteration ends early if the breaker gives up. The registered runs are cancelled when the caller
     abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function. That function is to be
@@ -113,8 +108,8 @@ def finished_in_threads(
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ramify-batch")
     wakes(lambda: ended.put(None))
 
-    def work(attempt: Attempt[R]) -> tuple[Attempt[R], ProgramState | None]:
-        return attempt, one(runs.register, attempt.row) if breaker.may_run(attempt) else None
+    def work(attempt: Attempt[Row]) -> tuple[Attempt[Row], ProgramState | None]:
+        return attempt, one(runs.register, attempt.row.values) if breaker.may_run(attempt) else None
 
     try:
         while not _gave_up(breaker, runs):
@@ -140,13 +135,13 @@ def finished_in_threads(
 
 
 async def finished_in_tasks(
-    one: Callable[[Register, R], Coroutine[Any, Any, ProgramState]],
-    breaker: Breaker[R],
+    one: Callable[[Register, Any], Awaitable[ProgramState]],
+    breaker: Breaker[Row],
     concurrency: int,
     wakes: Callable[[Callable[[], None]], None] = lambda wake: None,
-) -> AsyncGenerator[tuple[R, ProgramState], None]:
+) -> AsyncGenerator[tuple[Row, ProgramState], None]:
     """`finished_in_threads` with tasks of this event loop in place of threads."""
-    ended: asyncio.Queue[asyncio.Task[tuple[Attempt[R], ProgramState]] | None] = asyncio.Queue()
+    ended: asyncio.Queue[asyncio.Task[tuple[Attempt[Row], ProgramState]] | None] = asyncio.Queue()
     runs, pending = _Runs(), set[asyncio.Task[Any]]()
     loop = asyncio.get_running_loop()
 
@@ -155,8 +150,8 @@ async def finished_in_tasks(
 
     wakes(wake)
 
-    async def work(attempt: Attempt[R]) -> tuple[Attempt[R], ProgramState]:
-        return attempt, await one(runs.register, attempt.row)
+    async def work(attempt: Attempt[Row]) -> tuple[Attempt[Row], ProgramState]:
+        return attempt, await one(runs.register, attempt.row.values)
 
     async with cancel_at_end(pending):
         while not _gave_up(breaker, runs):
@@ -186,7 +181,7 @@ def _gave_up(breaker: Breaker[Any], runs: _Runs) -> bool:
     return breaker.gave_up
 
 
-def _stands(breaker: Breaker[R], attempt: Attempt[R], state: ProgramState | None) -> bool:
+def _stands(breaker: Breaker[Row], attempt: Attempt[Row], state: ProgramState | None) -> bool:
     """Report the end of a row to `breaker`; returns whether its result is final."""
     if state is None:
         breaker.return_unstarted(attempt)
@@ -209,7 +204,7 @@ class Batch:
 
 
 class _InOrder:
-    """The input of a breaker: an iterator of numbered rows. It also puts the rows' states in order.
+    """The input of a breaker: an iterator of rows. It also puts the rows' states in order.
 
     While the number of rows that have begun and were not yielded is at its bound (`AHEAD`), `next` raises
     StopIteration.
@@ -227,14 +222,14 @@ class _InOrder:
     def __iter__(self) -> _InOrder:
         return self
 
-    def __next__(self) -> tuple[int, Any]:
+    def __next__(self) -> Row:
         # While rows wait after a failure, further rows may begin: their answers show that the backend lives.
         limit = self._ahead + self.breaker.waiting * ATTEMPTS
         if len(self._begun) + len(self._ended) >= limit:
             raise StopIteration
         number, row = next(self._source)
         self._begun[number] = row
-        return number, row
+        return Row(number, row)
 
     def put(self, number: int, state: ProgramState) -> Iterator[ProgramState]:
         """Note that row `number` has ended.
@@ -267,36 +262,31 @@ def run_in_threads(
     If the breaker gives up, the rows that have not ended get the state ``refuse(error, row)``.
     """
     order = _InOrder(batch)
-    with progress(batch.rows, batch.progress) as bar:
-        finished = finished_in_threads(
-            lambda register, row: one(register, row[1]), order.breaker, batch.concurrency
-        )
-        with contextlib.closing(finished):
-            for (number, _), state in finished:
-                bar.advance()
-                yield from order.put(number, state)
-    for found, row in order.left():
-        yield refuse(order.breaker.unrun(), row) if found is None else found
+    finished = finished_in_threads(one, order.breaker, batch.concurrency)
+    with progress(batch.rows, batch.progress) as bar, contextlib.closing(finished):
+        for row, state in finished:
+            bar.advance()
+            yield from order.put(row.index, state)
+    for found, values in order.left():
+        yield refuse(order.breaker.unrun(), values) if found is None else found
 
 
 async def run_in_tasks(
-    one: Callable[[Register, Any], Coroutine[Any, Any, ProgramState]],
+    one: Callable[[Register, Any], Awaitable[ProgramState]],
     refuse: Callable[[ProgramError, Any], Awaitable[ProgramState]],
     batch: Batch,
 ) -> AsyncIterator[ProgramState]:
     """`run_in_threads` with tasks of this event loop in place of threads."""
     order = _InOrder(batch)
+    finished = finished_in_tasks(one, order.breaker, batch.concurrency)
     with progress(batch.rows, batch.progress) as bar:
-        finished = finished_in_tasks(
-            lambda register, row: one(register, row[1]), order.breaker, batch.concurrency
-        )
         async with contextlib.aclosing(finished):
-            async for (number, _), state in finished:
+            async for row, state in finished:
                 bar.advance()
-                for ready in order.put(number, state):
+                for ready in order.put(row.index, state):
                     yield ready
-    for found, row in order.left():
-        yield await refuse(order.breaker.unrun(), row) if found is None else found
+    for found, values in order.left():
+        yield await refuse(order.breaker.unrun(), values) if found is None else found
 
 
 # --- progress -----------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,35 +97,22 @@ async def run_plan(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[S
             stack.push_async_callback(client.aclose)
             clients.append(client)
             await _warm_up(client)
-        async for workload, rate, run_number, client in _turns(plan, clients):
+        for workload, rate, run_number in itertools.product(plan.workloads, plan.rates, range(plan.runs)):
             seed = f"{plan.seed}.{run_number}.{rate}"
-            for phase in phases(workload, seed, plan.sizes):
-                measured = await measure_phase(client, phase, rate, seed)
-                result = figures(measured, plan.bounds)
-                key = (phase.label, client.endpoint.name, rate)
-                series = found.setdefault(key, Series(*key))
-                series.add_run(measured, result)
-                line = {"workload": key[0], "endpoint": key[1], "rate": rate, "run": run_number}
-                emit({**line, **result})
+            # the order of the endpoints alternates (A B, B A, …), so that drift cancels out
+            for client in clients if run_number % 2 == 0 else reversed(clients):
+                for phase in phases(workload, seed, plan.sizes):
+                    measured = await measure_phase(client, phase, rate, seed)
+                    result = figures(measured, plan.bounds)
+                    key = (phase.label, client.endpoint.name, rate)
+                    found.setdefault(key, Series(*key)).add_run(measured, result)
+                    line = {"workload": key[0], "endpoint": key[1], "rate": rate, "run": run_number}
+                    emit({**line, **result})
     if not any(one.ttft_s for one in found.values()):
         first = next(iter(found.values()))
         raise BackendError(f"No request succeeded on {first.endpoint}. {first.runs[0]['first_error']}")
     labels = list(dict.fromkeys(one.workload for one in found.values()))
     return sorted(found.values(), key=lambda one: (labels.index(one.workload), one.rate or 0.0))
-
-
-async def _turns(
-    plan: Plan, clients: Sequence[LoadClient]
-) -> AsyncIterator[tuple[str, float | None, int, LoadClient]]:
-    """Yield (workload, rate, repetition, client) for every run.
-
-    The order of the endpoints alternates (A B, B A, …), so that drift cancels out.
-    """
-    for workload in plan.workloads:
-        for rate in plan.rates:
-            for number in range(plan.runs):
-                for client in clients if number % 2 == 0 else reversed(clients):
-                    yield workload, rate, number, client
 
 
 async def _warm_up(client: LoadClient) -> None:

@@ -123,7 +123,6 @@ def _plots(series: Sequence[Series], names: Sequence[str]) -> str:
 
 
 def _draw_throughput(axes: Axes, series: Sequence[Series], names: Sequence[str]) -> None:
-    """Draw the throughput of each series: a bar for the median, and a mark for each run."""
     for index, name in enumerate(names):
         for one in (one for one in series if one.endpoint == name):
             axes.barh(name, one.median["output_tokens_per_s"], color=f"C{index}")
@@ -133,7 +132,6 @@ def _draw_throughput(axes: Axes, series: Sequence[Series], names: Sequence[str])
 
 
 def _draw_rates(axes: Sequence[Axes], series: Sequence[Series], names: Sequence[str]) -> None:
-    """Draw two latencies and the throughput as functions of the rate of arrival."""
     for panel, (title, field) in zip(axes[:2], TIMES, strict=False):
         for rank, style in (("p50", "-"), ("p99", "--")):
             _draw_line(panel, series, names, rank, style, functools.partial(_milliseconds, field, rank))
@@ -155,7 +153,6 @@ def _draw_line(
     style: str,
     value: Callable[[dict[str, Any]], float],
 ) -> None:
-    """Draw, for each endpoint, a line through `value(median)` at each rate."""
     for index, name in enumerate(names):
         lines = sorted((one.rate or 0.0, value(one.median)) for one in series if one.endpoint == name)
         axes.plot(*zip(*lines, strict=True), style, marker="o", color=f"C{index}", label=f"{name} {label}")

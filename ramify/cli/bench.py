@@ -92,7 +92,6 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _tell(as_json: bool, file: TextIO | None, line: dict[str, Any]) -> None:
-    """Write the result line of a run, and report progress on standard error."""
     text = json.dumps(line)
     if as_json:
         print(text, flush=True)

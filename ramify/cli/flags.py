@@ -128,7 +128,6 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _how_to_parse(hint: Any) -> dict[str, Any]:
-    """The keyword arguments of `add_argument` for a field of the type `hint`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:

@@ -104,8 +104,6 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _on_target(work: Callable[[Any], int], options: argparse.Namespace) -> int:
-    """Run `work` on an engine that is started for it, or on the server that --endpoint names; returns its
-    result."""
     engine = engine_of(options)
     if engine is not None:
         with engine:

@@ -51,7 +51,6 @@ class InputRows:
 
     @property
     def _total(self) -> int:
-        """Number of rows in the file."""
         return self._rows.count
 
     def __len__(self) -> int:

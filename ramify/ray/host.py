@@ -34,8 +34,7 @@ from ramify.ray.wire import (
     Hello,
     ToSession,
     decode_message,
-    encode_answer,
-    encode_item,
+    encode,
     session_parts,
 )
 from ramify.runtime.config import EngineConfig
@@ -98,7 +97,7 @@ class Session:
             messages = list(self._queue)
             self._queue.clear()
             if messages:
-                yield encode_item(messages)
+                yield encode(messages)
             if self._ended and not self._queue:
                 return
 
@@ -187,7 +186,7 @@ class EngineHost:
             if its_frontend != frontend:
                 continue
             if its_number > number:
-                yield encode_item([Goodbye(reason=SUPERSEDED)])
+                yield encode([Goodbye(reason=SUPERSEDED)])
                 return
             self._end(other, SUPERSEDED)
         session = self._sessions[name] = Session(name, self._clock())
@@ -239,7 +238,7 @@ class EngineHost:
         decoded = msgspec.msgpack.decode(message, type=ExportPrefix)
         info = self._engine.info  # set before there are sessions
         answer, snapshot = await self._snapshots.export(decoded, self._engine.page_bytes, info.page_size)
-        return encode_answer(answer), snapshot
+        return encode(answer), snapshot
 
     async def import_(self, name: str, message: bytes, snapshot: object) -> bytes | None:
         """Handle an `ImportPrefix` of a session.
@@ -250,7 +249,7 @@ class EngineHost:
         if name not in self._sessions:
             return None
         decoded = msgspec.msgpack.decode(message, type=ImportPrefix)
-        return encode_answer(await self._snapshots.import_(decoded, snapshot))
+        return encode(await self._snapshots.import_(decoded, snapshot))
 
     def _take(self, name: str, session: Session, message: ToTokenizer | Failed) -> None:
         rid = getattr(message, "rid", "")

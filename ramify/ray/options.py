@@ -162,7 +162,6 @@ def deployment(values: Mapping[str, Any]) -> Deployment:
 
 
 def _value(hint: Any, given: Any, name: str) -> Any:
-    """Convert `given` to `hint`, the type of the field `name`."""
     optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if optional:
         if given is None or given == "none":
@@ -188,7 +187,6 @@ def _value(hint: Any, given: Any, name: str) -> Any:
 
 
 def _object(given: Any, name: str) -> dict[str, Any]:
-    """Convert `given`, a mapping or JSON text, to a mapping."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
     except ValueError:
@@ -199,7 +197,6 @@ def _object(given: Any, name: str) -> dict[str, Any]:
 
 
 def _pairs(given: Any, name: str) -> dict[str, str]:
-    """Convert `given`, a mapping or text of the form name=path,name=path, to a mapping."""
     if isinstance(given, Mapping):
         return {str(key): str(value) for key, value in given.items()}
     pairs = [part.partition("=") for part in str(given).split(",") if part]

@@ -20,7 +20,7 @@ from ramify.ray.wire import (
     Transport,
     decode_answer,
     decode_item,
-    encode_message,
+    encode,
     session_id,
 )
 from ramify.runtime.faults import errors_logged
@@ -108,7 +108,7 @@ class RemoteEngine:
 
     def send(self, message: ToTokenizer) -> None:
         """Send a message. While there is no session, it is dropped."""
-        encoded = encode_message(message)
+        encoded = encode(message)
         if not self._up:
             return
         if isinstance(message, ExportPrefix | ImportPrefix):
@@ -174,7 +174,6 @@ class RemoteEngine:
             await asyncio.sleep(self._retry_s)
 
     def _ended(self, reason: str) -> None:
-        """Note that the session has ended, or could not begin."""
         was_up, self._up = self._up, False
         for task in list(self._sending):
             task.cancel()

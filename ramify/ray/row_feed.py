@@ -146,9 +146,7 @@ class RowFeed:
 
     def _run_threads(self) -> None:
         one: Any = functools.partial(self._program._run_row, self._batch, self._info)  # type: ignore[attr-defined]
-        finished = runs.finished_in_threads(
-            lambda register, row: one(register, row.values), self._breaker, self._batch.limit, self._set_wake
-        )
+        finished = runs.finished_in_threads(one, self._breaker, self._batch.limit, self._set_wake)
         with contextlib.closing(finished):
             for row, state in finished:
                 self._ended(row, state)
@@ -157,9 +155,7 @@ class RowFeed:
 
     async def _run_tasks(self) -> None:
         one: Any = functools.partial(self._program._run_row, self._batch, self._info)  # type: ignore[attr-defined]
-        finished = runs.finished_in_tasks(
-            lambda register, row: one(register, row.values), self._breaker, self._batch.limit, self._set_wake
-        )
+        finished = runs.finished_in_tasks(one, self._breaker, self._batch.limit, self._set_wake)
         async with contextlib.aclosing(finished):
             async for row, state in finished:
                 self._ended(row, state)

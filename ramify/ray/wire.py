@@ -13,7 +13,7 @@ Ray's store.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -54,40 +54,16 @@ def session_parts(session: str) -> tuple[str, int]:
     return frontend, int(number)
 
 
-_encoder = msgspec.msgpack.Encoder()
-_items: msgspec.msgpack.Decoder[list[ToSession]] = msgspec.msgpack.Decoder(list[ToSession])
-_answers: msgspec.msgpack.Decoder[Reply | Failed] = msgspec.msgpack.Decoder(Reply | Failed)
-_messages: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer)
+encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+"""Encode a message, or the list of messages of an item.
 
-
-def encode_item(messages: Sequence[ToSession]) -> bytes:
-    return _encoder.encode(messages)
-
-
-def decode_item(item: bytes) -> list[ToSession]:
-    return _items.decode(item)
-
-
-def encode_message(message: ToTokenizer) -> bytes:
-    """Encode a message.
-
-    Raises UnicodeEncodeError for text that is not valid Unicode, and OverflowError for a number of more than
-    64 bits.
-    """
-    return _encoder.encode(message)
-
-
-def decode_message(message: bytes) -> ToTokenizer:
-    """Decode a message. Raises `msgspec.ValidationError` if it is malformed."""
-    return _messages.decode(message)
-
-
-def encode_answer(answer: Reply | Failed) -> bytes:
-    return _encoder.encode(answer)
-
-
-def decode_answer(answer: bytes) -> Reply | Failed:
-    return _answers.decode(answer)
+Raises UnicodeEncodeError for text that is not valid Unicode, and OverflowError for a number of more than 64
+bits.
+"""
+decode_item: Callable[[bytes], list[ToSession]] = msgspec.msgpack.Decoder(list[ToSession]).decode
+decode_message: Callable[[bytes], ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer).decode
+"""Decode a message. Raises `msgspec.ValidationError` if it is malformed."""
+decode_answer: Callable[[bytes], Reply | Failed] = msgspec.msgpack.Decoder(Reply | Failed).decode
 
 
 class NoSession(Exception):

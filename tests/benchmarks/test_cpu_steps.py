@@ -23,11 +23,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_number_of_rows_has_a_line(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_steps, "PROMPT", 16)
-    cpu_steps.main([str(file), "--rows", "1", "3", "--context", "8", "--steps", "2", "--repeat", "1"])
+def test_each_number_of_rows_has_a_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--prompt", "16", "--context", "8", "--steps", "2", "--repeat", "1"]
+    cpu_steps.main([str(file), "--rows", "1", "3", *sizes])
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[2:]] == ["1", "3"]
     assert all(line.endswith(("reading", "computing")) for line in out[2:])

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import engine
 from benchmarks.engine_local import MOST_WARM, QUIET_STEPS, LocalEngine, fill
-from benchmarks.roofline import dense, kv_bytes, prefill_flop, weight_bytes
+from benchmarks.roofline import dense, kv_bytes, weight_bytes
 from ramify.kernels.registry import ops
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.graph_buffers import Captures
@@ -181,10 +181,3 @@ def test_packed_weights_are_counted_as_they_lie() -> None:
     plain = dummy_model(config, dtype=torch.bfloat16)
     packed = dummy_model(config, dtype=torch.bfloat16, packed=ops("cpu").prefers_packed)
     assert weight_bytes(packed) == weight_bytes(plain), "all sizes are multiples of the panels'"
-
-
-def test_the_operations_of_a_prefill() -> None:
-    """Two for each weight of the layers and each token, and four for each number of each pair."""
-    config = config_from_hf(TINY)
-    layer = 64 * (128 + 2 * 64) + 128 * 64 + 3 * 64 * 128
-    assert prefill_flop(config, 10) == 2 * (2 * layer * 10 + 4 * 128 * 55)

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.engine import Row, Sizes
 from benchmarks.gpu_visit import engines
 from benchmarks.gpu_visit.figures import Figures
-from benchmarks.gpu_visit.parts import library, toy
+from benchmarks.gpu_visit.parts import library
 
 
 @pytest.fixture
@@ -29,30 +29,13 @@ def failed(figures: Figures) -> dict[str, bool]:
 
 
 class Engine:
-    """An engine that may be alive alone, and does not start with `overlap`."""
+    """An engine that may be alive alone."""
 
     alive: ClassVar[weakref.WeakSet[Engine]] = weakref.WeakSet()
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         assert not self.alive
         self.alive.add(self)
-        if options.get("overlap"):
-            raise MemoryError
-        self.runner = self.captured = self
-        self.graphs = 0
-
-    def complete(self, prompts: list[list[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
-        return [([1], [-0.5]) for _ in prompts]
-
-
-def test_a_feature_whose_engine_does_not_start_fails_alone(
-    figures: Figures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(toy, "Local", Engine)
-    monkeypatch.setattr(toy, "_multiply_by_value_alone", lambda: None)
-    toy.run(figures)
-    lost = {"overlap", "all of them"}
-    assert failed(figures) == {case: case in lost for case in ("all off", *toy.FEATURES)}
 
 
 def test_a_batch_that_fails_does_not_stop_the_next(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> None:

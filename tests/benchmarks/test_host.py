@@ -7,7 +7,7 @@ import pytest
 from benchmarks import host
 
 
-@pytest.mark.parametrize("further", [[], ["--overlap"], ["--device-sampler"]])
+@pytest.mark.parametrize("further", [[], ["--overlap"]])
 def test_a_line_for_each_batch_has_the_times_of_each_case(
     further: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,15 +127,14 @@ def test_differences_are_shares():
     assert difference(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5])) == 0.25
 
 
-def test_compiled_kernels_are_counted(monkeypatch: pytest.MonkeyPatch):
+def test_compiled_kernels_are_counted():
     """A listener that was there before is called as well."""
     seen: list[bool] = []
-    monkeypatch.setattr(knobs.compilation, "listener", lambda **event: seen.append(event["cache_hit"]))
-    counts = watched.__wrapped__()
-    listen = knobs.compilation.listener
-    assert listen is not None
     times = CompileTimes(300_000, [("ttir", 1_000_000)], 200_000)
-    for hit in (False, False, True):
-        listen(src=None, metadata={}, metadata_group={}, times=times, cache_hit=hit)
+    with knobs.compilation.scope():
+        knobs.compilation.listener = lambda **event: seen.append(event["cache_hit"])
+        counts = watched.__wrapped__()
+        for hit in (False, False, True):
+            knobs.compilation.listener(src=None, metadata={}, metadata_group={}, times=times, cache_hit=hit)
     assert counts == Compiled(kernels=2, loaded=1, seconds=3.0)
     assert seen == [False, False, True]

@@ -52,12 +52,9 @@ class Stub:
         return 0.0
 
 
-def test_the_others_go_on_where_an_engine_ends(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peers, "REST_S", 0.0)
+def test_the_others_go_on_where_an_engine_ends(capsys: pytest.CaptureFixture[str]) -> None:
     engines: list[Any] = [Stub("first", 2), Stub("second", 9)]
-    found = peers.measured(engines, argparse.Namespace(rounds=2, only=["single", "prefill-512"]))
+    found = peers.measured(engines, argparse.Namespace(rounds=2, rest=0.0, only=["single", "prefill-512"]))
     assert found["single", "first"] == [64.0]  # 128 tokens in 2 s
     assert ("prefill-512", "first") not in found
     assert found["prefill-512", "second"] == [256.0, 256.0]

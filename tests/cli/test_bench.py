@@ -163,7 +163,7 @@ def test_arrivals_at_a_rate(server: LiveServer, capsys: pytest.CaptureFixture[st
     assert (slow["goodput_per_s"], slow["goodput_share"]) == (0.0, 0.0)
 
 
-async def test_a_late_arrival_counts_from_when_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_arrival_counts_from_when_it_was_due() -> None:
     """An open loop does not wait for answers, and what it sends too late is not measured as quick."""
     sent: list[float] = []
 
@@ -179,8 +179,7 @@ async def test_a_late_arrival_counts_from_when_it_was_due(monkeypatch: pytest.Mo
     measured = await load.measure_phase(stub, phase, 10_000.0, "seed")
     await stub.aclose()
     assert [sample.ttft_s for sample in measured.samples] == pytest.approx([1.0] * 200)
-    gaps = [after - before for before, after in itertools.pairwise(sent)]
-    assert 0.5 < 10_000 * sum(gaps) / len(gaps) < 2
+    assert 0.5 < 10_000 * (max(sent) - min(sent)) / (len(sent) - 1) < 2
 
 
 def test_all_requests_fail(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,13 +186,6 @@ def test_a_key_that_is_no_column(tmp_path: Path, name: str, data: str) -> None:
     assert refused.value.field == "key"
 
 
-def test_a_remedy_that_works(tmp_path: Path) -> None:
-    """Columns are named only where the program runs with them."""
-    path = write(tmp_path, "rows.csv", "more,txt\n1,a\n")
-    with pytest.raises(InvalidRequest, match=r"no parameter 'txt', which .* It has text, more\.$"):
-        rows_of(path)
-
-
 def test_a_folder_and_a_file_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"is a folder. Name a file in it"):
         rows_of(tmp_path)

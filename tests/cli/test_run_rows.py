@@ -128,16 +128,6 @@ def test_what_a_batch_would_take(
     assert not (folder.path / "out.jsonl").exists()
 
 
-def test_the_number_of_rows_is_known(folder: Folder) -> None:
-    program = load(folder.program())
-    csv_rows = folder.write("rows.csv", 'name\n"a\nb"\n\nc\n')
-    json_rows = folder.write("rows.jsonl", '\ufeff{"name": "a"}\n\n  \n{"name": "b"}')
-    for path in (csv_rows, json_rows):
-        rows = InputRows(str(path), program, [], None, None)
-        assert len(rows) == len(list(rows)) == 2
-    assert len(InputRows(str(csv_rows), program, [], None, None, limit=1)) == 1
-
-
 def test_help_shows_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["run", "--help"])
@@ -150,16 +140,6 @@ def test_an_async_program_and_an_argument_named_like_an_option(folder: Folder, s
     assert [line["outputs"]["answer"] for line in folder.results()] == ["ABCD", "GHIJ"]
 
 
-def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Folder, server: LiveServer) -> None:
-    rows = folder.write("rows.jsonl", '{"name": "a"}\n{"name": \n["b", 1]\n')
-    assert folder.run(server, "--input", str(rows)) == 1
-    assert [line["error"] and line["error"]["type"] for line in folder.results()] == [
-        None,
-        "InvalidRequest",
-        None,
-    ]
-
-
 @pytest.mark.parametrize(
     ("file", "text", "arguments", "problem"),
     [
@@ -169,8 +149,6 @@ def test_lines_that_cannot_be_read_are_errors_of_their_rows(folder: Folder, serv
         ("rows.csv", "count\n1\n", [], "needs 'name'"),
         ("rows.csv", "id;name\na;b, c\n", [], "one column 'id;name': is the delimiter ';'?"),
         ("rows.csv", "name\na\n", ["name=b"], "name is given on the command line and is a column"),
-        ("rows.txt", "name\n", [], "none of .csv, .jsonl, .parquet"),
-        ("rows.csv", "name\na\n", ["--key", "id"], "has no column 'id'; it has name"),
         ("rows.csv", "name\na\n", ["--concurrency", "0"], "concurrency is 0"),
         ("rows.csv", "name\na\n", ["--limit", "0"], "--limit is 0"),
         ("rows.csv", "name\na\n", ["--limit", "1", "--sample", "1"], "exclude each other"),
@@ -314,15 +292,6 @@ def test_malformed_rows_with_the_key_of_another_row_fail_alone(folder: Folder, s
     assert [line["key"] for line in folder.results()] == ["1", "Thanks", "2", None, None]
     assert folder.run(server, "--input", str(rows), "--key", "id") == 1
     assert [line["key"] for line in folder.results()] == ["1", "Thanks", "2", None, None]
-
-
-def test_a_first_row_without_the_key_fails_alone(folder: Folder, server: LiveServer) -> None:
-    rows = folder.write("rows.jsonl", '{"name": "a"}\n{"id": 1, "name": "b"}\n')
-    assert folder.run(server, "--input", str(rows), "--key", "id") == 1
-    found = folder.results()
-    assert [line["key"] for line in found] == [None, 1]
-    assert "Row 0 has no 'id'" in found[0]["error"]["message"]
-    assert found[1]["error"] is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")

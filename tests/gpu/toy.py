@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,17 +14,15 @@ from ramify.radix.cache import PrefixCache
 from ramify.radix.naive import NaiveCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.decode_graphs import ladder
 from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.memory import COW_PAGES
-from ramify.runtime.executor.token_graphs import buckets
 from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "model_type": "qwen3",
     "vocab_size": 3000,
     "hidden_size": 256,
@@ -56,7 +54,7 @@ def make_prompts() -> list[list[int]]:
 PROMPTS = make_prompts()
 
 
-def config_of(device: Literal["cpu", "cuda"], **options: Any) -> EngineConfig:
+def config_of(**options: Any) -> EngineConfig:
     """The engine's configuration.
 
     Pages are checked after every step unless the device's memory decides their number: a check of 1.8 million
@@ -64,20 +62,18 @@ def config_of(device: Literal["cpu", "cuda"], **options: Any) -> EngineConfig:
     """
     fixed = "memory_fraction" not in options
     options = {"max_running": 48, **({"num_pages": PAGES} if fixed else {}), **options}
-    return EngineConfig(device=device, check_pages=fixed, **options)
+    return EngineConfig(device="cuda", check_pages=fixed, **options)
 
 
 class Local:
     """Steps a scheduler on a model of random weights, large enough that logits differ.
 
-    options : of the engine, for `config_of`. On the CPU `cuda_graphs` pads steps as graphs do.
+    options : of the engine, for `config_of`
     """
 
-    def __init__(
-        self, *, device: Literal["cpu", "cuda"] = "cuda", shape: dict[str, Any] = SHAPE, **options: Any
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         def load(dtype: torch.dtype, device: torch.device, kernels: Any) -> Any:
-            model = dummy_model(config_from_hf(shape), dtype=dtype, device=device)
+            model = dummy_model(config_from_hf(SHAPE), dtype=dtype, device=device)
             with torch.inference_mode():
                 for parameter in model.parameters():
                     if parameter.dim() == 2:
@@ -85,18 +81,18 @@ class Local:
             return model
 
         gc.collect()  # a scheduler and its requests point at each other, and hold the pages of a test before
-        padded = device == "cpu" and options.pop("cuda_graphs", False)
-        config = with_defaults_of(config_of(device, **options), torch.device(device))
+        config = with_defaults_of(config_of(**options), torch.device("cuda"))
         assert config.page_size is not None
-        assert config.max_running is not None
         self.runner = build_runner(config, load)
-        pool, length = self.runner.pool, shape["max_position_embeddings"]
-        if padded:
-            sizes = ladder(config.max_running)
-            self.runner.capture_graphs(sizes, -(-length // config.page_size), buckets(length))
+        pool = self.runner.pool
         pool.k.fill_(float("nan"))
         pool.v.fill_(float("nan"))
-        limits = Limits(length, shape["vocab_size"], (0,), (pool.num_pages - COW_PAGES) * config.page_size)
+        limits = Limits(
+            SHAPE["max_position_embeddings"],
+            SHAPE["vocab_size"],
+            (0,),
+            (pool.num_pages - COW_PAGES) * config.page_size,
+        )
         cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
             pool.num_pages, config.page_size
         )
@@ -104,14 +100,12 @@ class Local:
         self.scheduler = Scheduler(config, limits, self.runner, cache, None, failures.append)  # type: ignore[arg-type]
         self.failures = failures
 
-    def complete(
-        self, prompts: Sequence[Sequence[int]], tokens: int = TOKENS
-    ) -> list[tuple[list[int], list[float]]]:
+    def complete(self, prompts: Sequence[Sequence[int]]) -> list[tuple[list[int], list[float]]]:
         """Tokens and their log-probabilities."""
         found: dict[str, tuple[list[int], list[float]]] = {}
         for index, prompt in enumerate(prompts):
             found[str(index)] = ([], [])
-            sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=1)
+            sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=1)
             self.scheduler.receive(Submit(rid=str(index), ids=tuple(prompt), sampling=sampling))
         while self.scheduler.busy:
             output = self.scheduler.step()

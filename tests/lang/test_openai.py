@@ -193,29 +193,15 @@ def test_the_body_on_a_foreign_endpoint():
 CLOSED_VERDICT = {**Verdict.model_json_schema(), "additionalProperties": False}
 
 
-@pytest.mark.parametrize(
-    ("step", "format"),
-    [
-        (
-            rm.gen("x", schema=Verdict),
-            {
-                "type": "json_schema",
-                "json_schema": {"name": "output", "schema": CLOSED_VERDICT, "strict": True},
-            },
-        ),
-        (
-            rm.gen("x", schema=Verdict, strict=False),
-            {
-                "type": "json_schema",
-                "json_schema": {"name": "output", "schema": CLOSED_VERDICT, "strict": False},
-            },
-        ),
-    ],
-)
-def test_schemas_become_response_formats(step, format):
+@pytest.mark.parametrize("strict", [True, False])
+def test_schemas_become_response_formats(strict):
     with foreign(delta('{"score": 1}', "stop"), USAGE) as (backend, server):
+        step = rm.gen("x", schema=Verdict, strict=strict)
         assert assistant(step).run(backend=backend)["x"] == Verdict(score=1)
-        assert server.bodies[0]["response_format"] == format
+        assert server.bodies[0]["response_format"] == {
+            "type": "json_schema",
+            "json_schema": {"name": "output", "schema": CLOSED_VERDICT, "strict": strict},
+        }
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import ramify as rm
 from ramify import retry
 from ramify.errors import BackendError, InvalidRequest, Overloaded, RequestTimeout, WorkerDied
-from ramify.lang.backends import http, http_errors
+from ramify.lang.backends import http_errors
 from ramify.lang.backends.replay import RecordingBackend, ReplayBackend
 from ramify.loop import wait
 from ramify.messages import Finish, TextChunk, Usage
@@ -27,6 +27,7 @@ from tests.end_to_end.served import serve
 from tests.lang.backends import Breaking, Holding
 from tests.lang.remote import RawServer, ScriptedFrontend, answer, live_endpoint, raw_endpoint, raw_openai
 from tests.lang.test_endpoint import INFO
+from tests.lang.test_http import on_client, whole
 
 
 @rm.function
@@ -417,9 +418,6 @@ def test_a_steps_own_time_limit_counts_all_attempts(clock):
 
 
 def test_only_a_kept_connection_may_be_stale(clock):
-    def whole(body):
-        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-
     async def use(client):
         with pytest.raises(BackendError, match="Server disconnected"):
             await client.post("/", {"n": 0})
@@ -427,15 +425,7 @@ def test_only_a_kept_connection_may_be_stale(clock):
 
     replies = iter([None, whole(b"1"), None, whole(b"2")])
     with RawServer(lambda target: next(replies), keeps=True) as server:
-
-        async def run():
-            client = http.HttpClient(server.url)
-            try:
-                return await use(client)
-            finally:
-                await client.aclose()
-
-        assert wait(run()) == [1, 2]
+        assert on_client(server.url, use) == [1, 2]
     assert [body["n"] for body in server.bodies] == [0, 1, 2, 2]
 
 

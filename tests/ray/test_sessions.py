@@ -32,7 +32,7 @@ from ramify.ray.fleet import ListedFleet
 from ramify.ray.host import EngineHost
 from ramify.ray.remote_engine import RemoteEngine
 from ramify.ray.snapshots import RemoteSnapshots
-from ramify.ray.wire import Goodbye, NoSession, decode_item, encode_message, session_id
+from ramify.ray.wire import Goodbye, NoSession, decode_item, encode, session_id
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.replica import HEARTBEAT, SILENT_S, EngineEvents, FleetEvents
 from tests.fleet.fakes import model_info
@@ -169,9 +169,7 @@ class Reader:
 
     def send(self, message: Any, number: int | None = None) -> asyncio.Future[bool]:
         self.number += 1
-        return asyncio.ensure_future(
-            self.host.send(self.name, number or self.number, encode_message(message))
-        )
+        return asyncio.ensure_future(self.host.send(self.name, number or self.number, encode(message)))
 
 
 async def opened(calls: Calls, *frontends: str) -> tuple[FakeEngine, list[Reader]]:
@@ -305,7 +303,7 @@ async def test_of_sessions_that_wait_for_the_engine_only_the_newest_lives(number
     assert readers[0].got[-1] == Goodbye(reason="The frontend has a newer session.")
     engine.receive(TreeChange(epoch=1, number=1, added=(5,)))
     await until(lambda: len(readers[1].got) == 2)
-    assert not await calls.hosts["a"].send(readers[0].name, 1, encode_message(GetTree()))
+    assert not await calls.hosts["a"].send(readers[0].name, 1, encode(GetTree()))
     readers[1].task.cancel()
 
 

@@ -127,16 +127,14 @@ async def test_an_export_whose_frontend_goes_away_leaves_no_file() -> None:
     await snapshots.aclose()
 
 
-async def test_what_is_no_bytes_and_what_has_no_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_bytes_and_what_has_no_room_is_refused() -> None:
     sent: list[Any] = []
     snapshots = ReplicaSnapshots(sent.append)
     refused = await snapshots.import_(ImportPrefix(rid="move", path="x"), {"pickled": 1})
     assert isinstance(refused, Failed)
     assert "it is dict, not bytes" in refused.error.message
-    monkeypatch.setattr(files.SnapshotFolder, "room", lambda self: 7 * PAGE_BYTES)
-    answer, snapshot = await snapshots.export(
-        ExportPrefix(rid="move", ids=tuple(range(TOKENS)), scope="", path="x"), PAGE_BYTES, 16
-    )
+    message = ExportPrefix(rid="move", ids=tuple(range(TOKENS)), scope="", path="x")
+    answer, snapshot = await snapshots.export(message, 10**15, 16)
     assert isinstance(answer, Failed)
     assert (answer.rid, answer.error.code, snapshot, sent) == ("move", "overloaded", None, [])
     await snapshots.aclose()

@@ -46,7 +46,6 @@ def whole(figures: Figures, sizes: Sizes, device: torch.device, shared: list[Row
 
 
 def without_cascade(figures: Figures, sizes: Sizes, shared: list[Row]) -> None:
-    """Measure the engine without cascade, and add the comparison with `shared`, the rows with cascade."""
     engine = build(figures, "without cascade", sizes, cascade=False)
     for row, flat in zip(shared, branches(engine, sizes), strict=True):
         add_row(figures, compared(flat, row, "the speed with it"), of="without ")

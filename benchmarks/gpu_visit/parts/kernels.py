@@ -13,7 +13,7 @@ from benchmarks.gpu_timing import Timer
 from benchmarks.gpu_visit.device import device_of, free
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.jit import watched
-from benchmarks.kernels import measure
+from benchmarks.kernels import Wrong, measure
 from benchmarks.roofline import ceilings
 from ramify.kernels.triton.ahead import fix_cache_keys
 from tests.kernels.kernel_cases.base import Case, cases
@@ -40,10 +40,6 @@ BESIDE_S = 15
 """Seconds of the part that are reserved for all else: imports, ceilings, and the case that runs when the time
 is up."""
 TINY_S = 5.0
-
-
-class Wrong(Exception):
-    """A kernel whose result differs from that of every other implementation."""
 
 
 def run(figures: Figures) -> None:

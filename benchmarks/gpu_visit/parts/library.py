@@ -191,8 +191,6 @@ class Cached(Attention):
 
 
 class Causal(Attention):
-    """The attention of a prompt."""
-
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         q, k, v = (each.transpose(0, 1)[None] for each in self._split(qkv))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

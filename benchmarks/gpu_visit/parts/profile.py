@@ -96,7 +96,6 @@ def record(figures: Figures, case: str, run: Callable[[], float], steps: int, de
 
 
 def recorded(run: Callable[[], float], device: torch.device) -> tuple[Any, float]:
-    """The profiler's events during `run`, and the seconds that `run` returns."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -106,7 +105,6 @@ def recorded(run: Callable[[], float], device: torch.device) -> tuple[Any, float
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of `run`, until the device has finished."""
     wait(device)
     began = time.perf_counter()
     run()

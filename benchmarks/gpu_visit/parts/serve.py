@@ -1,33 +1,33 @@
 """`ramify serve` as a user starts it: 64 requests at once, half of them with a schema, streamed.
 
-Each answer is checked: its status, its end, and with a schema the whole text, by checks written for the
-schema. A rehearsal serves a tiny model on the CPU.
+The load test of `ramify bench` sends them, and checks each answer with a schema. A rehearsal serves a tiny
+model on the CPU.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from benchmarks.gpu_visit.figures import Figures
 from benchmarks.gpu_visit.model import write_model
 from benchmarks.jit import cache_on_disk, files_on_disk
+from ramify.bench.client import Endpoint
+from ramify.bench.plan import Plan, run_plan
+from ramify.bench.workloads import Sizes
+from ramify.constraint import closed_object
+from ramify.loop import wait
 from ramify.runtime.compile_ahead import compile_grammars
 from tests.runtime.tiny import write_tiny
 
@@ -61,61 +61,15 @@ SCHEMA_TOKENS = 64
 """max_tokens of answers with a schema: enough for any answer to one of `SCHEMAS`, even if each token is one
 byte."""
 TINY_FLAGS = ("--device=cpu", "--attention-backend=triton", "--dtype=float32", "--num-pages=200")
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-SCHEMAS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
-    (
-        _object(colour={"enum": ["red", "green"]}, count={"type": "integer", "minimum": 0, "maximum": 99}),
-        lambda it: (
-            list(it) == ["colour", "count"] and it["colour"] in ("red", "green") and it["count"] in range(100)
-        ),
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    closed_object(
+        {"colour": {"enum": ["red", "green"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}}
     ),
-    (
-        {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3},
-        lambda it: isinstance(it, list) and 1 <= len(it) <= 3 and set(it) <= {"a", "b"},
-    ),
-    (
-        _object(done={"type": "boolean"}, kind={"const": "note"}),
-        lambda it: list(it) == ["done", "kind"] and isinstance(it["done"], bool) and it["kind"] == "note",
-    ),
-    (
-        {"type": "integer", "minimum": 10, "maximum": 500},
-        lambda it: type(it) is int and 10 <= it <= 500,
-    ),
+    {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3},
+    closed_object({"done": {"type": "boolean"}, "kind": {"const": "note"}}),
+    {"type": "integer", "minimum": 10, "maximum": 500},
 )
-"""(schema with bounded answers, check of an answer's value)."""
-
-
-@dataclasses.dataclass
-class Answer:
-    """A streamed answer. `first_s` and `total_s` are seconds since the request was sent."""
-
-    schema: int | None
-    text: str = ""
-    finish: str | None = None
-    tokens: int = 0
-    first_s: float = 0.0
-    total_s: float = 0.0
-
-    def check(self) -> None:
-        """Raise ValueError unless the answer is complete and valid for its schema."""
-        if self.finish not in ("stop", "length") or not self.tokens:
-            raise ValueError(
-                f"an answer ended with {self.finish!r} after {self.tokens} tokens: {self.text!r}"
-            )
-        if self.schema is None:
-            return
-        if self.finish != "stop" or not SCHEMAS[self.schema][1](json.loads(self.text)):
-            raise ValueError(f"{self.text!r} ({self.finish}) is not of {SCHEMAS[self.schema][0]}")
+"""Schemas with bounded answers."""
 
 
 def run(figures: Figures) -> None:
@@ -137,7 +91,7 @@ def run(figures: Figures) -> None:
             served(figures, folder, flags) as url,
             figures.attempt("answers"),
         ):
-            asyncio.run(_ask(figures, url, folder.name, load))
+            _ask(figures, url, folder.name, load)
 
 
 @contextlib.contextmanager
@@ -206,74 +160,35 @@ def facts_in(log: str) -> dict[str, float]:
     return {name: float(match.group(1)) for name, match in found.items() if match is not None}
 
 
-async def _ask(figures: Figures, url: str, model: str, load: Load) -> None:
-    began = time.perf_counter()
-    limits = httpx.Limits(max_connections=load.requests)
-    async with httpx.AsyncClient(base_url=url, timeout=READY_S, limits=limits, trust_env=False) as client:
-        answers = await asyncio.gather(
-            *(_answer(client, model, load, index) for index in range(load.requests))
-        )
-    seconds = time.perf_counter() - began
-    tokens = sum(answer.tokens for answer in answers)
+def _ask(figures: Figures, url: str, model: str, load: Load) -> None:
+    """Send all requests at once by the load test. Raises RuntimeError if one fails, or an answer is not of
+    its schema."""
+    sizes = Sizes(concurrency=load.requests, prompts=[_body(load, index) for index in range(load.requests)])
+    plan = Plan([Endpoint("the server", f"{url}/v1", model)], ["prompts"], sizes)
+    (series,) = wait(run_plan(plan, lambda line: None))
+    (found,) = series.runs
     figures.add(
-        f"{load.requests} requests", seconds=seconds, tokens=tokens, tokens_s=tokens / seconds, status=200
+        f"{load.requests} requests",
+        seconds=found["duration_s"],
+        tokens=found["output_tokens"],
+        tokens_s=found["output_tokens_per_s"],
+        valid_share=found["valid_share"],
+        **{
+            f"{name}_{rank}_s": found[f"{field}_s"][rank]
+            for name, field in (("first_token", "ttft"), ("total", "e2e"))
+            for rank in ("p50", "p99")
+        },
     )
-    for case, some in (
-        ("free text", [answer for answer in answers if answer.schema is None]),
-        ("with a schema", [answer for answer in answers if answer.schema is not None]),
-    ):
-        with figures.attempt(case):
-            for answer in some:
-                answer.check()
-            first, total = ([getattr(answer, name) for answer in some] for name in ("first_s", "total_s"))
-            figures.add(
-                case,
-                right=len(some),
-                first_token_p50_s=statistics.median(first),
-                first_token_p99_s=_percentile(first, 0.99),
-                total_p50_s=statistics.median(total),
-                tokens=sum(answer.tokens for answer in some),
-                example=some[0].text[:60],
-            )
+    if found["failed"] or found["valid_share"] < 1:
+        raise RuntimeError(f"{found['failed']} requests failed: {found['first_error']}")
 
 
-async def _answer(client: httpx.AsyncClient, model: str, load: Load, index: int) -> Answer:
-    """The answer to request `index`; every second request has a schema. Raises RuntimeError for a status
-    other than 200."""
-    answer = Answer(schema=index // 2 % len(SCHEMAS) if index % 2 else None)
+def _body(load: Load, index: int) -> dict[str, Any]:
+    """The body of request `index`; every second request has a schema."""
     text = " ".join(f"word{(index * 31 + word * 7) % 997}" for word in range(load.words))
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": load.tokens,
-        "seed": index,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if answer.schema is not None:
-        body["max_tokens"] = SCHEMA_TOKENS
-        wanted = {"name": f"schema{answer.schema}", "schema": SCHEMAS[answer.schema][0], "strict": True}
-        body["response_format"] = {"type": "json_schema", "json_schema": wanted}
-    began = time.perf_counter()
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code != 200:
-            raise RuntimeError(f"status {response.status_code}: {(await response.aread())[:300]!r}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                raise RuntimeError(f"a stream ended with {event['error']}")
-            for choice in event["choices"]:
-                answer.first_s = answer.first_s or time.perf_counter() - began
-                answer.text += choice["delta"].get("content") or ""
-                answer.finish = choice["finish_reason"] or answer.finish
-            if event.get("usage"):
-                answer.tokens = event["usage"]["completion_tokens"]
-    answer.total_s = time.perf_counter() - began
-    return answer
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 1.0, "seed": index}
+    if index % 2 == 0:
+        return {**body, "max_tokens": load.tokens}
+    wanted = {"name": "answer", "schema": SCHEMAS[index // 2 % len(SCHEMAS)], "strict": True}
+    form = {"type": "json_schema", "json_schema": wanted}
+    return {**body, "max_tokens": SCHEMA_TOKENS, "response_format": form}
