@@ -175,7 +175,7 @@ class Replica:
         new = self.cache.allocate(-(-len(request.prompt) // PAGE) - whole)
         if new is not None:
             table = self.cache.commit(lock, request.prompt, lock.pages[:whole] + new)
-            self.cache.free(table.pages[table.private_from :])
+            self.cache.free(table[lock.private_from :])
 
     def end(self, request: Request) -> None:
         assert request.lock is not None
@@ -354,10 +354,10 @@ class Fleet:
             return
         seconds, speaking = replica.step()
         self.at(now + seconds, lambda when: self.stepped(replica, speaking, when))
-        added, removed = replica.log.take()
-        if added or removed:
+        pages, removed = replica.log.take()
+        if pages or removed:
             replica.events += 1
-            events = TreeEvents(1, replica.events, added, removed)
+            events = TreeEvents(1, replica.events, [page.digest for page in pages], removed)
             self.at(now + seconds + EVENT_S, lambda when: self.told(replica.name, events))
 
     def told(self, name: str, events: TreeEvents) -> None:

@@ -4,7 +4,6 @@ cache.py       the interface: match, acquire, allocate, commit, release, lease; 
 naive.py       the same interface without sharing
 lock.py        values that the cache returns: a match, a lock, a page table, counts
 tree.py        the shape of the tree: match, split, append, join; node.py one node, key.py tokens as bytes
-pages.py       the pool of page numbers
 eviction.py    tree pages in use, leased or evictable, and the queue of evictable leaves
 lease.py       prefixes kept for programs that come back
 states.py      slots of recurrent states at the ends of nodes, for models with linear attention layers

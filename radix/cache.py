@@ -43,16 +43,15 @@ import time
 from collections.abc import Callable, Iterable
 
 from ramify.radix.evicted import EvictionRecord, Lost
-from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed, Usage
+from ramify.radix.eviction import Usage
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
 from ramify.radix.lease import LeaseBook
-from ramify.radix.lock import Committed, Match, PageCounts, PrefixLock, StateCounts
+from ramify.radix.lock import Match, PageCounts, PrefixLock, StateCounts
 from ramify.radix.node import Node
-from ramify.radix.pages import PagePool
-from ramify.radix.states import States, UselessFirst
+from ramify.radix.states import States
 from ramify.radix.tree import RadixTree
-from ramify.radix.tree_log import Page, TreeLog
+from ramify.radix.tree_log import TreeLog
 from ramify.radix.views import HeldPrefix, NodeView, prefixes, snapshot
 
 FLUSH = "flush"
@@ -65,7 +64,7 @@ class PrefixCache:
     Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
     changed nothing. `num_states` is the number of state slots, 0 for a model without states
     (`ramify.radix.states`). `log` records the pages that enter and leave the tree. The parts of the cache
-    (`tree`, `pool`, `usage`, `states`, `record`) are public for reading only.
+    (`tree`, `usage`, `states`, `record`, `log`) are public for reading only.
     """
 
     def __init__(
@@ -76,17 +75,18 @@ class PrefixCache:
         num_states: int = 0,
         log: TreeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
-        policy: EvictionPolicy | None = None,
     ) -> None:
+        if num_pages < 1:
+            raise ValueError(f"num_pages is {num_pages}; it must be at least 1.")
+        self.num_pages = num_pages
         self.page_size = page_size
         self.tree = RadixTree(page_size)
-        self.pool = PagePool(num_pages)
         self._leases = LeaseBook(clock)
-        policy = policy or LeastRecentlyUsed()
-        self.usage = Usage(UselessFirst(policy) if num_states else policy, self._leases.needed)
+        self.usage = Usage(self._leases.needed, states=num_states > 0)
         self.states = States(num_states, self.tree, self._leases, self.usage.offer) if num_states else None
         self.record = EvictionRecord()
-        self._log = log
+        self.log = log
+        self._free = list(range(num_pages - 1, -1, -1))
         self._private: set[int] = set()
         self._locks: set[PrefixLock] = set()
         self._evicted = 0
@@ -156,19 +156,19 @@ class PrefixCache:
 
     def available(self) -> int:
         """Pages that `allocate` can hand out now: free, evictable and leased pages."""
-        return len(self.pool) + self.usage.evictable_pages + self.usage.leased_pages
+        return len(self._free) + self.usage.evictable_pages + self.usage.leased_pages
 
     def allocate(self, n: int, taker: str = "") -> list[int] | None:
         """`n` pages, private to the caller; None, with nothing evicted, if fewer are available.
 
-        Free pages are taken first. Then leaves are evicted: first leaves without a lease, in the order of the
-        policy, then leased leaves, beginning with the one that is needed furthest in the future. The last of
-        these leaves loses only as many pages as are still missing, from its end. `taker` is recorded with the
-        evicted tokens; `lost` reports it later.
+        Free pages are taken first. Then leaves are evicted: first leaves without a lease, the least recently
+        used before others, then leased leaves, beginning with the one that is needed furthest in the future.
+        The last of these leaves loses only as many pages as are still missing, from its end. `taker` is
+        recorded with the evicted tokens; `lost` reports it later.
         """
         if n < 0:
             raise ValueError(f"{n} pages asked for; it must be 0 or more.")
-        short = n - len(self.pool)
+        short = n - len(self._free)
         if short > 0:
             if n > self.available():
                 return None
@@ -176,7 +176,7 @@ class PrefixCache:
             for node in self._leases.reconsider():
                 self.usage.offer(node)
             self._evict(short, taker)
-        pages = self.pool.allocate(n)
+        pages = [self._free.pop() for _ in range(n)]
         self._private.update(pages)
         return pages
 
@@ -185,9 +185,9 @@ class PrefixCache:
         returned = list(pages)
         self._claim(returned)
         self._private.difference_update(returned)
-        self.pool.free(returned)
+        self._free += returned
 
-    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
+    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> list[int]:
         """Put the tokens that a request has computed into the tree, and extend `lock` to their end.
 
         Args:
@@ -197,7 +197,8 @@ class PrefixCache:
             pages: The request's page table, one page for each slot of ``[0, n)``. Slots
                 ``[0, lock.private_from)`` are as in `lock.pages`; the others are private.
 
-        Returns the request's new page table. A slot that had a private page now has:
+        Returns the request's new page table, of which `lock` has a copy. The request owns the pages from slot
+        ``lock.private_from`` on. A slot that had a private page now has:
 
         - the tree's page, if the tree has all of the slot's tokens already (another request was faster).
           The request's own page is freed.
@@ -219,8 +220,8 @@ class PrefixCache:
         if matched < length:
             borrows_head = whole < lock.private_from
             node = self.tree.append(node, key[matched_bytes:], tuple(table[whole:]), borrows_head)
-            if self._log is not None:
-                self._log.added(node)
+            if self.log is not None:
+                self.log.added(node)
             self._private.difference_update(node.owned_pages)
             self.usage.add(node)
             private_from = len(table)
@@ -231,9 +232,9 @@ class PrefixCache:
         if matched < length:
             self.tree.join(node)
         self._private.difference_update(duplicates)
-        self.pool.free(duplicates)
+        self._free += duplicates
         lock.node, lock.length, lock.pages, lock.private_from = node, length, table, private_from
-        return Committed(list(table), private_from)
+        return list(table)
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -348,22 +349,22 @@ class PrefixCache:
 
         Returns the number of pages freed.
         """
-        before = len(self.pool)
+        before = len(self._free)
         if self.states is not None:
             self.states.drop_all()
         while self.usage.queue:
             self._drop(self.usage.queue.pop(), FLUSH)
-        return len(self.pool) - before
+        return len(self._free) - before
 
     def counts(self) -> PageCounts:
         """Pages by state, now: free + evictable + leased + in_use == total."""
         self._expire_leases()
         return PageCounts(
-            free=len(self.pool),
+            free=len(self._free),
             evictable=self.usage.evictable_pages,
             leased=self.usage.leased_pages,
             in_use=self.usage.locked_pages + len(self._private),
-            total=self.pool.num_pages,
+            total=self.num_pages,
             evicted=self._evicted,
         )
 
@@ -378,32 +379,19 @@ class PrefixCache:
         self._expire_leases()
         return prefixes(self.tree, self._leases.owners, most)
 
-    def take_changes(self) -> tuple[list[int], list[int]]:
-        """(added, removed): digests of the page ends that entered and left the tree since the last call
-        (`TreeLog.take`). The cache must have a log."""
-        assert self._log is not None
-        return self._log.take()
-
-    def take_changed_pages(self) -> tuple[list[Page], list[int]]:
-        """Like `take_changes`, with the added pages in full (`TreeLog.take_pages`)."""
-        assert self._log is not None
-        return self._log.take_pages()
-
-    def pages_in_tree(self) -> list[Page]:
-        """All pages in the tree (`TreeLog.whole_pages`). The cache must have a log. Costs O(tree)."""
-        assert self._log is not None
-        return self._log.whole_pages(self.tree.nodes())
-
-    def page_ends(self) -> list[int]:
-        """The digests of all page ends in the tree (`TreeLog.whole`). The cache must have a log. Costs
-        O(tree)."""
-        assert self._log is not None
-        return self._log.whole(self.tree.nodes())
-
     def check(self) -> None:
         """Check every count against a recount from scratch, in O(tree). Raises `ConservationError` naming
         each violation."""
-        verify(self.tree, self.usage, self.pool, self._leases, self._private, self._locks, self.states)
+        verify(
+            self.tree,
+            self.usage,
+            self.num_pages,
+            self._free,
+            self._leases,
+            self._private,
+            self._locks,
+            self.states,
+        )
 
     # --- internals --------------------------------------------------------------------------------
 
@@ -465,14 +453,14 @@ class PrefixCache:
                 node = node.parent
             elif spare:
                 self.usage.drop(node, len(spare))
-                self.pool.free(spare)
+                self._free += spare
 
     def _expire_leases(self) -> None:
         self._unlease(self._leases.expire())
 
     def _unlease(self, ended: list[Node]) -> None:
         for node in ended:
-            self.usage.unlease(node)
+            self.usage.lease(node, -1)
 
     def _evict(self, count: int, taker: str) -> None:
         """Free `count` pages of leaves without a lock. The caller has checked that there are enough of
@@ -484,10 +472,10 @@ class PrefixCache:
                 self.usage.drop(leaf, count)
                 kept = (leaf.start // self.page_size + len(leaf.pages) - count) * self.page_size
                 digest = self.record.note(leaf, kept, taker)
-                if self._log is not None:
-                    self._log.removing(leaf, kept)
+                if self.log is not None:
+                    self.log.removing(leaf, kept)
                 self._drop_state(leaf)
-                self.pool.free(self.tree.trim(leaf, count))
+                self._free += self.tree.trim(leaf, count)
                 leaf.digest = digest
                 self.usage.offer(leaf)
                 return
@@ -497,12 +485,12 @@ class PrefixCache:
     def _drop(self, leaf: Node, taker: str) -> None:
         """Take `leaf` out of the tree and free its pages. It has no lock and is no longer queued."""
         self.record.note(leaf, leaf.start, taker)
-        if self._log is not None:
-            self._log.removing(leaf, leaf.start)
+        if self.log is not None:
+            self.log.removing(leaf, leaf.start)
         self._drop_state(leaf)
         ended = self._leases.retreat(leaf)
         self.usage.drop(leaf, leaf.owned)
-        self.pool.free(leaf.owned_pages)
+        self._free += leaf.owned_pages
         parent = self.tree.remove(leaf)
         self._unlease([parent] * ended)
         self.usage.offer(parent)

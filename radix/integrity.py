@@ -10,7 +10,6 @@ from ramify.radix.key import TOKEN_BYTES, first_token
 from ramify.radix.lease import LeaseBook
 from ramify.radix.lock import PrefixLock
 from ramify.radix.node import Node, Root
-from ramify.radix.pages import PagePool
 from ramify.radix.states import States
 from ramify.radix.tree import RadixTree
 
@@ -23,7 +22,8 @@ class ConservationError(RuntimeError):
 def verify(
     tree: RadixTree,
     usage: Usage,
-    pool: PagePool,
+    num_pages: int,
+    free: list[int],
     leases: LeaseBook,
     private: set[int],
     locks: Iterable[PrefixLock],
@@ -34,7 +34,7 @@ def verify(
     wrong: list[str] = []
     for node in nodes:
         wrong += _shape(node, tree.page_size)
-    wrong += _ownership(nodes, pool, private)
+    wrong += _ownership(nodes, num_pages, free, private)
     wrong += _claims(nodes, leases, locks)
     wrong += _usage(nodes, usage)
     wrong += _states(nodes, states)
@@ -84,18 +84,18 @@ def _is_lent(node: Node, page_size: int) -> bool:
     return False
 
 
-def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str]:
+def _ownership(nodes: list[Node], num_pages: int, free: list[int], private: set[int]) -> list[str]:
     """Check that every page is either free, or private, or owned by exactly one node."""
-    owners: Counter[int] = Counter(pool.free_pages)
+    owners: Counter[int] = Counter(free)
     owners.update(private)
     for node in nodes:
         owners.update(node.owned_pages)
-    lost = [page for page in range(pool.num_pages) if not owners[page]]
+    lost = [page for page in range(num_pages) if not owners[page]]
     twice = [page for page, count in owners.items() if count > 1]
     wrong = [f"pages {lost} are nowhere"] if lost else []
     if twice:
         wrong.append(f"pages {sorted(twice)} are in two places")
-    if len(owners) - len(lost) > pool.num_pages:
+    if len(owners) - len(lost) > num_pages:
         wrong.append("there are pages that the pool does not know")
     return wrong
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ramify.radix.cache import PrefixCache
 from ramify.radix.key import Tokens
-from ramify.radix.lock import Committed, Match, PrefixLock
+from ramify.radix.lock import Match, PrefixLock
 
 
 class NaiveCache(PrefixCache):
@@ -15,7 +15,7 @@ class NaiveCache(PrefixCache):
         """A match of length 0, always."""
         return super().match(tokens[:0], scope, limit)
 
-    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
+    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> list[int]:
         """Put nothing into the tree: the lock stays empty, and `pages` are returned unchanged."""
         self._checked(lock, tokens, pages)
-        return Committed(list(pages), lock.private_from)
+        return list(pages)

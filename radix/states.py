@@ -18,10 +18,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from ramify.radix.eviction import EvictionPolicy
 from ramify.radix.lease import LeaseBook
 from ramify.radix.node import Node
-from ramify.radix.pages import PagePool
 from ramify.radix.tree import RadixTree
 
 
@@ -47,7 +45,8 @@ class States:
     def __init__(
         self, num_slots: int, tree: RadixTree, leases: LeaseBook, offer: Callable[[Node], None]
     ) -> None:
-        self._pool = PagePool(num_slots)
+        self.total = num_slots
+        self.free_slots = list(range(num_slots))
         self._tree = tree
         self._leases = leases
         self._offer = offer
@@ -56,14 +55,6 @@ class States:
         self.evicted = 0
         self.now = 0
         """The number of states made plus the number of requests that began from one: a clock for `_value`."""
-
-    @property
-    def total(self) -> int:
-        return self._pool.num_pages
-
-    @property
-    def free_slots(self) -> frozenset[int]:
-        return self._pool.free_pages
 
     def at_or_above(self, node: Node | None, length: int) -> Node | None:
         """The deepest node on the path to `node` that holds a state and has ``end <= length``; None if there
@@ -75,14 +66,14 @@ class States:
     def take(self) -> int | None:
         """A slot for a request; None if requests have all slots. If no slot is free, evicts the state that
         `_lowest` names."""
-        if not len(self._pool):
+        if not self.free_slots:
             if not self.holders:
                 return None
             lowest = self._lowest()
             self.drop(lowest)
             self._offer(lowest)
             self.evicted += 1
-        (slot,) = self._pool.allocate(1)
+        slot = self.free_slots.pop()
         self.in_use.add(slot)
         return slot
 
@@ -91,7 +82,7 @@ class States:
         if slot not in self.in_use:
             raise ValueError(f"State slot {slot} is not in use.")
         self.in_use.remove(slot)
-        self._pool.free([slot])
+        self.free_slots.append(slot)
 
     def hold(self, node: Node, slot: int, uses: float = 1.0) -> None:
         """Give `slot` of a request to `node`, which holds no state. `uses` is the number of requests that are
@@ -108,7 +99,7 @@ class States:
         """A slot for a state of `node`, which holds none. `uses` is the number of requests that are expected
         to begin from the state. None if no slot is free and no unleased state is worth less than the new
         one."""
-        if not len(self._pool):
+        if not self.free_slots:
             above = self._above(node)
             saved = node.end - (0 if above is None else above.end)
             unleased = self._unleased()
@@ -130,7 +121,7 @@ class States:
             node.state = None
             self._put_below(node, state.above)
             self._tree.version += 1
-            self._pool.free([state.slot])
+            self.free_slots.append(state.slot)
 
     def drop_all(self) -> None:
         for node in list(self.holders):
@@ -180,14 +171,3 @@ class States:
         state = self.holders[node]
         saved = node.end - (0 if state.above is None else state.above.end)
         return saved * state.uses / (self.now - state.since + 1)
-
-
-class UselessFirst:
-    """Evict leaves without a state first, because no request can go on from their pages; the others in the
-    order of `policy`."""
-
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self._policy = policy
-
-    def key(self, node: Node) -> float:
-        return -math.inf if node.state is None else self._policy.key(node)

@@ -144,11 +144,7 @@ def main() -> None:
             compiler.start()
         threading.Thread(target=_prepare_library, args=(config, vocabulary), daemon=True).start()
 
-    # With several replicas the frontend places requests by what their trees hold.
-    publishes = config.kv_events is not None
-    publisher = None
-    if publishes or config.replicas > 1:
-        publisher = KVEventPublisher(cache, frontend.send, tokens=publishes)
+    publisher = None if cache.log is None else KVEventPublisher(cache.tree, cache.log, frontend.send)
     serve(scheduler, inbox, detokenizer, compiler, prepare, publisher)
 
 
@@ -243,6 +239,7 @@ def _load(
     load = loader(config, files, part, context_length)
     runner, draft_runner = build_runners(config, load, load_draft, ranks)
     num_pages = runner.pool.num_pages
+    # With several replicas the frontend places requests by what their trees hold.
     tokens = config.kv_events is not None
     cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
         num_pages,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ramify.radix.eviction import EvictionQueue, LeastRecentlyUsed
+from ramify.radix.eviction import EvictionQueue
 from ramify.radix.node import Node, Root
 
 
@@ -29,7 +29,7 @@ def drain(queue: EvictionQueue) -> list[Node]:
 
 def test_what_is_needed_last_goes_first_then_least_recently_used_then_by_arrival() -> None:
     needs = Needs()
-    queue = EvictionQueue(LeastRecentlyUsed(), needs)
+    queue = EvictionQueue(needs)
     wanted = {needed: leaf(number) for number, needed in enumerate((0.0, 5.0, 7.5, math.inf))}
     needs.update({node: needed for needed, node in wanted.items()})
     tie_a, tie_b, oldest = leaf(5), leaf(5), leaf(2)
@@ -41,7 +41,7 @@ def test_what_is_needed_last_goes_first_then_least_recently_used_then_by_arrival
 
 
 def test_a_discarded_leaf_does_not_come_out() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed(), Needs())
+    queue = EvictionQueue(Needs())
     first, second = leaf(1), leaf(2)
     queue.push(first)
     queue.push(second)
@@ -53,7 +53,7 @@ def test_a_discarded_leaf_does_not_come_out() -> None:
 
 def test_a_leaf_pushed_again_has_one_place_the_new_one() -> None:
     needs = Needs()
-    queue = EvictionQueue(LeastRecentlyUsed(), needs)
+    queue = EvictionQueue(needs)
     moved, other = leaf(1), leaf(5)
     queue.push(moved)
     queue.push(other)
@@ -65,7 +65,7 @@ def test_a_leaf_pushed_again_has_one_place_the_new_one() -> None:
 
 
 def test_stale_entries_do_not_pile_up() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed(), Needs())
+    queue = EvictionQueue(Needs())
     nodes = [leaf(number) for number in range(10)]
     for _ in range(500):
         for node in nodes:

@@ -42,8 +42,7 @@ def test_a_commit_that_does_not_fit_changes_nothing(cache_class: type[PrefixCach
         with pytest.raises(ValueError, match=message):
             cache.commit(lock, sequence, table)
         cache.check()
-    committed = cache.commit(lock, [1, 2, 3], pages)
-    assert committed.pages == pages
+    assert cache.commit(lock, [1, 2, 3], pages) == pages
     if cache_class is PrefixCache:
         with pytest.raises(ValueError, match="not those of the lock"):
             cache.commit(lock, [1, 2, 3, 4], [pages[1], pages[0]])
@@ -96,7 +95,7 @@ def test_check_finds_what_is_wrong() -> None:
         leaf.borrows_head = False
 
     def leak(cache: PrefixCache, leaf) -> None:
-        cache.pool.allocate(1)
+        cache._free.pop()
 
     def lock(cache: PrefixCache, leaf) -> None:
         leaf.locks += 1

@@ -1,9 +1,9 @@
 """The pages of requests: taken at admission, added while decoding, handed to the prefix tree, given back.
 
-A request's page table is split at `private_from`. The tree owns the pages before it, and the request's lock
-keeps them in the tree. The request owns the other pages. New tokens are always written to rows that no other
-request reads: either in a page of the request, or in a page that the request itself has put into the tree,
-behind its committed rows.
+A request's page table is split at `PrefixLock.private_from`. The tree owns the pages before it, and the
+request's lock keeps them in the tree. The request owns the other pages. New tokens are always written to rows
+that no other request reads: either in a page of the request, or in a page that the request itself has put
+into the tree, behind its committed rows.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class RequestPages:
         self.leases.admitted(request)
         copy = (lock.pages[full], new[0]) if lock.length % self.page_size else None
         ids = np.array(lock.pages[:full] + new, np.int32)
-        request.pages = PageTable(ids, full, lock, lock.length, copy)
+        request.pages = PageTable(ids, lock, lock.length, copy)
         request.computed_len = lock.length
         if self.states.present:
             self.states.take_slot(request, lock, match)
@@ -189,9 +189,7 @@ class RequestPages:
         assert pages.lock is not None
         slots = self._slots(request.computed_len)
         held = pages.ids[:slots].tolist()
-        committed = self.cache.commit(pages.lock, request.ids[: request.computed_len], held)
-        pages.ids[:slots] = committed.pages
-        pages.private_from = committed.private_from
+        pages.ids[:slots] = self.cache.commit(pages.lock, request.ids[: request.computed_len], held)
         pages.committed_len = request.computed_len
 
     def retract(self, request: Request) -> None:
@@ -219,7 +217,7 @@ class RequestPages:
         if pages.lock is None:
             return
         self.states.give_back(request, keep=keep_state)
-        self.cache.free(pages.ids[pages.private_from :].tolist())
+        self.cache.free(pages.ids[pages.lock.private_from :].tolist())
         self.cache.release(pages.lock)
         request.pages = PageTable()
         request.stats.reached = request.reached
