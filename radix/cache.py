@@ -76,14 +76,12 @@ class PrefixCache:
         log: TreeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if num_pages < 1:
-            raise ValueError(f"num_pages is {num_pages}; it must be at least 1.")
         self.num_pages = num_pages
         self.page_size = page_size
         self.tree = RadixTree(page_size)
         self._leases = LeaseBook(clock)
         self.usage = Usage(self._leases.needed, states=num_states > 0)
-        self.states = States(num_states, self.tree, self._leases, self.usage.offer) if num_states else None
+        self.states = States(num_states, self.tree, self._leases, self.usage.offer)
         self.record = EvictionRecord()
         self.log = log
         self._free = list(range(num_pages - 1, -1, -1))
@@ -99,11 +97,7 @@ class PrefixCache:
         In a cache with states, the longest such prefix at whose end a node holds a state. Costs O(n + nodes
         on the path); an int32 array is the fast case.
         """
-        if limit is not None:
-            if limit < 0:
-                raise ValueError(f"limit is {limit}; it must be 0 or more.")
-            tokens = tokens[:limit]
-        return self._find(encode(tokens), scope)
+        return self._find(encode(tokens[:limit]), scope)
 
     def following(self, tokens: Tokens, scope: str, count: int) -> list[int]:
         """At most `count` tokens that follow `tokens` (n,) in the tree; empty unless all n are in the tree.
@@ -166,8 +160,6 @@ class PrefixCache:
         The last of these leaves loses only as many pages as are still missing, from its end. `taker` is
         recorded with the evicted tokens; `lost` reports it later.
         """
-        if n < 0:
-            raise ValueError(f"{n} pages asked for; it must be 0 or more.")
         short = n - len(self._free)
         if short > 0:
             if n > self.available():
@@ -244,28 +236,28 @@ class PrefixCache:
 
         None if requests have all slots, or if the cache has no states.
         """
-        return None if self.states is None else self.states.take()
+        return self.states.take()
 
     def free_state(self, slot: int) -> None:
         """Give a request's slot back. Raises `ValueError` for a slot that no request has."""
-        self._with_states().give_back(slot)
+        self.states.give_back(slot)
 
     def use_state(self, lock: PrefixLock) -> int | None:
         """The slot of the state at the end of `lock`, or None if the tree holds no state there. The request
         of `lock` begins from that state, which counts as a use of it. The next `allocate_state` may evict the
         state and hand out its slot."""
         node = self._checked_lock(lock)
-        return None if node.state is None else self._with_states().use(node)
+        return None if node.state is None else self.states.use(node)
 
     def keep_state(self, lock: PrefixLock, slot: int) -> None:
         """Hand `slot` of a request, which has the state after the last token of `lock`, to the tree. If the
         tree has a state there already, the slot is freed. Raises `ValueError` for a slot that no request
         has."""
-        node, states = self._checked_lock(lock), self._with_states()
+        node = self._checked_lock(lock)
         if node.parent is None or node.state is not None:
-            states.give_back(slot)
+            self.states.give_back(slot)
         else:
-            states.hold(node, slot)
+            self.states.hold(node, slot)
 
     def copy_state(self, lock: PrefixLock, uses: float = 1.0) -> int | None:
         """A slot that the tree holds from now on for the state after the last token of `lock`. The caller
@@ -275,19 +267,17 @@ class PrefixCache:
         None if `lock` is empty, if the tree has that state already, or if no slot is free and no unleased
         state in the tree is worth less.
         """
-        node, states = self._checked_lock(lock), self._with_states()
+        node = self._checked_lock(lock)
         if node.parent is None or node.state is not None:
             return None
-        slot = states.take_for(node, uses)
+        slot = self.states.take_for(node, uses)
         if slot is not None:
-            states.hold(node, slot, uses)
+            self.states.hold(node, slot, uses)
         return slot
 
     def state_counts(self) -> StateCounts:
         """State slots now: free + held + in_use == total."""
         states = self.states
-        if states is None:
-            return StateCounts(0, 0, 0, 0, 0)
         free, held, in_use = len(states.free_slots), len(states.holders), len(states.in_use)
         return StateCounts(free, held, in_use, states.total, states.evicted)
 
@@ -310,13 +300,7 @@ class PrefixCache:
         which `expect` and `end_leases` refer to some of the owner's leases.
         """
         node = self._checked_lock(lock)
-        if not seconds > 0 or math.isnan(seconds):
-            raise ValueError(f"A lease of {seconds} seconds; it must be above 0.")
-        if length is not None and not 0 <= length <= lock.length:
-            raise ValueError(f"A lease of {length} tokens on a lock of {lock.length}.")
         end = lock.length if length is None else length
-        if math.isnan(needed_in) or needed_in < 0:
-            raise ValueError(f"A lease that is needed in {needed_in} seconds; it must be 0 or more.")
         if end == 0:
             return
         while node.start >= end:
@@ -350,8 +334,7 @@ class PrefixCache:
         Returns the number of pages freed.
         """
         before = len(self._free)
-        if self.states is not None:
-            self.states.drop_all()
+        self.states.drop_all()
         while self.usage.queue:
             self._drop(self.usage.queue.pop(), FLUSH)
         return len(self._free) - before
@@ -401,20 +384,10 @@ class PrefixCache:
             return Match(0, 0, key, scope, None, self.tree.version)
         node, matched_bytes = self.tree.walk(root, key)
         length = known = matched_bytes // TOKEN_BYTES
-        if self.states is not None:
+        if self.states.total:
             node = self.states.at_or_above(node, known) or root
             length = node.end
         return Match(length, known, key, scope, node, self.tree.version)
-
-    def _with_states(self) -> States:
-        if self.states is None:
-            raise ValueError("This cache was made without states.")
-        return self.states
-
-    def _drop_state(self, leaf: Node) -> None:
-        """Drop the state at the end of `leaf`, if it holds one: its last tokens are evicted."""
-        if leaf.state is not None:
-            self._with_states().drop(leaf)
 
     def _checked_lock(self, lock: PrefixLock) -> Node:
         if lock.node is None:
@@ -438,13 +411,11 @@ class PrefixCache:
         return node
 
     def _claim(self, pages: list[int]) -> None:
-        """Raise unless `pages` are private and distinct."""
         if len(set(pages)) != len(pages) or not self._private.issuperset(pages):
             wrong = sorted({page for page in pages if page not in self._private or pages.count(page) > 1})
             raise ValueError(f"Pages {wrong} are not private to a request, or are named twice.")
 
     def _join_path(self, node: Node) -> None:
-        """Join each node on the path from the root to `node` with its parent, where that is possible."""
         while node.parent is not None:
             spare = None
             if len(node.parent.children) == 1:
@@ -474,7 +445,7 @@ class PrefixCache:
                 digest = self.record.note(leaf, kept, taker)
                 if self.log is not None:
                     self.log.removing(leaf, kept)
-                self._drop_state(leaf)
+                self.states.drop(leaf)
                 self._free += self.tree.trim(leaf, count)
                 leaf.digest = digest
                 self.usage.offer(leaf)
@@ -487,7 +458,7 @@ class PrefixCache:
         self.record.note(leaf, leaf.start, taker)
         if self.log is not None:
             self.log.removing(leaf, leaf.start)
-        self._drop_state(leaf)
+        self.states.drop(leaf)
         ended = self._leases.retreat(leaf)
         self.usage.drop(leaf, leaf.owned)
         self._free += leaf.owned_pages
@@ -495,3 +466,17 @@ class PrefixCache:
         self._unlease([parent] * ended)
         self.usage.offer(parent)
         self.tree.prune(parent)
+
+
+class NaiveCache(PrefixCache):
+    """A cache without sharing: every match is empty, and every page stays private. The interface and the
+    errors are those of `PrefixCache`."""
+
+    def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
+        """A match of length 0, always."""
+        return super().match(tokens[:0], scope, limit)
+
+    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> list[int]:
+        """Put nothing into the tree: the lock stays empty, and `pages` are returned unchanged."""
+        self._checked(lock, tokens, pages)
+        return list(pages)

@@ -27,7 +27,7 @@ def verify(
     leases: LeaseBook,
     private: set[int],
     locks: Iterable[PrefixLock],
-    states: States | None,
+    states: States,
 ) -> None:
     """Raise `ConservationError` naming every violation. Costs O(tokens and pages in the tree)."""
     nodes = list(tree.nodes())
@@ -49,7 +49,6 @@ def _name(node: Node) -> str:
 
 
 def _shape(node: Node, page_size: int) -> list[str]:
-    """Check a node's edge, its place below its parent, and its number of pages. Returns the violations."""
     wrong = []
     parent = node.parent
     if isinstance(node, Root):
@@ -100,19 +99,12 @@ def _ownership(nodes: list[Node], num_pages: int, free: list[int], private: set[
     return wrong
 
 
-def _states(nodes: list[Node], states: States | None) -> list[str]:
+def _states(nodes: list[Node], states: States) -> list[str]:
     """Check that every slot is either free, or in use by a request, or held by exactly one node, and no
     root."""
     holders = {node: node.state for node in nodes if node.state is not None}
-    if states is None:
-        return [f"{_name(node)} holds a state of a cache without states" for node in holders]
     slots = Counter([*states.free_slots, *states.in_use, *(state.slot for state in holders.values())])
     wrong = [] if holders == states.holders else [f"{len(holders)} nodes hold {len(states.holders)} states"]
-    wrong += [
-        f"{_name(node)} has another state above than it is told"
-        for node, state in holders.items()
-        if state.above is not states.at_or_above(node.parent, node.end)
-    ]
     if any(isinstance(node, Root) for node in holders):
         wrong.append("a root holds a state")
     if slots != Counter(range(states.total)):
@@ -140,7 +132,6 @@ def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -
 
 
 def _usage(nodes: list[Node], usage: Usage) -> list[str]:
-    """Check the counts of pages in use, leased and evictable, and the eviction queue."""
     pages: Counter[str] = Counter()
     for node in nodes:
         pages["locked" if node.locks else "leased" if node.leases else "evictable"] += node.owned

@@ -210,7 +210,6 @@ class LeaseBook:
                 heapify(self._needs)
 
     def _end(self, lease: Lease) -> Node:
-        """End `lease` and return its node."""
         node = lease.node
         assert node is not None
         lease.node = None

@@ -33,9 +33,6 @@ class NodeState:
     that have begun from it."""
     since: int
     """`States.now` when the state was made."""
-    above: Node | None
-    """The nearest ancestor that holds a state; None if there is none. It changes only when a node gains or
-    loses a state: splitting and joining move no state."""
 
 
 class States:
@@ -79,19 +76,15 @@ class States:
 
     def give_back(self, slot: int) -> None:
         """Take `slot` back from a request. Raises `ValueError` if no request has it."""
-        if slot not in self.in_use:
-            raise ValueError(f"State slot {slot} is not in use.")
-        self.in_use.remove(slot)
+        self._leave(slot)
         self.free_slots.append(slot)
 
     def hold(self, node: Node, slot: int, uses: float = 1.0) -> None:
         """Give `slot` of a request to `node`, which holds no state. `uses` is the number of requests that are
-        expected to begin from the state."""
-        self.in_use.remove(slot)
+        expected to begin from the state. Raises `ValueError` if no request has `slot`."""
+        self._leave(slot)
         self.now += 1
-        above = self._above(node)
-        node.state = self.holders[node] = NodeState(slot, uses, self.now, above)
-        self._put_below(node, node)
+        node.state = self.holders[node] = NodeState(slot, uses, self.now)
         self._tree.version += 1  # matches are out of date
         self._offer(node)
 
@@ -100,10 +93,8 @@ class States:
         to begin from the state. None if no slot is free and no unleased state is worth less than the new
         one."""
         if not self.free_slots:
-            above = self._above(node)
-            saved = node.end - (0 if above is None else above.end)
             unleased = self._unleased()
-            if not unleased or min(map(self._value, unleased)) >= saved * uses:
+            if not unleased or min(map(self._value, unleased)) >= self._saved(node) * uses:
                 return None
         return self.take()
 
@@ -119,7 +110,6 @@ class States:
         state = self.holders.pop(node, None)
         if state is not None:
             node.state = None
-            self._put_below(node, state.above)
             self._tree.version += 1
             self.free_slots.append(state.slot)
 
@@ -128,18 +118,15 @@ class States:
             self.drop(node)
             self._offer(node)
 
-    def _above(self, node: Node) -> Node | None:
-        return self.at_or_above(node.parent, node.end)
+    def _leave(self, slot: int) -> None:
+        if slot not in self.in_use:
+            raise ValueError(f"State slot {slot} is not in use.")
+        self.in_use.remove(slot)
 
-    def _put_below(self, node: Node, above: Node | None) -> None:
-        """Set `above` of the states below `node` that have no other state between themselves and `node`."""
-        stack = list(node.children.values())
-        while stack:
-            below = stack.pop()
-            if below.state is not None:
-                below.state.above = above
-            else:
-                stack.extend(below.children.values())
+    def _saved(self, node: Node) -> int:
+        """The tokens that must be computed again without a state at the end of `node`."""
+        above = self.at_or_above(node.parent, node.end)
+        return node.end - (0 if above is None else above.end)
 
     def _lowest(self) -> Node:
         """The node whose state is evicted next: among the states that no lease needs, the one of the least
@@ -159,15 +146,15 @@ class States:
         if not len(self._leases):
             return list(self.holders)
         own = {node: node.leases for node in self.holders}
-        for node, state in self.holders.items():
-            if state.above is not None:
-                own[state.above] -= node.leases
+        for node in self.holders:
+            above = self.at_or_above(node.parent, node.end)
+            if above is not None:
+                own[above] -= node.leases
         return [node for node, leases in own.items() if not leases]
 
     def _value(self, node: Node) -> float:
-        """The value of the state of `node`: the tokens that must be computed again without it, times its uses
-        per tick of `now` since it was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). Sizes
-        do not matter, as all slots have the same."""
+        """The value of the state of `node`: the tokens that it saves, times its uses per tick of `now` since
+        the state was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). Sizes do not matter, as
+        all slots have the same."""
         state = self.holders[node]
-        saved = node.end - (0 if state.above is None else state.above.end)
-        return saved * state.uses / (self.now - state.since + 1)
+        return self._saved(node) * state.uses / (self.now - state.since + 1)

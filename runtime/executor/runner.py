@@ -24,9 +24,8 @@ from ramify.runtime.executor.attention import (
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack, pass_of
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
-from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.kv_pool import KvPool, StatePool, StepStates
 from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, stacked
-from ramify.runtime.executor.state_pool import StatePool, StepStates
 from ramify.runtime.executor.token_graphs import TokenGraphs, space_bytes
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model

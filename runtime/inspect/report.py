@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 from ramify.errors import EngineError, RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
+from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in, with_defaults
 from ramify.runtime.inspect.checkpoint import StoredTensor, stored_tensors
 from ramify.runtime.inspect.forms import Form, form_of
 from ramify.runtime.inspect.machine import Machine, torch_has_bfloat16
@@ -184,7 +183,7 @@ def inspected(
         if config.loras:
             refused += refused_adapters(shape, config.loras)
         refused += undivided
-        part = shape if ranks == 1 else part_for(shape, 0, ranks)
+        part = part_for(shape, 0, ranks)
         facts, problem = kv_facts(part, machine, config, dtype, weight_bytes + beside, draft_shape)
         refused += [Refusal("memory", problem)] if problem else []
     return Inspection(

@@ -92,15 +92,12 @@ class Arrivals:
             request.heal(Healing(self.healer, end.text), end.tokens)
 
     def _settle(self, settled: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
-        """Begin the requests that have waited for these grammars. Fail those whose outcome is an error."""
         for rid, outcome in settled:
             request = self.requests.compiling.pop(rid, None)
             if request is not None:
                 self._begin(request, outcome)
 
     def _begin(self, request: Request, grammar: Grammar | RamifyError | None) -> None:
-        """Constrain `request` by its preambles and `grammar`, replay the output that it continues, and
-        enqueue it. If `grammar` is an error, fail `request`."""
         with self.requests.failing_alone(request):
             if isinstance(grammar, RamifyError):
                 raise grammar

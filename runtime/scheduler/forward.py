@@ -192,7 +192,6 @@ class OverlapScheduling:
             self._launched = []
 
     def _written(self, request: Request, start: int, stop: int) -> list[int]:
-        """The pages of positions ``[start, stop)``."""
         size = self._pages.page_size
         return request.pages.ids[start // size : -(-stop // size)].tolist()
 
@@ -226,7 +225,6 @@ class OverlapScheduling:
         return Ahead(hidden, rows)
 
     def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        """True if request, positions, token and pages of `scheduled` are those that were launched."""
         request = scheduled.request
         return (
             request is entry.request

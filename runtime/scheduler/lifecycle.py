@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import logging
 import operator
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from ramify.messages import Finish
 from ramify.runtime.scheduler.outputs import StepOutputs
 from ramify.runtime.scheduler.requests.accounts import Budgets, Counters
 from ramify.runtime.scheduler.requests.flows import Flows
-from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.scheduler.requests.pages import RequestPages
 from ramify.runtime.scheduler.requests.programs import Programs
 from ramify.runtime.scheduler.requests.request import Request
@@ -34,43 +34,33 @@ log = logging.getLogger("ramify")
 ORDER = operator.attrgetter("order")
 
 
+@dataclasses.dataclass(eq=False)
 class Lifecycle:
     """The requests of one scheduler by their state. Spans of choices are in `waiting` and `running` only."""
 
-    def __init__(
-        self,
-        pages: RequestPages,
-        grammars: GrammarStore,
-        drafter: Drafter,
-        counters: Counters,
-        reply: Callable[[Reply | Failed], None],
-        clock: Callable[[], float],
-        chunk_tokens: int,
-        tuning: Tuning,
-    ) -> None:
-        self.pages = pages
-        self.counters = counters
-        self.flows = Flows(chunk_tokens, tuning.light_requests)
-        self.programs = Programs()
-        self.outputs = StepOutputs()
-        self.compiling: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        """Waiting requests, sorted by `Request.order`. `running` is sorted in the same way."""
-        self.running: list[Request] = []
-        self.open: dict[str, Request] = {}
-        """Requests that were submitted and have not ended, by id."""
-        self._budgets = Budgets()
-        self._grammars = grammars
-        self._drafter = drafter
-        self._reply = reply
-        self._clock = clock
+    pages: RequestPages
+    grammars: GrammarStore
+    drafter: Drafter
+    counters: Counters
+    flows: Flows
+    reply: Callable[[Reply | Failed], None]
+    clock: Callable[[], float]
+    programs: Programs = dataclasses.field(default_factory=Programs)
+    outputs: StepOutputs = dataclasses.field(default_factory=StepOutputs)
+    compiling: dict[str, Request] = dataclasses.field(default_factory=dict)
+    waiting: list[Request] = dataclasses.field(default_factory=list)
+    """Waiting requests, sorted by `Request.order`. `running` is sorted in the same way."""
+    running: list[Request] = dataclasses.field(default_factory=list)
+    open: dict[str, Request] = dataclasses.field(default_factory=dict)
+    """Requests that were submitted and have not ended, by id."""
+    budgets: Budgets = dataclasses.field(default_factory=Budgets)
 
     def arrive(self, request: Request) -> None:
         self.open[request.rid] = request
         self.counters.prompt_tokens += request.prompt_tokens
         self.programs.join(request)
         self.flows.join(request)
-        self._budgets.join(request)
+        self.budgets.join(request)
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
@@ -126,7 +116,7 @@ class Lifecycle:
 
     def end_exceeding(self, now: float) -> None:
         """End the requests that exceed a token or time limit of their program."""
-        for request, limit in self._budgets.exceeding(now, self.running):
+        for request, limit in self.budgets.exceeding(now, self.running):
             self.finish(request, Finish(reason="abort", limit=limit))
 
     def finish(self, request: Request, finish: Finish) -> None:
@@ -145,7 +135,7 @@ class Lifecycle:
 
     def refuse(self, rid: str, error: RamifyError) -> None:
         """Answer `rid` with `error`. For a request that has not arrived, or that the caller ends."""
-        self._reply(Failed(rid=rid, error=error.to_info()))
+        self.reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager
     def failing_alone(self, request: Request) -> Iterator[None]:
@@ -174,15 +164,15 @@ class Lifecycle:
             self.stop(part)
             if part in self.waiting:
                 self.waiting.remove(part)
-        self._drafter.ended(request)
+        self.drafter.ended(request)
         self.programs.leave(request)
         self.flows.leave(request)
-        self._budgets.leave(request)
+        self.budgets.leave(request)
         if self.compiling.pop(request.rid, None) is not None:
-            self._grammars.forget(request.rid)
+            self.grammars.forget(request.rid)
             return
         if choices is not None:
             for span in choices.resting:
-                self.pages.leases.rested(span)
+                self.pages.leases.end_own(span)
         for part in parts:
-            self.pages.release(part, self._clock())
+            self.pages.rest(part, self.clock())

@@ -17,17 +17,15 @@ from ramify.engine_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import ModelInfo
-from ramify.radix.cache import PrefixCache
-from ramify.radix.naive import NaiveCache
+from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.tree_log import TreeLog
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.device import check_attention, resolve_device, resolve_dtype
-from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.load import loader
-from ramify.runtime.executor.memory import COW_PAGES, check_states
+from ramify.runtime.executor.memory import COW_PAGES, check_states, with_defaults_of
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.checkpoint import ModelFiles
@@ -170,7 +168,6 @@ def _prepare_engines(
 
 
 def _prepare_library(config: EngineConfig, vocabulary: Vocabulary) -> None:
-    """Load in advance what the first grammar of another library needs."""
     from ramify.grammar.engine.load import prepare_library
 
     prepare_library(config.grammar_backend, vocabulary)
@@ -219,14 +216,12 @@ def serve(
 def _load(
     config: EngineConfig, orders: Orders, shape: ModelShape, draft_shape: ModelShape | None
 ) -> tuple[Runner, Runner | None, PrefixCache | NaiveCache, Limits]:
-    """Load the model of `shape`, and the draft model if `draft_shape` is given, and allocate their pages."""
     context_length = with_context(shape, config.context_length).context_length
     files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
     load_draft, ranks = None, None
-    part = shape
+    check_ranks(config, shape, files.weights)
+    part = part_for(shape, 0, config.tensor_parallel)
     if config.tensor_parallel > 1:
-        check_ranks(config, shape, files.weights)
-        part = part_for(shape, 0, config.tensor_parallel)
         ranks = Ranks(0, config.tensor_parallel, Sockets(Path(orders.sockets)))
     if draft_shape is not None:
         draft_files = ModelFiles(

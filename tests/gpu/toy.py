@@ -10,13 +10,11 @@ from typing import Any, Literal
 import torch
 
 from ramify.engine_messages import Submit
-from ramify.radix.cache import PrefixCache
-from ramify.radix.naive import NaiveCache
+from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.decode_graphs import ladder
-from ramify.runtime.executor.device_defaults import with_defaults_of
-from ramify.runtime.executor.memory import COW_PAGES
+from ramify.runtime.executor.memory import COW_PAGES, with_defaults_of
 from ramify.runtime.executor.token_graphs import buckets
 from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.shape.hf_config import config_from_hf

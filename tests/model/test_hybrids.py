@@ -17,9 +17,8 @@ from torch import Tensor
 from ramify.errors import UnsupportedField
 from ramify.kernels.registry import Ops, ops
 from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.kv_pool import KvPool, StatePool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.shape.config import Family, ModelConfig

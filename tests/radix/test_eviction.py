@@ -40,30 +40,6 @@ def test_what_is_needed_last_goes_first_then_least_recently_used_then_by_arrival
         queue.pop()
 
 
-def test_a_discarded_leaf_does_not_come_out() -> None:
-    queue = EvictionQueue(Needs())
-    first, second = leaf(1), leaf(2)
-    queue.push(first)
-    queue.push(second)
-    queue.discard(first)
-    queue.discard(first)
-    assert len(queue) == 1
-    assert drain(queue) == [second]
-
-
-def test_a_leaf_pushed_again_has_one_place_the_new_one() -> None:
-    needs = Needs()
-    queue = EvictionQueue(needs)
-    moved, other = leaf(1), leaf(5)
-    queue.push(moved)
-    queue.push(other)
-    needs[moved] = 3.0
-    assert queue.misfiled() == [moved]
-    queue.push(moved)
-    assert queue.misfiled() == []
-    assert drain(queue) == [other, moved]
-
-
 def test_stale_entries_do_not_pile_up() -> None:
     queue = EvictionQueue(Needs())
     nodes = [leaf(number) for number in range(10)]

@@ -12,9 +12,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ramify.radix.cache import PrefixCache
+from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.lock import Match
-from ramify.radix.naive import NaiveCache
 from ramify.radix.node import Node
 from ramify.radix.tree import RadixTree
 from tests.radix.world import Request, World

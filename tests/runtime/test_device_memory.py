@@ -24,7 +24,6 @@ from ramify.runtime.executor.device import (
     resolve_ops,
     resolve_page_dtype,
 )
-from ramify.runtime.executor.device_defaults import with_defaults, with_defaults_of
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import (
     CPU_CONTEXTS,
@@ -33,6 +32,8 @@ from ramify.runtime.executor.memory import (
     DeviceMemory,
     pages_in,
     pages_left,
+    with_defaults,
+    with_defaults_of,
 )
 from ramify.runtime.executor.runner import Runner
 

@@ -4,7 +4,7 @@ refused."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import copy
 import os
 import random
 import signal
@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.engine_messages import LoadLora
 from ramify.errors import EngineError, UnsupportedField
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
@@ -25,6 +24,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.model.loading.load import read_config
+from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.shape.config import ModelConfig, Shard
 from ramify.runtime.model.shape.quantised_config import Quantised
 from ramify.runtime.parallel import checks
@@ -35,6 +35,7 @@ from ramify.runtime.processes.chunks import joined
 from ramify.runtime.processes.ipc import Sockets
 from ramify.runtime.processes.shares import Share
 from ramify.sampling_params import SamplingParams
+from tests.model.adapters import write_adapter
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import assert_same, greedy
 
@@ -170,16 +171,13 @@ def test_options_that_several_ranks_have_not(option: str, shape: ModelConfig, tm
     check_ranks(replace(config, tensor_parallel=1), shape, tmp_path)
 
 
-def test_an_adapter_that_is_loaded_later_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.runtime.model.lora import adapters
-
-    monkeypatch.setattr(adapters, "read_adapter", lambda path: None)
-    local = LocalScheduler(tiny_model)
-    monkeypatch.setattr(tiny_model, "config", replace(tiny_model.config, shard=Shard(0, 2)))
-    with contextlib.suppress(KeyError):  # the local scheduler has no request with this id
-        local.scheduler.receive(LoadLora(rid="load", name="a", path="there"))
+def test_an_adapter_that_is_loaded_later_is_refused(
+    tiny_model: Any, tiny_folder: Path, tmp_path: Path
+) -> None:
+    part = copy.copy(tiny_model)
+    part.config = replace(tiny_model.config, shard=Shard(0, 2))
     with pytest.raises(UnsupportedField, match="adapters are not divided among ranks"):
-        local.runner.adapters.load("a", "there")
+        Adapters(part).load("a", str(write_adapter(tmp_path / "a", tiny_folder, seed=1)))
 
 
 def test_shares_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

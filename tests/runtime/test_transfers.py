@@ -29,6 +29,8 @@ PAGE_BY_PAGE = Tuning(piece_bytes=1)
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 4
 """Keys and values, layers, heads, rows, dimensions, float32."""
 
+FULL = OSError(28, "No space left on device")
+
 
 @pytest.fixture
 def make(tiny_model: Any, tiny_folder: Path) -> Any:
@@ -196,13 +198,13 @@ def test_a_snapshot_that_was_never_finished_is_refused(make: Any, tmp_path: Path
     transfers = local.scheduler.transfers
     path = tmp_path / "torn"
     export = transfers._begin_export(ExportPrefix(rid="t", ids=tuple(PROMPT), scope="", path=str(path)))
-    finish, export.writer.finish = export.writer.finish, lambda: None
-    transfers._write(export)
+    finish, export.snapshot.finish = export.snapshot.finish, lambda: None
+    transfers._write(export, export.snapshot)
     size = path.stat().st_size
     assert size > len(export.pages) * PAGE_BYTES
     refused(make(), path)
     with open(path, "r+b") as file:
-        export.writer._sink = Reopened(file.fileno())
+        export.snapshot._sink = Reopened(file.fileno())
         finish()
     assert path.stat().st_size == size
     assert moved(import_(make(), path))[0] == WHOLE, "only that was missing"
@@ -218,16 +220,20 @@ class Reopened:
         os.pwrite(self.file, data, offset)
 
 
-def test_an_export_that_cannot_begin_gives_everything_back(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("scheduler.transfers.SnapshotWriter", ValueError("a bug")), ("kv_transfer.files.NewFile.write", FULL)],
+)
+def test_an_export_that_fails_gives_everything_back(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
 ) -> None:
     def raises(*arguments: Any, **options: Any) -> None:
-        raise ValueError("a bug")
+        raise error
 
     local = make()
     local.complete([PROMPT], max_tokens=1)
-    monkeypatch.setattr("ramify.runtime.scheduler.transfers.SnapshotWriter", raises)
-    assert "a bug" in str(export(local, tmp_path / "image"))
+    monkeypatch.setattr(f"ramify.runtime.{place}", raises)
+    assert str(error) in str(export(local, tmp_path / "image"))
     assert unused(local)
     assert not (tmp_path / "image").exists()
 
@@ -285,20 +291,6 @@ def test_files_are_private_and_new(make: Any, snapshot: Path, tmp_path: Path) ->
     assert unused(local)
 
 
-def test_a_full_disk_fails_the_export_alone(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Any, offset: int, data: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    local = make()
-    local.complete([PROMPT], max_tokens=1)
-    monkeypatch.setattr(files.NewFile, "write", full)
-    assert "No space" in export(local, tmp_path / "image")
-    assert not (tmp_path / "image").exists()
-    assert unused(local)
-
-
 def test_caches_that_share_nothing_refuse(make: Any, snapshot: Path, tiny_model: Any) -> None:
     assert "naive" in refused(make(prefix_cache="naive"), snapshot)
     assert "cannot be told apart" in refused(LocalScheduler(tiny_model), snapshot)
@@ -348,7 +340,7 @@ def test_an_import_gives_way_to_running_requests(
     local = make(num_pages=9, tuning=PAGE_BY_PAGE)
     running = local.submit([7] * 10, max_tokens=90, ignore_eos=True)
     local.step()
-    monkeypatch.setattr(transfers.Transfers, "_read", lambda self, arriving: None)  # a slow disk
+    monkeypatch.setattr(transfers.Transfers, "_read", lambda *_: None)  # a slow disk
     local.scheduler.receive(ImportPrefix(rid="t", path=str(snapshot)))
     while not local.failures:
         local.step()

@@ -308,10 +308,7 @@ class Request:
     def wants_logprobs(self) -> bool:
         """True if log-probabilities are asked for that sampling does not give: of prompt tokens, or of forced
         tokens."""
-        params = self.sampling
-        return params.logprobs is not None or (
-            params.prompt_logprobs_start is not None and not self.report.announced
-        )
+        return self.sampling.logprobs is not None or self.wants_prompt_logprobs
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -337,10 +334,6 @@ class Request:
     def next_ahead(self) -> int | None:
         """The known or draft token right behind the sequence; None if there is none."""
         return int(self._ids[self.length]) if self.known_len or self.draft_len else None
-
-    @property
-    def next_is_draft(self) -> bool:
-        return self.draft_len > 0 and self.known_len == 0
 
     def append(self, token: int) -> None:
         """Add `token` to the sequence, and drop all known and draft tokens."""

@@ -293,7 +293,6 @@ class DraftModel:
         kv.computed, kv.ahead = computed, ahead
 
     def _marked(self, request: Request) -> int:
-        """The number of first tokens of `request` whose KV of the draft model is in its pages, by `_rows`."""
         size = self._pages.page_size
         rows = self._rows[request.pages.ids[: -(-request.computed_len // size)]]
         partial = np.flatnonzero(rows < size)
