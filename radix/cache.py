@@ -164,9 +164,7 @@ class PrefixCache:
         if short > 0:
             if n > self.available():
                 return None
-            self._expire_leases()
-            for node in self._leases.reconsider():
-                self.usage.offer(node)
+            self._tick_leases()
             self._evict(short, taker)
         pages = [self._free.pop() for _ in range(n)]
         self._private.update(pages)
@@ -341,7 +339,7 @@ class PrefixCache:
 
     def counts(self) -> PageCounts:
         """Pages by state, now: free + evictable + leased + in_use == total."""
-        self._expire_leases()
+        self._tick_leases()
         return PageCounts(
             free=len(self._free),
             evictable=self.usage.evictable_pages,
@@ -353,13 +351,13 @@ class PrefixCache:
 
     def snapshot(self, most: int) -> list[NodeView]:
         """A sample of at most `most` nodes, parents before their children; see `ramify.radix.views`."""
-        self._expire_leases()
+        self._tick_leases()
         return snapshot(self.tree, self._leases.owners, most)
 
     def prefixes(self, most: int) -> list[HeldPrefix]:
         """The prefixes most worth keeping, at most `most` tokens in all; see `ramify.radix.views`. Costs
         O(tree)."""
-        self._expire_leases()
+        self._tick_leases()
         return prefixes(self.tree, self._leases.owners, most)
 
     def check(self) -> None:
@@ -426,8 +424,11 @@ class PrefixCache:
                 self.usage.drop(node, len(spare))
                 self._free += spare
 
-    def _expire_leases(self) -> None:
-        self._unlease(self._leases.expire())
+    def _tick_leases(self) -> None:
+        ended, late = self._leases.tick()
+        self._unlease(ended)
+        for node in late:
+            self.usage.offer(node)
 
     def _unlease(self, ended: list[Node]) -> None:
         for node in ended:

@@ -62,11 +62,11 @@ class States:
 
     def take(self) -> int | None:
         """A slot for a request; None if requests have all slots. If no slot is free, evicts the state that
-        `_lowest` names."""
+        `lowest` names."""
         if not self.free_slots:
             if not self.holders:
                 return None
-            lowest = self._lowest()
+            lowest = self.lowest()
             self.drop(lowest)
             self._offer(lowest)
             self.evicted += 1
@@ -128,7 +128,7 @@ class States:
         above = self.at_or_above(node.parent, node.end)
         return node.end - (0 if above is None else above.end)
 
-    def _lowest(self) -> Node:
+    def lowest(self) -> Node:
         """The node whose state is evicted next: among the states that no lease needs, the one of the least
         value; if leases need all states, the one that is needed furthest in the future. Costs O(states); if
         leases need all states, O(leases and the nodes above each)."""

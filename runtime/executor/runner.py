@@ -156,11 +156,6 @@ class Runner:
         """Counts of the CUDA graphs captured until now, at start and while serving."""
         return Captures() if self._graphs is None else self._graphs.buffers.captured
 
-    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy states between slots, ``(source, destination)``, before the next step."""
-        assert self.states is not None
-        self.states.copy(copies)
-
     def check_device(self) -> None:
         """Raise the error of the CUDA device, if there is one: after an error in a kernel the device computes
         nothing more. Raise as well if the ranks of the model are out of step."""

@@ -17,6 +17,7 @@ So nothing is computed twice. Every chunk of a prefill can be shared as soon as 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -186,8 +187,8 @@ class Admission:
                 request.deadline = self.admitted + allowed
         if joining != ALL:
             window = [request for request in window if self._may_join(request, least, most)]
-        match = self.pages.match if self.policy.needs_match else _unmatched
-        candidates = [Candidate(request, match(request)) for request in window]
+        matches = map(self.pages.match, window) if self.policy.needs_match else itertools.repeat(None)
+        candidates = [Candidate(*found) for found in zip(window, matches, strict=False)]
         candidates.sort(key=lambda found: self._order(found, now))
         candidates = self._fairly(candidates)
         if self.policy.siblings_together:
@@ -285,10 +286,6 @@ class Admission:
                 ):
                     return shared - other.computed_len
         return None
-
-
-def _unmatched(request: Request) -> None:
-    """No match, for policies that need none."""
 
 
 def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:

@@ -79,10 +79,10 @@ class Arrivals:
             self._begin(request, None)
 
     def grammar_answered(self, message: GrammarReady | GrammarFailed) -> None:
-        self._settle(self.grammars.deliver(message))
+        self._begin_all(self.grammars.deliver(message))
 
     def compiler_died(self) -> None:
-        self._settle(self.grammars.compiler_died())
+        self._begin_all(self.grammars.compiler_died())
 
     def _heal(self, request: Request) -> None:
         sampling = request.sampling
@@ -91,8 +91,8 @@ class Arrivals:
         if request.max_tokens > 0 and (end := self.healer.open_end(request.ids[-MAX_TOKENS - 1 :].tolist())):
             request.heal(Healing(self.healer, end.text), end.tokens)
 
-    def _settle(self, settled: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
-        for rid, outcome in settled:
+    def _begin_all(self, outcomes: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
+        for rid, outcome in outcomes:
             request = self.requests.compiling.pop(rid, None)
             if request is not None:
                 self._begin(request, outcome)

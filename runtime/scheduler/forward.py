@@ -195,7 +195,7 @@ class OverlapScheduling:
         size = self._pages.page_size
         return request.pages.ids[start // size : -(-stop // size)].tolist()
 
-    def settle(self, tokens: Sequence[int]) -> None:
+    def record(self, tokens: Sequence[int]) -> None:
         """Record `tokens`, (R,), which were chosen and have arrived on the host.
 
         If a pass was launched with this choice, `tokens` are the tokens that `launch` was given. A step
@@ -264,8 +264,8 @@ class ForwardPass:
             start, ids = request.computed_len, request.target_ids
             extensions.append(Extension(ids, start, stop, pages.ids, pages.state, request.lora))
             pages.state_len = stop
-        if states.present:
-            self._runner.copy_states(states.copies.take())
+        if self._runner.states is not None:
+            self._runner.states.copy(states.copies.take())
         if self._draft_model is not None:
             self._draft_model.wrote(plan, copies)
         self.masks.begin_filling(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import msgspec
 import torch
 
 from ramify.engine_messages import StepOutput, TokenChunk
@@ -40,12 +41,8 @@ class StepOutputs:
     def tokens(
         self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
     ) -> None:
-        """Add new `tokens` of `request`. `forced` are the indices in `tokens` of forced tokens. The list
-        `tokens` belongs to this object from now on."""
-        pending = self._pending.get(request.rid)
-        if pending is None:
-            self._pending[request.rid] = _Pending(request, tokens, [*(logprobs or ())], [*forced])
-            return
+        """Add new `tokens` of `request`. `forced` are the indices in `tokens` of forced tokens."""
+        pending = self._of(request)
         pending.forced += [len(pending.ids) + place for place in forced]
         pending.ids += tokens
         pending.logprobs += logprobs or ()
@@ -63,9 +60,7 @@ class StepOutputs:
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
-        if len(due) == len(self._pending):
-            self._pending.clear()
-        for pending in due if self._pending else ():
+        for pending in due:
             del self._pending[pending.request.rid]
         return StepOutput(chunks=tuple([self._chunk(pending, now) for pending in due]))
 
@@ -77,13 +72,14 @@ class StepOutputs:
 
     def _chunk(self, pending: _Pending, now: float) -> TokenChunk:
         request, report = pending.request, pending.request.report
+        chunk = TokenChunk(
+            rid=request.rid,
+            ids=tuple(pending.ids),
+            forced=tuple(pending.forced),
+            logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+        )
         if report.announced and pending.finish is None:
-            return TokenChunk(
-                rid=request.rid,
-                ids=tuple(pending.ids),
-                forced=tuple(pending.forced),
-                logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
-            )
+            return chunk
         first = not report.announced
         report.announced = True
         prompt_logprobs = None
@@ -98,11 +94,8 @@ class StepOutputs:
         choices: tuple[ChoiceScore, ...] = ()
         if request.scoring is not None and whole:
             choices = request.scoring.choices.scores()
-        return TokenChunk(
-            rid=request.rid,
-            ids=tuple(pending.ids),
-            forced=tuple(pending.forced),
-            logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+        return msgspec.structs.replace(
+            chunk,
             prompt_logprobs=prompt_logprobs,
             choices=choices,
             embedding=request.pooled.embedding() if request.pooled is not None and whole else b"",
@@ -113,7 +106,7 @@ class StepOutputs:
             overlap=report.overlap.decode() if first else "",
             replaced=report.replaced if first else 0,
             enforcement=report.enforcement if first else None,
-            usage=request.usage(now, aborted=aborted) if first or pending.finish is not None else None,
+            usage=request.usage(now, aborted=aborted),
             every_s=request.every_s if first else 0.0,
             finish=pending.finish,
         )

@@ -15,9 +15,8 @@ Example, with a chat of priority 0 beside 128 requests of priority -1:
     step of all           90 ms            owed 0.16 s
     chat alone            0.18 s, until 0.25 s are owed again: the others have a third of the time
 
-On the CPU a step of many rows takes several times as long as a step of one row. If no request sat out, a
-request of high rank would wait that long for each of its tokens. As far as more rows do not make a step much
-longer, by measurement, decoding requests of lower rank take part in it all the same (`Tuning.ride`).
+As far as more rows do not make a step much longer, by measurement, decoding requests of lower rank take part
+in it all the same (`Tuning.ride`).
 """
 
 from __future__ import annotations
@@ -297,7 +296,7 @@ class StepPlanner:
     """Plans the steps of one scheduler.
 
     give_way : aborts the transfer of pages that is in progress; False if there is none
-    settle : called with an admitted request that has nothing to compute, and the present time
+    advance : called with an admitted request that has nothing to compute, and the present time
     """
 
     def __init__(
@@ -307,7 +306,7 @@ class StepPlanner:
         requests: Lifecycle,
         drafter: Drafter,
         give_way: Callable[[], bool],
-        settle: Callable[[Request, float], None],
+        advance: Callable[[Request, float], None],
     ) -> None:
         assert config.max_running is not None
         assert config.chunk_tokens is not None
@@ -316,7 +315,7 @@ class StepPlanner:
         self._pages = requests.pages
         self._drafter = drafter
         self._give_way = give_way
-        self._settle = settle
+        self._advance = advance
         self._precedence = Precedence(drafter.cost, tuning)
         self._chunks = ChunkSize(config.chunk_tokens, target, drafter.cost)
         policy = POLICIES[config.policy](requests.programs)
@@ -390,7 +389,7 @@ class StepPlanner:
             for request in self._admission.admit(requests.waiting, requests.running, budget, now, joining):
                 requests.start(request, now)
                 if request.extend_len == 0:
-                    self._settle(request, now)
+                    self._advance(request, now)
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
         self._share_out(turn.last, budget, plan, self._make_room)

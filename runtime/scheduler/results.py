@@ -191,7 +191,7 @@ class StepResults:
         self._overlap = forward.overlap if config.overlap else None
         self.scorer = Scorer(runner, requests)
 
-    def settle(self, request: Request, now: float) -> None:
+    def advance(self, request: Request, now: float) -> None:
         """Go on with `request`, which was admitted and has nothing to compute."""
         if request.scoring is not None:
             self.scorer.advance(request, now)
@@ -299,7 +299,7 @@ class StepResults:
             self._launcher(requests, planned_ahead) if len(rows) == len(requests) else None,
         )
         if self._overlap is not None:
-            self._overlap.settle([token for token, _ in chosen])
+            self._overlap.record([token for token, _ in chosen])
         tokens: list[list[Sampled]] = [[sampled] for sampled in chosen[: len(ready)]]
         for (i, _), sampled in zip(wanted[len(ready) :], chosen[len(ready) :], strict=True):
             tokens[i].append(sampled)

@@ -98,7 +98,7 @@ class Scheduler:
             config, runner, limits, self.requests, self.forward, sampler or RequestSampler(runner, limits)
         )
         self.planner = StepPlanner(
-            config, tuning, self.requests, self.drafter, self.transfers.give_way, results.settle
+            config, tuning, self.requests, self.drafter, self.transfers.give_way, results.advance
         )
         self._arrivals = Arrivals(
             limits,

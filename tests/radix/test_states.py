@@ -160,13 +160,13 @@ def test_states_go_in_the_order_of_their_ranks() -> None:
         world.clock.now += chosen.random()
         world.verify()
         lowest = min(states.holders, key=rank)
-        assert states._lowest() is lowest
+        assert states.lowest() is lowest
         leased += rank(lowest)[0]
         if turn % 20 == 19:  # leases on all
             unleased = [node for node in states.holders if not rank(node)[0]]
             for node in unleased:
                 states.drop(node)
-            leased += bool(states.holders) and states._lowest() is min(states.holders, key=rank)
+            leased += bool(states.holders) and states.lowest() is min(states.holders, key=rank)
     assert leased
     assert states.evicted > 100
 

@@ -191,35 +191,6 @@ def test_a_torn_or_longer_file_is_refused(make: Any, snapshot: Path, size: int) 
     refused(make(), snapshot)
 
 
-def test_a_snapshot_that_was_never_finished_is_refused(make: Any, tmp_path: Path) -> None:
-    """All pages are written, and not the magic number, which `finish` writes last."""
-    local = make()
-    local.complete([PROMPT], max_tokens=1)
-    transfers = local.scheduler.transfers
-    path = tmp_path / "torn"
-    export = transfers._begin_export(ExportPrefix(rid="t", ids=tuple(PROMPT), scope="", path=str(path)))
-    finish, export.snapshot.finish = export.snapshot.finish, lambda: None
-    transfers._write(export, export.snapshot)
-    size = path.stat().st_size
-    assert size > len(export.pages) * PAGE_BYTES
-    refused(make(), path)
-    with open(path, "r+b") as file:
-        export.snapshot._sink = Reopened(file.fileno())
-        finish()
-    assert path.stat().st_size == size
-    assert moved(import_(make(), path))[0] == WHOLE, "only that was missing"
-
-
-class Reopened:
-    """A file to be written."""
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-
-    def write(self, offset: int, data: bytes) -> None:
-        os.pwrite(self.file, data, offset)
-
-
 @pytest.mark.parametrize(
     ("place", "error"),
     [("scheduler.transfers.SnapshotWriter", ValueError("a bug")), ("kv_transfer.files.NewFile.write", FULL)],
@@ -252,14 +223,15 @@ def test_what_does_not_fit_the_engine_is_refused(make: Any, tmp_path: Path) -> N
     local = make()
     identity = local.scheduler.transfers.identity()
 
-    def written(ids: list[int], **more: Any) -> Path:
+    def written(ids: list[int], *, finished: bool = True, **more: Any) -> Path:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         file = files.NewFile(str(path))
         page_bytes = local.runner.pool.page_bytes
         fields = {"identity": identity, "scope": "", "page_size": 16, "page_bytes": page_bytes} | more
         writer = SnapshotWriter(file, ids=np.array(ids, np.int32), first_page=0, **fields)
         writer.write_pages(bytes(len(ids) // fields["page_size"] * fields["page_bytes"]))
-        writer.finish()
+        if finished:
+            writer.finish()
         file.close(keep=True)
         return path
 
@@ -267,6 +239,8 @@ def test_what_does_not_fit_the_engine_is_refused(make: Any, tmp_path: Path) -> N
     assert "8 tokens in" in refused(make(), written([1] * 16, page_size=8))
     assert "528 tokens" in refused(make(), written([1] * 528))
     assert "outside of the vocabulary" in refused(make(), written([1] * 15 + [320]))
+    assert "never finished" in refused(make(), written([1] * 16, finished=False))
+    assert moved(import_(make(), written([1] * 16))) == (16, 1)
     assert moved(import_(make(), written([]))) == (0, 0)
 
 

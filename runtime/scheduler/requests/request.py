@@ -343,9 +343,7 @@ class Request:
             self.report.overlap = self.healing.rest
             self.prompt_len = self.length
             self.healing = self._counts = None
-        if self.length == len(self._ids):
-            self._lengthen()
-        self._ids[self.length] = token
+        self._place(self.length, token)
         self.length += 1
         self.known_len = self.draft_len = 0
 
@@ -438,11 +436,8 @@ class Request:
 
     def _place(self, position: int, token: int) -> None:
         if position == len(self._ids):
-            self._lengthen()
+            self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
         self._ids[position] = token
-
-    def _lengthen(self) -> None:
-        self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
 
 
 class ScheduledRequest(NamedTuple):
