@@ -264,7 +264,8 @@ class ForwardPass:
             start, ids = request.computed_len, request.target_ids
             extensions.append(Extension(ids, start, stop, pages.ids, pages.state, request.lora))
             pages.state_len = stop
-        if self._runner.states is not None:
+        if states.present:
+            assert self._runner.states is not None
             self._runner.states.copy(states.copies.take())
         if self._draft_model is not None:
             self._draft_model.wrote(plan, copies)

@@ -41,8 +41,12 @@ class StepOutputs:
     def tokens(
         self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
     ) -> None:
-        """Add new `tokens` of `request`. `forced` are the indices in `tokens` of forced tokens."""
-        pending = self._of(request)
+        """Add new `tokens` of `request`. `forced` are the indices in `tokens` of forced tokens. The list
+        `tokens` belongs to this object from now on."""
+        pending = self._pending.get(request.rid)
+        if pending is None:
+            self._pending[request.rid] = _Pending(request, tokens, [*(logprobs or ())], [*forced])
+            return
         pending.forced += [len(pending.ids) + place for place in forced]
         pending.ids += tokens
         pending.logprobs += logprobs or ()

@@ -270,12 +270,9 @@ class Alternation:
         if self._left > 0:
             return
         if self.next_drafts is self.best:
-            self._try(not self.best)
+            self.next_drafts, self._left = not self.best, self._trial
         else:
             self._compare()
-
-    def _try(self, drafts: bool) -> None:
-        self.next_drafts, self._left = drafts, self._trial
 
     def _compare(self) -> None:
         rates = {each: self._rate(each) for each in (True, False)}

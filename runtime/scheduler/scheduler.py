@@ -19,10 +19,9 @@ from ramify.messages import SchedulerStats
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.scheduler.arrival import Arrivals
 from ramify.runtime.scheduler.control import Control
 from ramify.runtime.scheduler.forward import ForwardPass
-from ramify.runtime.scheduler.lifecycle import Lifecycle
+from ramify.runtime.scheduler.lifecycle import Arrivals, Lifecycle
 from ramify.runtime.scheduler.plan import StepPlanner
 from ramify.runtime.scheduler.requests.accounts import Counters
 from ramify.runtime.scheduler.requests.constrained import Healer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ramify.radix.cache import NaiveCache, PrefixCache
+from ramify.radix.cache import PrefixCache
 from tests.radix.world import World
 
 
@@ -341,20 +341,6 @@ def test_evicting_pages_costs_by_the_pages_and_not_by_the_tree() -> None:
     for _ in range(100):
         cache.free(cache.allocate(cache.counts().free + 1))
     assert entries() <= before + 100
-
-
-def test_naive_and_radix_run_the_same_requests_alike() -> None:
-    """The same requests through both; the tree computes exactly the tokens that no earlier request has."""
-    rng = np.random.default_rng(7)
-    radix, naive = World(400, 5), World(400, 5, NaiveCache)
-    for _ in range(60):
-        sequence = rng.integers(0, 2, rng.integers(1, 30)).tolist()
-        known = radix.longest_committed("", sequence)
-        assert run(radix, sequence) == known
-        assert run(naive, sequence) == 0
-    assert not radix.lost_some
-    assert radix.cache.counts().evictable > 0
-    assert naive.cache.counts().free == 400
 
 
 @pytest.mark.parametrize("left", range(1, 8))

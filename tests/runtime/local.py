@@ -60,9 +60,9 @@ class WatchedRunner(Runner):
     before_logits: Callable[[], object] = staticmethod(lambda: None)
     before_check: Callable[[], object] = staticmethod(lambda: None)
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def _forward(self, batch: Any) -> torch.Tensor:
         self.before_pass(batch)
-        return super().forward(batch)
+        return super()._forward(batch)
 
     def logits(self, *arguments: Any) -> torch.Tensor:
         self.before_logits()

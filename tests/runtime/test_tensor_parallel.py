@@ -22,7 +22,6 @@ from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.model.loading.load import read_config
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.shape.config import ModelConfig, Shard
@@ -109,21 +108,14 @@ def test_a_killed_rank_loses_nothing(engine: Engine) -> None:
     assert not set(before.values()) & set(engine.pids.values()), "the whole engine core begins anew"
 
 
-def test_a_failed_pass_ends_the_process_instead_of_the_requests(
-    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_ends_the_process_instead_of_the_requests(tiny_model: Any, tmp_path: Path) -> None:
     """The other ranks wait for sums that do not come: what runs goes on in the next engine core."""
     local = LocalScheduler(tiny_model)
     local.runner.ranks = Ranks(0, 1, Sockets(tmp_path))
     rid = local.submit(PROMPTS[0], max_tokens=8)
     local.step()
     assert local.results[rid].ids
-
-    def fail(batch: ForwardBatch) -> None:
-        raise RuntimeError("connection closed by peer")
-
-    monkeypatch.setattr(local.runner, "_forward", fail)
-    with pytest.raises(EngineError, match="out of step"):
+    with local.failing("pass"), pytest.raises(EngineError, match="out of step"):
         local.step()
     assert local.results[rid].error is None
 

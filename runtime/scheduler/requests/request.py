@@ -308,7 +308,10 @@ class Request:
     def wants_logprobs(self) -> bool:
         """True if log-probabilities are asked for that sampling does not give: of prompt tokens, or of forced
         tokens."""
-        return self.sampling.logprobs is not None or self.wants_prompt_logprobs
+        params = self.sampling
+        return params.logprobs is not None or (
+            params.prompt_logprobs_start is not None and not self.report.announced
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -343,7 +346,9 @@ class Request:
             self.report.overlap = self.healing.rest
             self.prompt_len = self.length
             self.healing = self._counts = None
-        self._place(self.length, token)
+        if self.length == len(self._ids):
+            self._lengthen()
+        self._ids[self.length] = token
         self.length += 1
         self.known_len = self.draft_len = 0
 
@@ -436,8 +441,11 @@ class Request:
 
     def _place(self, position: int, token: int) -> None:
         if position == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
+            self._lengthen()
         self._ids[position] = token
+
+    def _lengthen(self) -> None:
+        self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
 
 
 class ScheduledRequest(NamedTuple):
