@@ -40,7 +40,7 @@ from benchmarks.gpu_visit.device import free
 from benchmarks.roofline import ceilings, dense, kv_bytes, prefill_flop, weight_bytes
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_device
-from ramify.runtime.executor.device_defaults import with_defaults_of
+from ramify.runtime.executor.memory import with_defaults_of
 
 CONFIGS = Path(__file__).parent / "configs"
 SUFFIX = 64

@@ -26,8 +26,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.device import resolve_device
-from ramify.runtime.executor.device_defaults import with_defaults_of
-from ramify.runtime.executor.memory import COW_PAGES
+from ramify.runtime.executor.memory import COW_PAGES, with_defaults_of
 from ramify.runtime.executor.sampler import SamplingRow
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model

@@ -167,7 +167,7 @@ class Replica:
         new = self.cache.allocate(-(-len(request.prompt) // PAGE) - whole)
         if new is not None:
             table = self.cache.commit(lock, request.prompt, lock.pages[:whole] + new)
-            self.cache.free(table.pages[table.private_from :])
+            self.cache.free(table[lock.private_from :])
 
     def end(self, request: Request) -> None:
         assert request.lock is not None
@@ -319,10 +319,11 @@ class Fleet:
             return
         seconds, speaking = replica.step()
         self.at(now + seconds, lambda when: self.stepped(replica, speaking, when))
-        added, removed = replica.log.take()
-        if added or removed:
+        pages, removed = replica.log.take()
+        if pages or removed:
             replica.events += 1
-            events = TreeChange(epoch=1, number=replica.events, added=tuple(added), removed=tuple(removed))
+            digests = tuple(page.digest for page in pages)
+            events = TreeChange(epoch=1, number=replica.events, added=digests, removed=tuple(removed))
             self.at(now + seconds + EVENT_S, lambda when: self.told(replica.name, events))
 
     def told(self, name: str, events: TreeChange) -> None:

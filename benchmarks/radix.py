@@ -54,8 +54,8 @@ def request(cache: PrefixCache, tokens: Tokens, timer: Timer, name: str) -> None
     fresh = timer.run(f"{name}allocate", cache.allocate, -(-len(tokens) // cache.page_size) - full)
     assert fresh is not None
     pages = lock.pages[:full] + fresh
-    committed = timer.run(f"{name}commit", cache.commit, lock, tokens, pages)
-    cache.free(committed.pages[committed.private_from :])
+    pages = timer.run(f"{name}commit", cache.commit, lock, tokens, pages)
+    cache.free(pages[lock.private_from :])
     timer.run(f"{name}release", cache.release, lock)
 
 

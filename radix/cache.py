@@ -43,16 +43,15 @@ import time
 from collections.abc import Callable, Iterable
 
 from ramify.radix.evicted import EvictionRecord, Lost
-from ramify.radix.eviction import EvictionPolicy, LeastRecentlyUsed, Usage
+from ramify.radix.eviction import Usage
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
 from ramify.radix.lease import LeaseBook
-from ramify.radix.lock import Committed, Match, PageCounts, PrefixLock, StateCounts
+from ramify.radix.lock import Match, PageCounts, PrefixLock, StateCounts
 from ramify.radix.node import Node
-from ramify.radix.pages import PagePool
-from ramify.radix.states import States, UselessFirst
+from ramify.radix.states import States
 from ramify.radix.tree import RadixTree
-from ramify.radix.tree_log import Page, TreeLog
+from ramify.radix.tree_log import TreeLog
 from ramify.radix.views import HeldPrefix, NodeView, prefixes, snapshot
 
 FLUSH = "flush"
@@ -65,7 +64,7 @@ class PrefixCache:
     Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
     changed nothing. `num_states` is the number of state slots, 0 for a model without states
     (`ramify.radix.states`). `log` records the pages that enter and leave the tree. The parts of the cache
-    (`tree`, `pool`, `usage`, `states`, `record`) are public for reading only.
+    (`tree`, `usage`, `states`, `record`, `log`) are public for reading only.
     """
 
     def __init__(
@@ -76,17 +75,16 @@ class PrefixCache:
         num_states: int = 0,
         log: TreeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
-        policy: EvictionPolicy | None = None,
     ) -> None:
+        self.num_pages = num_pages
         self.page_size = page_size
         self.tree = RadixTree(page_size)
-        self.pool = PagePool(num_pages)
         self._leases = LeaseBook(clock)
-        policy = policy or LeastRecentlyUsed()
-        self.usage = Usage(UselessFirst(policy) if num_states else policy, self._leases.needed)
-        self.states = States(num_states, self.tree, self._leases, self.usage.offer) if num_states else None
+        self.usage = Usage(self._leases.needed, states=num_states > 0)
+        self.states = States(num_states, self.tree, self._leases, self.usage.offer)
         self.record = EvictionRecord()
-        self._log = log
+        self.log = log
+        self._free = list(range(num_pages - 1, -1, -1))
         self._private: set[int] = set()
         self._locks: set[PrefixLock] = set()
         self._evicted = 0
@@ -99,11 +97,7 @@ class PrefixCache:
         In a cache with states, the longest such prefix at whose end a node holds a state. Costs O(n + nodes
         on the path); an int32 array is the fast case.
         """
-        if limit is not None:
-            if limit < 0:
-                raise ValueError(f"limit is {limit}; it must be 0 or more.")
-            tokens = tokens[:limit]
-        return self._find(encode(tokens), scope)
+        return self._find(encode(tokens[:limit]), scope)
 
     def following(self, tokens: Tokens, scope: str, count: int) -> list[int]:
         """At most `count` tokens that follow `tokens` (n,) in the tree; empty unless all n are in the tree.
@@ -156,27 +150,23 @@ class PrefixCache:
 
     def available(self) -> int:
         """Pages that `allocate` can hand out now: free, evictable and leased pages."""
-        return len(self.pool) + self.usage.evictable_pages + self.usage.leased_pages
+        return len(self._free) + self.usage.evictable_pages + self.usage.leased_pages
 
     def allocate(self, n: int, taker: str = "") -> list[int] | None:
         """`n` pages, private to the caller; None, with nothing evicted, if fewer are available.
 
-        Free pages are taken first. Then leaves are evicted: first leaves without a lease, in the order of the
-        policy, then leased leaves, beginning with the one that is needed furthest in the future. The last of
-        these leaves loses only as many pages as are still missing, from its end. `taker` is recorded with the
-        evicted tokens; `lost` reports it later.
+        Free pages are taken first. Then leaves are evicted: first leaves without a lease, the least recently
+        used before others, then leased leaves, beginning with the one that is needed furthest in the future.
+        The last of these leaves loses only as many pages as are still missing, from its end. `taker` is
+        recorded with the evicted tokens; `lost` reports it later.
         """
-        if n < 0:
-            raise ValueError(f"{n} pages asked for; it must be 0 or more.")
-        short = n - len(self.pool)
+        short = n - len(self._free)
         if short > 0:
             if n > self.available():
                 return None
-            self._expire_leases()
-            for node in self._leases.reconsider():
-                self.usage.offer(node)
+            self._tick_leases()
             self._evict(short, taker)
-        pages = self.pool.allocate(n)
+        pages = [self._free.pop() for _ in range(n)]
         self._private.update(pages)
         return pages
 
@@ -185,9 +175,9 @@ class PrefixCache:
         returned = list(pages)
         self._claim(returned)
         self._private.difference_update(returned)
-        self.pool.free(returned)
+        self._free += returned
 
-    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> Committed:
+    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> list[int]:
         """Put the tokens that a request has computed into the tree, and extend `lock` to their end.
 
         Args:
@@ -197,7 +187,8 @@ class PrefixCache:
             pages: The request's page table, one page for each slot of ``[0, n)``. Slots
                 ``[0, lock.private_from)`` are as in `lock.pages`; the others are private.
 
-        Returns the request's new page table. A slot that had a private page now has:
+        Returns the request's new page table, of which `lock` has a copy. The request owns the pages from slot
+        ``lock.private_from`` on. A slot that had a private page now has:
 
         - the tree's page, if the tree has all of the slot's tokens already (another request was faster).
           The request's own page is freed.
@@ -219,8 +210,8 @@ class PrefixCache:
         if matched < length:
             borrows_head = whole < lock.private_from
             node = self.tree.append(node, key[matched_bytes:], tuple(table[whole:]), borrows_head)
-            if self._log is not None:
-                self._log.added(node)
+            if self.log is not None:
+                self.log.added(node)
             self._private.difference_update(node.owned_pages)
             self.usage.add(node)
             private_from = len(table)
@@ -231,9 +222,9 @@ class PrefixCache:
         if matched < length:
             self.tree.join(node)
         self._private.difference_update(duplicates)
-        self.pool.free(duplicates)
+        self._free += duplicates
         lock.node, lock.length, lock.pages, lock.private_from = node, length, table, private_from
-        return Committed(list(table), private_from)
+        return list(table)
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -243,28 +234,28 @@ class PrefixCache:
 
         None if requests have all slots, or if the cache has no states.
         """
-        return None if self.states is None else self.states.take()
+        return self.states.take()
 
     def free_state(self, slot: int) -> None:
         """Give a request's slot back. Raises `ValueError` for a slot that no request has."""
-        self._with_states().give_back(slot)
+        self.states.give_back(slot)
 
     def use_state(self, lock: PrefixLock) -> int | None:
         """The slot of the state at the end of `lock`, or None if the tree holds no state there. The request
         of `lock` begins from that state, which counts as a use of it. The next `allocate_state` may evict the
         state and hand out its slot."""
         node = self._checked_lock(lock)
-        return None if node.state is None else self._with_states().use(node)
+        return None if node.state is None else self.states.use(node)
 
     def keep_state(self, lock: PrefixLock, slot: int) -> None:
         """Hand `slot` of a request, which has the state after the last token of `lock`, to the tree. If the
         tree has a state there already, the slot is freed. Raises `ValueError` for a slot that no request
         has."""
-        node, states = self._checked_lock(lock), self._with_states()
+        node = self._checked_lock(lock)
         if node.parent is None or node.state is not None:
-            states.give_back(slot)
+            self.states.give_back(slot)
         else:
-            states.hold(node, slot)
+            self.states.hold(node, slot)
 
     def copy_state(self, lock: PrefixLock, uses: float = 1.0) -> int | None:
         """A slot that the tree holds from now on for the state after the last token of `lock`. The caller
@@ -274,19 +265,17 @@ class PrefixCache:
         None if `lock` is empty, if the tree has that state already, or if no slot is free and no unleased
         state in the tree is worth less.
         """
-        node, states = self._checked_lock(lock), self._with_states()
+        node = self._checked_lock(lock)
         if node.parent is None or node.state is not None:
             return None
-        slot = states.take_for(node, uses)
+        slot = self.states.take_for(node, uses)
         if slot is not None:
-            states.hold(node, slot, uses)
+            self.states.hold(node, slot, uses)
         return slot
 
     def state_counts(self) -> StateCounts:
         """State slots now: free + held + in_use == total."""
         states = self.states
-        if states is None:
-            return StateCounts(0, 0, 0, 0, 0)
         free, held, in_use = len(states.free_slots), len(states.holders), len(states.in_use)
         return StateCounts(free, held, in_use, states.total, states.evicted)
 
@@ -309,13 +298,7 @@ class PrefixCache:
         which `expect` and `end_leases` refer to some of the owner's leases.
         """
         node = self._checked_lock(lock)
-        if not seconds > 0 or math.isnan(seconds):
-            raise ValueError(f"A lease of {seconds} seconds; it must be above 0.")
-        if length is not None and not 0 <= length <= lock.length:
-            raise ValueError(f"A lease of {length} tokens on a lock of {lock.length}.")
         end = lock.length if length is None else length
-        if math.isnan(needed_in) or needed_in < 0:
-            raise ValueError(f"A lease that is needed in {needed_in} seconds; it must be 0 or more.")
         if end == 0:
             return
         while node.start >= end:
@@ -348,62 +331,48 @@ class PrefixCache:
 
         Returns the number of pages freed.
         """
-        before = len(self.pool)
-        if self.states is not None:
-            self.states.drop_all()
+        before = len(self._free)
+        self.states.drop_all()
         while self.usage.queue:
             self._drop(self.usage.queue.pop(), FLUSH)
-        return len(self.pool) - before
+        return len(self._free) - before
 
     def counts(self) -> PageCounts:
         """Pages by state, now: free + evictable + leased + in_use == total."""
-        self._expire_leases()
+        self._tick_leases()
         return PageCounts(
-            free=len(self.pool),
+            free=len(self._free),
             evictable=self.usage.evictable_pages,
             leased=self.usage.leased_pages,
             in_use=self.usage.locked_pages + len(self._private),
-            total=self.pool.num_pages,
+            total=self.num_pages,
             evicted=self._evicted,
         )
 
     def snapshot(self, most: int) -> list[NodeView]:
         """A sample of at most `most` nodes, parents before their children; see `ramify.radix.views`."""
-        self._expire_leases()
+        self._tick_leases()
         return snapshot(self.tree, self._leases.owners, most)
 
     def prefixes(self, most: int) -> list[HeldPrefix]:
         """The prefixes most worth keeping, at most `most` tokens in all; see `ramify.radix.views`. Costs
         O(tree)."""
-        self._expire_leases()
+        self._tick_leases()
         return prefixes(self.tree, self._leases.owners, most)
-
-    def take_changes(self) -> tuple[list[int], list[int]]:
-        """(added, removed): digests of the page ends that entered and left the tree since the last call
-        (`TreeLog.take`). The cache must have a log."""
-        assert self._log is not None
-        return self._log.take()
-
-    def take_changed_pages(self) -> tuple[list[Page], list[int]]:
-        """Like `take_changes`, with the added pages in full (`TreeLog.take_pages`)."""
-        assert self._log is not None
-        return self._log.take_pages()
-
-    def pages_in_tree(self) -> list[Page]:
-        """All pages in the tree (`TreeLog.whole_pages`). The cache must have a log. Costs O(tree)."""
-        assert self._log is not None
-        return self._log.whole_pages(self.tree.nodes())
-
-    def page_ends(self) -> list[int]:
-        """The digests of all page ends in the tree (`TreeLog.whole`). The cache must have a log. Costs
-        O(tree)."""
-        assert self._log is not None
-        return self._log.whole(self.tree.nodes())
 
     def check(self) -> None:
         """Check every count against a recount from scratch, in O(tree). Raises `ConservationError` naming
         each violation."""
-        verify(self.tree, self.usage, self.pool, self._leases, self._private, self._locks, self.states)
+        verify(
+            self.tree,
+            self.usage,
+            self.num_pages,
+            self._free,
+            self._leases,
+            self._private,
+            self._locks,
+            self.states,
+        )
 
     # --- internals --------------------------------------------------------------------------------
 
@@ -413,20 +382,10 @@ class PrefixCache:
             return Match(0, 0, key, scope, None, self.tree.version)
         node, matched_bytes = self.tree.walk(root, key)
         length = known = matched_bytes // TOKEN_BYTES
-        if self.states is not None:
+        if self.states.total:
             node = self.states.at_or_above(node, known) or root
             length = node.end
         return Match(length, known, key, scope, node, self.tree.version)
-
-    def _with_states(self) -> States:
-        if self.states is None:
-            raise ValueError("This cache was made without states.")
-        return self.states
-
-    def _drop_state(self, leaf: Node) -> None:
-        """Drop the state at the end of `leaf`, if it holds one: its last tokens are evicted."""
-        if leaf.state is not None:
-            self._with_states().drop(leaf)
 
     def _checked_lock(self, lock: PrefixLock) -> Node:
         if lock.node is None:
@@ -450,13 +409,11 @@ class PrefixCache:
         return node
 
     def _claim(self, pages: list[int]) -> None:
-        """Raise unless `pages` are private and distinct."""
         if len(set(pages)) != len(pages) or not self._private.issuperset(pages):
             wrong = sorted({page for page in pages if page not in self._private or pages.count(page) > 1})
             raise ValueError(f"Pages {wrong} are not private to a request, or are named twice.")
 
     def _join_path(self, node: Node) -> None:
-        """Join each node on the path from the root to `node` with its parent, where that is possible."""
         while node.parent is not None:
             spare = None
             if len(node.parent.children) == 1:
@@ -465,14 +422,17 @@ class PrefixCache:
                 node = node.parent
             elif spare:
                 self.usage.drop(node, len(spare))
-                self.pool.free(spare)
+                self._free += spare
 
-    def _expire_leases(self) -> None:
-        self._unlease(self._leases.expire())
+    def _tick_leases(self) -> None:
+        ended, late = self._leases.tick()
+        self._unlease(ended)
+        for node in late:
+            self.usage.offer(node)
 
     def _unlease(self, ended: list[Node]) -> None:
         for node in ended:
-            self.usage.unlease(node)
+            self.usage.lease(node, -1)
 
     def _evict(self, count: int, taker: str) -> None:
         """Free `count` pages of leaves without a lock. The caller has checked that there are enough of
@@ -484,10 +444,10 @@ class PrefixCache:
                 self.usage.drop(leaf, count)
                 kept = (leaf.start // self.page_size + len(leaf.pages) - count) * self.page_size
                 digest = self.record.note(leaf, kept, taker)
-                if self._log is not None:
-                    self._log.removing(leaf, kept)
-                self._drop_state(leaf)
-                self.pool.free(self.tree.trim(leaf, count))
+                if self.log is not None:
+                    self.log.removing(leaf, kept)
+                self.states.drop(leaf)
+                self._free += self.tree.trim(leaf, count)
                 leaf.digest = digest
                 self.usage.offer(leaf)
                 return
@@ -497,13 +457,27 @@ class PrefixCache:
     def _drop(self, leaf: Node, taker: str) -> None:
         """Take `leaf` out of the tree and free its pages. It has no lock and is no longer queued."""
         self.record.note(leaf, leaf.start, taker)
-        if self._log is not None:
-            self._log.removing(leaf, leaf.start)
-        self._drop_state(leaf)
+        if self.log is not None:
+            self.log.removing(leaf, leaf.start)
+        self.states.drop(leaf)
         ended = self._leases.retreat(leaf)
         self.usage.drop(leaf, leaf.owned)
-        self.pool.free(leaf.owned_pages)
+        self._free += leaf.owned_pages
         parent = self.tree.remove(leaf)
         self._unlease([parent] * ended)
         self.usage.offer(parent)
         self.tree.prune(parent)
+
+
+class NaiveCache(PrefixCache):
+    """A cache without sharing: every match is empty, and every page stays private. The interface and the
+    errors are those of `PrefixCache`."""
+
+    def match(self, tokens: Tokens, scope: str = "", limit: int | None = None) -> Match:
+        """A match of length 0, always."""
+        return super().match(tokens[:0], scope, limit)
+
+    def commit(self, lock: PrefixLock, tokens: Tokens, pages: list[int]) -> list[int]:
+        """Put nothing into the tree: the lock stays empty, and `pages` are returned unchanged."""
+        self._checked(lock, tokens, pages)
+        return list(pages)

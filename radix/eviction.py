@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 from ramify.radix.node import Node
 
 
-class EvictionPolicy(Protocol):
-    """The order of eviction among leaves without a lease: the lowest key first, then first in, first out.
-
-    `key` is computed when a node becomes a leaf without a lock. If the key of a parent is never below that of
-    its child, as with recency, the most shared prefixes are kept longest.
-    """
-
-    def key(self, node: Node) -> float: ...
-
-
-class LeastRecentlyUsed:
-    """Evict by recency: the key is the sequence number of the last release of a path through the node."""
-
-    def key(self, node: Node) -> float:
-        return node.last_used
-
-
 class EvictionQueue:
-    """The leaves that may be evicted. Leaves without a lease go first, by the policy's key; then leased
-    leaves, those needed furthest in the future first.
+    """The leaves that may be evicted. Leaves without a lease go first, the least recently used before others.
+    Then leased leaves, those needed furthest in the future first.
+
+    In a cache with `states`, leaves without a state are the first of their kind: no request can go on from
+    their pages.
 
     A binary heap with lazy deletion: stale entries are skipped when they surface, so every operation costs
     O(log n) amortised. An entry is live while its id is the node's `queue_entry`.
     """
 
-    def __init__(self, policy: EvictionPolicy, needed: Callable[[Node], float | None]) -> None:
-        self._policy = policy
+    def __init__(self, needed: Callable[[Node], float | None], *, states: bool = False) -> None:
         self._needed = needed
+        self._states = states
         self._heap: list[tuple[bool, float, float, int, Node]] = []
-        """(leased, minus the time when the lease is needed, the policy's key, entry id, node)"""
+        """(leased, minus the time when the lease is needed, last use, entry id, node)"""
         self._entry_ids = itertools.count(1)
         self._live = 0
 
@@ -51,7 +37,8 @@ class EvictionQueue:
         if not node.queue_entry:
             self._live += 1
         node.queue_entry = next(self._entry_ids)
-        heappush(self._heap, (*self._order(node), self._policy.key(node), node.queue_entry, node))
+        last_used = -math.inf if self._states and node.state is None else node.last_used
+        heappush(self._heap, (*self._order(node), last_used, node.queue_entry, node))
         if len(self._heap) > 2 * self._live + 64:
             self._heap = [entry for entry in self._heap if entry[4].queue_entry == entry[3]]
             heapify(self._heap)
@@ -92,8 +79,8 @@ class Usage:
     leased or in use. Each call costs O(nodes on the path).
     """
 
-    def __init__(self, policy: EvictionPolicy, needed: Callable[[Node], float | None]) -> None:
-        self.queue = EvictionQueue(policy, needed)
+    def __init__(self, needed: Callable[[Node], float | None], *, states: bool = False) -> None:
+        self.queue = EvictionQueue(needed, states=states)
         self.locked_pages = 0
         self.leased_pages = 0
         self.evictable_pages = 0
@@ -124,14 +111,6 @@ class Usage:
                 self.offer(step)
             step = step.parent
 
-    def lease(self, node: Node) -> None:
-        """Add one lease to the path from the root to `node`."""
-        self._change_leases(node, 1)
-
-    def unlease(self, node: Node) -> None:
-        """Remove one lease from the path from the root to `node`."""
-        self._change_leases(node, -1)
-
     def offer(self, node: Node) -> None:
         """Queue `node` for eviction if it is a leaf without a lock."""
         if not node.locks and not node.children and node.parent is not None:
@@ -148,7 +127,8 @@ class Usage:
         else:
             self.evictable_pages -= pages
 
-    def _change_leases(self, node: Node, change: int) -> None:
+    def lease(self, node: Node, change: int = 1) -> None:
+        """Add one lease to the path from the root to `node`, or remove one (`change` -1)."""
         step: Node | None = node
         while step is not None:
             if step.locks or (step.leases and step.leases + change):

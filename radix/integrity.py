@@ -10,7 +10,6 @@ from ramify.radix.key import TOKEN_BYTES, first_token
 from ramify.radix.lease import LeaseBook
 from ramify.radix.lock import PrefixLock
 from ramify.radix.node import Node, Root
-from ramify.radix.pages import PagePool
 from ramify.radix.states import States
 from ramify.radix.tree import RadixTree
 
@@ -23,18 +22,19 @@ class ConservationError(RuntimeError):
 def verify(
     tree: RadixTree,
     usage: Usage,
-    pool: PagePool,
+    num_pages: int,
+    free: list[int],
     leases: LeaseBook,
     private: set[int],
     locks: Iterable[PrefixLock],
-    states: States | None,
+    states: States,
 ) -> None:
     """Raise `ConservationError` naming every violation. Costs O(tokens and pages in the tree)."""
     nodes = list(tree.nodes())
     wrong: list[str] = []
     for node in nodes:
         wrong += _shape(node, tree.page_size)
-    wrong += _ownership(nodes, pool, private)
+    wrong += _ownership(nodes, num_pages, free, private)
     wrong += _claims(nodes, leases, locks)
     wrong += _usage(nodes, usage)
     wrong += _states(nodes, states)
@@ -49,7 +49,6 @@ def _name(node: Node) -> str:
 
 
 def _shape(node: Node, page_size: int) -> list[str]:
-    """Check a node's edge, its place below its parent, and its number of pages. Returns the violations."""
     wrong = []
     parent = node.parent
     if isinstance(node, Root):
@@ -84,35 +83,28 @@ def _is_lent(node: Node, page_size: int) -> bool:
     return False
 
 
-def _ownership(nodes: list[Node], pool: PagePool, private: set[int]) -> list[str]:
+def _ownership(nodes: list[Node], num_pages: int, free: list[int], private: set[int]) -> list[str]:
     """Check that every page is either free, or private, or owned by exactly one node."""
-    owners: Counter[int] = Counter(pool.free_pages)
+    owners: Counter[int] = Counter(free)
     owners.update(private)
     for node in nodes:
         owners.update(node.owned_pages)
-    lost = [page for page in range(pool.num_pages) if not owners[page]]
+    lost = [page for page in range(num_pages) if not owners[page]]
     twice = [page for page, count in owners.items() if count > 1]
     wrong = [f"pages {lost} are nowhere"] if lost else []
     if twice:
         wrong.append(f"pages {sorted(twice)} are in two places")
-    if len(owners) - len(lost) > pool.num_pages:
+    if len(owners) - len(lost) > num_pages:
         wrong.append("there are pages that the pool does not know")
     return wrong
 
 
-def _states(nodes: list[Node], states: States | None) -> list[str]:
+def _states(nodes: list[Node], states: States) -> list[str]:
     """Check that every slot is either free, or in use by a request, or held by exactly one node, and no
     root."""
     holders = {node: node.state for node in nodes if node.state is not None}
-    if states is None:
-        return [f"{_name(node)} holds a state of a cache without states" for node in holders]
     slots = Counter([*states.free_slots, *states.in_use, *(state.slot for state in holders.values())])
     wrong = [] if holders == states.holders else [f"{len(holders)} nodes hold {len(states.holders)} states"]
-    wrong += [
-        f"{_name(node)} has another state above than it is told"
-        for node, state in holders.items()
-        if state.above is not states.at_or_above(node.parent, node.end)
-    ]
     if any(isinstance(node, Root) for node in holders):
         wrong.append("a root holds a state")
     if slots != Counter(range(states.total)):
@@ -140,7 +132,6 @@ def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -
 
 
 def _usage(nodes: list[Node], usage: Usage) -> list[str]:
-    """Check the counts of pages in use, leased and evictable, and the eviction queue."""
     pages: Counter[str] = Counter()
     for node in nodes:
         pages["locked" if node.locks else "leased" if node.leases else "evictable"] += node.owned

@@ -46,10 +46,12 @@ class Lease:
     """The clock when `needed` was last set by the owner."""
     needed: float
     """The clock when the owner is expected to come back; infinite if unknown."""
+    queued: float = math.inf
+    """The time of its live entry in the book's queue; infinite if it has none."""
 
 
 class LeaseBook:
-    """All leases, by owner, by node, by expiry and by expected time of reuse.
+    """All leases, by owner, by node, and by the time of their next event.
 
     There is at most one lease for each owner, part and node. A lease ends the leases of the same owner and
     part on shorter prefixes of its tokens, unless these expire later. The book does not change the counts on
@@ -60,11 +62,9 @@ class LeaseBook:
         self._clock = clock
         self._by_owner: dict[str, dict[str, dict[Node, Lease]]] = {}
         self._by_node: dict[Node, dict[tuple[str, str], Lease]] = {}
-        self._expiry: list[tuple[float, int, Lease]] = []
-        """A heap by time. Each live lease has one entry, whose time is the lease's expiry or an earlier one.
-        Ended leases may have entries too."""
-        self._needs: list[tuple[float, int, Lease]] = []
-        """A heap by `needed`. An entry whose time differs from its lease's `needed` is stale."""
+        self._queue: list[tuple[float, int, Lease]] = []
+        """A heap by time. Each live lease has one live entry, whose time is that of the lease's next event or
+        an earlier one. Other entries are stale."""
         self._numbers = itertools.count()
         self._live = 0
 
@@ -125,35 +125,31 @@ class LeaseBook:
             self._estimate(lease, now, now + needed_in)
         return list(owned)
 
-    def reconsider(self) -> list[Node]:
-        """Postpone `needed` of the leases for which it has passed (see `IMPATIENCE`). Returns their nodes.
+    def tick(self) -> tuple[list[Node], list[Node]]:
+        """End the leases that have expired, and postpone `needed` of those whose owner is late (see
+        `IMPATIENCE`). Returns the nodes of both.
 
         Leases that are needed at once (`needed_in` 0) are not postponed: their owner is waiting for pages.
         """
-        now, late = self._clock(), []
-        while self._needs and self._needs[0][0] < now:
-            needed, _, lease = heappop(self._needs)
-            if lease.node is not None and lease.needed == needed:
+        ended: list[Node] = []
+        late: list[Node] = []
+        going_on: list[Lease] = []
+        now = self._clock()
+        while self._queue and self._queue[0][0] <= now:
+            time, _, lease = heappop(self._queue)
+            if lease.node is None or lease.queued != time:
+                continue
+            lease.queued = math.inf
+            if lease.expires <= now:
+                ended.append(self._end(lease))
+                continue
+            if lease.since < lease.needed <= now:
                 late.append(lease.node)
                 lease.needed = now + IMPATIENCE * (now - lease.since)
-                heappush(self._needs, (lease.needed, next(self._numbers), lease))
-        return late
-
-    def expire(self) -> list[Node]:
-        """End the leases that have expired. Returns their nodes."""
-        if not self._expiry:
-            return []
-        ended = []
-        now = self._clock()
-        while self._expiry and self._expiry[0][0] <= now:
-            _, _, lease = heappop(self._expiry)
-            if lease.node is None:
-                continue
-            if lease.expires > now:  # renewed since it was queued
-                heappush(self._expiry, (lease.expires, next(self._numbers), lease))
-            else:
-                ended.append(self._end(lease))
-        return ended
+            going_on.append(lease)
+        for lease in going_on:
+            self._put(lease)
+        return ended, late
 
     def end(self, owner: str, part: str | None = None) -> list[Node]:
         """End the leases of `owner`: those of `part`, or all if `part` is None. Returns their nodes."""
@@ -191,26 +187,25 @@ class LeaseBook:
         self._by_owner.setdefault(lease.owner, {}).setdefault(lease.part, {})[lease.node] = lease
         self._by_node.setdefault(lease.node, {})[lease.owner, lease.part] = lease
         self._live += 1
-        heappush(self._expiry, (lease.expires, next(self._numbers), lease))
-        if len(self._expiry) > 2 * self._live + 64:
-            self._expiry = [entry for entry in self._expiry if entry[2].node is not None]
-            heapify(self._expiry)
-        self._estimate(lease, lease.since, lease.needed)
+        self._put(lease)
 
     def _estimate(self, lease: Lease, since: float, needed: float) -> None:
         lease.since, lease.needed = since, needed
-        if since < needed < math.inf:
-            heappush(self._needs, (needed, next(self._numbers), lease))
-            if len(self._needs) > 2 * self._live + 64:
-                self._needs = [
-                    entry
-                    for entry in self._needs
-                    if entry[2].node is not None and entry[2].needed == entry[0]
-                ]
-                heapify(self._needs)
+        if since < needed < lease.queued:
+            self._put(lease)
+
+    def _put(self, lease: Lease) -> None:
+        lease.queued = min(lease.expires, lease.needed) if lease.since < lease.needed else lease.expires
+        heappush(self._queue, (lease.queued, next(self._numbers), lease))
+        if len(self._queue) > 2 * self._live + 64:
+            self._queue = [
+                (time, number, lease)
+                for time, number, lease in self._queue
+                if lease.node is not None and lease.queued == time
+            ]
+            heapify(self._queue)
 
     def _end(self, lease: Lease) -> Node:
-        """End `lease` and return its node."""
         node = lease.node
         assert node is not None
         lease.node = None

@@ -1,9 +1,8 @@
-"""The values that `PrefixCache` returns: a match, a lock, a page table after `commit`, and counts."""
+"""The values that `PrefixCache` returns: a match, a lock, and counts."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from ramify.radix.node import Node
 
@@ -37,13 +36,6 @@ class PrefixLock:
     """The first slot whose page the request owns."""
     node: Node | None
     """The node whose end is token `length`; None once released."""
-
-
-class Committed(NamedTuple):
-    """A request's page table after `commit`. The request owns the pages of slots ``[private_from, …)``."""
-
-    pages: list[int]
-    private_from: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,10 +18,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from ramify.radix.eviction import EvictionPolicy
 from ramify.radix.lease import LeaseBook
 from ramify.radix.node import Node
-from ramify.radix.pages import PagePool
 from ramify.radix.tree import RadixTree
 
 
@@ -35,9 +33,6 @@ class NodeState:
     that have begun from it."""
     since: int
     """`States.now` when the state was made."""
-    above: Node | None
-    """The nearest ancestor that holds a state; None if there is none. It changes only when a node gains or
-    loses a state: splitting and joining move no state."""
 
 
 class States:
@@ -47,7 +42,8 @@ class States:
     def __init__(
         self, num_slots: int, tree: RadixTree, leases: LeaseBook, offer: Callable[[Node], None]
     ) -> None:
-        self._pool = PagePool(num_slots)
+        self.total = num_slots
+        self.free_slots = list(range(num_slots))
         self._tree = tree
         self._leases = leases
         self._offer = offer
@@ -56,14 +52,6 @@ class States:
         self.evicted = 0
         self.now = 0
         """The number of states made plus the number of requests that began from one: a clock for `_value`."""
-
-    @property
-    def total(self) -> int:
-        return self._pool.num_pages
-
-    @property
-    def free_slots(self) -> frozenset[int]:
-        return self._pool.free_pages
 
     def at_or_above(self, node: Node | None, length: int) -> Node | None:
         """The deepest node on the path to `node` that holds a state and has ``end <= length``; None if there
@@ -74,33 +62,29 @@ class States:
 
     def take(self) -> int | None:
         """A slot for a request; None if requests have all slots. If no slot is free, evicts the state that
-        `_lowest` names."""
-        if not len(self._pool):
+        `lowest` names."""
+        if not self.free_slots:
             if not self.holders:
                 return None
-            lowest = self._lowest()
+            lowest = self.lowest()
             self.drop(lowest)
             self._offer(lowest)
             self.evicted += 1
-        (slot,) = self._pool.allocate(1)
+        slot = self.free_slots.pop()
         self.in_use.add(slot)
         return slot
 
     def give_back(self, slot: int) -> None:
         """Take `slot` back from a request. Raises `ValueError` if no request has it."""
-        if slot not in self.in_use:
-            raise ValueError(f"State slot {slot} is not in use.")
-        self.in_use.remove(slot)
-        self._pool.free([slot])
+        self._leave(slot)
+        self.free_slots.append(slot)
 
     def hold(self, node: Node, slot: int, uses: float = 1.0) -> None:
         """Give `slot` of a request to `node`, which holds no state. `uses` is the number of requests that are
-        expected to begin from the state."""
-        self.in_use.remove(slot)
+        expected to begin from the state. Raises `ValueError` if no request has `slot`."""
+        self._leave(slot)
         self.now += 1
-        above = self._above(node)
-        node.state = self.holders[node] = NodeState(slot, uses, self.now, above)
-        self._put_below(node, node)
+        node.state = self.holders[node] = NodeState(slot, uses, self.now)
         self._tree.version += 1  # matches are out of date
         self._offer(node)
 
@@ -108,11 +92,9 @@ class States:
         """A slot for a state of `node`, which holds none. `uses` is the number of requests that are expected
         to begin from the state. None if no slot is free and no unleased state is worth less than the new
         one."""
-        if not len(self._pool):
-            above = self._above(node)
-            saved = node.end - (0 if above is None else above.end)
+        if not self.free_slots:
             unleased = self._unleased()
-            if not unleased or min(map(self._value, unleased)) >= saved * uses:
+            if not unleased or min(map(self._value, unleased)) >= self._saved(node) * uses:
                 return None
         return self.take()
 
@@ -128,29 +110,25 @@ class States:
         state = self.holders.pop(node, None)
         if state is not None:
             node.state = None
-            self._put_below(node, state.above)
             self._tree.version += 1
-            self._pool.free([state.slot])
+            self.free_slots.append(state.slot)
 
     def drop_all(self) -> None:
         for node in list(self.holders):
             self.drop(node)
             self._offer(node)
 
-    def _above(self, node: Node) -> Node | None:
-        return self.at_or_above(node.parent, node.end)
+    def _leave(self, slot: int) -> None:
+        if slot not in self.in_use:
+            raise ValueError(f"State slot {slot} is not in use.")
+        self.in_use.remove(slot)
 
-    def _put_below(self, node: Node, above: Node | None) -> None:
-        """Set `above` of the states below `node` that have no other state between themselves and `node`."""
-        stack = list(node.children.values())
-        while stack:
-            below = stack.pop()
-            if below.state is not None:
-                below.state.above = above
-            else:
-                stack.extend(below.children.values())
+    def _saved(self, node: Node) -> int:
+        """The tokens that must be computed again without a state at the end of `node`."""
+        above = self.at_or_above(node.parent, node.end)
+        return node.end - (0 if above is None else above.end)
 
-    def _lowest(self) -> Node:
+    def lowest(self) -> Node:
         """The node whose state is evicted next: among the states that no lease needs, the one of the least
         value; if leases need all states, the one that is needed furthest in the future. Costs O(states); if
         leases need all states, O(leases and the nodes above each)."""
@@ -168,26 +146,15 @@ class States:
         if not len(self._leases):
             return list(self.holders)
         own = {node: node.leases for node in self.holders}
-        for node, state in self.holders.items():
-            if state.above is not None:
-                own[state.above] -= node.leases
+        for node in self.holders:
+            above = self.at_or_above(node.parent, node.end)
+            if above is not None:
+                own[above] -= node.leases
         return [node for node, leases in own.items() if not leases]
 
     def _value(self, node: Node) -> float:
-        """The value of the state of `node`: the tokens that must be computed again without it, times its uses
-        per tick of `now` since it was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). Sizes
-        do not matter, as all slots have the same."""
+        """The value of the state of `node`: the tokens that it saves, times its uses per tick of `now` since
+        the state was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). Sizes do not matter, as
+        all slots have the same."""
         state = self.holders[node]
-        saved = node.end - (0 if state.above is None else state.above.end)
-        return saved * state.uses / (self.now - state.since + 1)
-
-
-class UselessFirst:
-    """Evict leaves without a state first, because no request can go on from their pages; the others in the
-    order of `policy`."""
-
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self._policy = policy
-
-    def key(self, node: Node) -> float:
-        return -math.inf if node.state is None else self._policy.key(node)
+        return self._saved(node) * state.uses / (self.now - state.since + 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from ramify.radix.key import TOKEN_BYTES, first_token, ids, shared_bytes
+from ramify.radix.key import TOKEN_BYTES, Tokens, encode, first_token, ids, shared_bytes
 from ramify.radix.node import Node, Root
 
 
@@ -21,8 +21,6 @@ class RadixTree:
     """
 
     def __init__(self, page_size: int) -> None:
-        if page_size < 1:
-            raise ValueError(f"page_size is {page_size}; it must be at least 1.")
         self.page_size = page_size
         self.version = 0
         self.roots: dict[str, Root] = {}
@@ -198,3 +196,26 @@ class RadixTree:
         """
         slot_end = (child.start // self.page_size + 1) * self.page_size
         return not (child.borrows_head or child.locks) and (not child.children or child.end >= slot_end)
+
+
+class TokenTree:
+    """A trie of the inserted sequences, compressed as a radix tree."""
+
+    def __init__(self) -> None:
+        self._tree = RadixTree(page_size=1)
+        self.tokens = 0
+        """The number of distinct tokens. Tokens of two sequences count once if they and all tokens before
+        them are equal."""
+
+    def insert(self, tokens: Tokens) -> int:
+        """Insert `tokens` (n,). Returns the length of their longest prefix that was in the trie before. Costs
+        O(n)."""
+        key = encode(tokens)
+        node, matched = self._tree.walk(self._tree.root(""), key)
+        known = matched // TOKEN_BYTES
+        if matched < len(key):
+            if node.end > known:
+                node = self._tree.split(node, known)
+            self._tree.append(node, key[matched:], (), borrows_head=False)
+            self.tokens += len(key) // TOKEN_BYTES - known
+        return known

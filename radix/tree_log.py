@@ -20,37 +20,31 @@ class Page(NamedTuple):
 
     digest: int
     """Digest of tokens ``[0, end)``."""
-    before: int | None
+    before: int | None = None
     """Digest of the tokens before the page; None for the first page of a sequence."""
-    tokens: bytes
+    tokens: bytes = b""
     """Tokens of the page, encoded by `ramify.radix.key`."""
-    scope: str
+    scope: str = ""
 
 
 class TreeLog:
-    """Collects the page ends that were added and removed since the last `take`.
-
-    With `tokens` the log keeps the added pages in full, for `take_pages`.
-    """
+    """Collects the page ends that were added and removed since the last `take`. Without `tokens`, a `Page`
+    has its digest only."""
 
     def __init__(self, page_size: int, *, tokens: bool = False) -> None:
+        self.tokens = tokens
         self._page_size = page_size
-        self._tokens = tokens
         self._digests = Digests()
-        self._added: dict[int, Page | None] = {}
+        self._added: dict[int, Page] = {}
         self._removed: dict[int, None] = {}
 
     def added(self, node: Node) -> None:
         """Note that `node` is new in the tree."""
-        if self._tokens:
-            pages: Iterable[tuple[int, Page | None]] = ((page.digest, page) for page in self._pages(node))
-        else:
-            pages = ((digest, None) for digest in self._ends(node, node.start))
-        for digest, page in pages:
-            if digest in self._removed:
-                del self._removed[digest]
+        for page in self._pages(node):
+            if page.digest in self._removed:
+                del self._removed[page.digest]
             else:
-                self._added[digest] = page
+                self._added[page.digest] = page
 
     def removing(self, leaf: Node, start: int) -> None:
         """Note that tokens ``[start, leaf.end)`` are about to leave the tree."""
@@ -60,18 +54,17 @@ class TreeLog:
             else:
                 self._removed[digest] = None
 
-    def take(self) -> tuple[list[int], list[int]]:
-        """(added, removed): digests of the page ends that entered and left the tree since the last call. An
-        added page end stands before those that continue it."""
-        taken = list(self._added), list(self._removed)
+    def take(self) -> tuple[list[Page], list[int]]:
+        """(added, removed): the pages that entered the tree since the last call, and the digests of those
+        that left it. An added page stands before those that continue it."""
+        taken = list(self._added.values()), list(self._removed)
         self._added, self._removed = {}, {}
         return taken
 
-    def take_pages(self) -> tuple[list[Page], list[int]]:
-        """Like `take`, with the added pages in full in place of their digests. The log must have been made
-        with `tokens`."""
-        pages = [page for page in self._added.values() if page is not None]
-        return pages, self.take()[1]
+    def whole(self, nodes: Iterable[Node]) -> list[Page]:
+        """All pages that end inside `nodes`. If `nodes` has parents before their children, a page stands
+        before the pages that continue it."""
+        return [page for node in nodes if node.parent is not None for page in self._pages(node)]
 
     def _ends(self, node: Node, start: int) -> list[int]:
         """The digests of the page ends in ``(start, node.end]``."""
@@ -90,6 +83,9 @@ class TreeLog:
 
     def _pages(self, node: Node) -> Iterator[Page]:
         """The pages that end in ``(node.start, node.end]``."""
+        if not self.tokens:
+            yield from map(Page, self._ends(node, node.start))
+            return
         size = self._page_size
         assert node.parent is not None
         head, scope = _above(node, node.start % size)
@@ -101,16 +97,6 @@ class TreeLog:
             digest = (before + self._digests.weigh(page, start)) & MASK
             yield Page(digest, before if start else None, page, scope)
             before = digest
-
-    def whole(self, nodes: Iterable[Node]) -> list[int]:
-        """The digests of all page ends inside `nodes`."""
-        below = [node for node in nodes if node.parent is not None]
-        return [digest for node in below for digest in self._ends(node, node.start)]
-
-    def whole_pages(self, nodes: Iterable[Node]) -> list[Page]:
-        """All pages that end inside `nodes`. If `nodes` has parents before their children, a page stands
-        before the pages that continue it."""
-        return [page for node in nodes if node.parent is not None for page in self._pages(node)]
 
 
 def _above(node: Node, count: int) -> tuple[bytes, str]:

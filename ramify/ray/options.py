@@ -13,7 +13,7 @@ from typing import Any
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import ELSEWHERE, ServerConfig
-from ramify.runtime.executor.device_defaults import ON_CPU, ON_CUDA
+from ramify.runtime.executor.memory import ON_CPU, ON_CUDA
 from ramify.spelling import nearest
 
 OF_SERVE = {

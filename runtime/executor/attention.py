@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -141,42 +141,24 @@ def attention_of(
     ops: Ops, model: ModelShape, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention | FlashInferAttention:
     """The attention of a model on its pages. `cascade` has no effect if the kernels cannot do it."""
-    windows: Iterable[int] = set(model.windows)
-    if ops.flashinfer is not None:
-        wrapped = {
-            window: ops.flashinfer(
-                heads=model.num_heads,
-                kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                dtype=pool.dtype,
-                page_size=pool.page_size,
-                window=window,
-                scale=model.score_scale,
-                soft_cap=model.attention_soft_cap,
-                device=pool.k.device,
-            )
-            for window in windows
-        }
-        return FlashInferAttention(wrapped)
-    if ops.planner is None:
-        return CalledAttention(ops, model.score_scale, model.attention_soft_cap, cascade=cascade)
-    make = ops.planner
-    planners = {
-        window: make(
-            heads=model.num_heads,
-            kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=pool.dtype,
-            page_dtype=pool.k.dtype,
-            page_size=pool.page_size,
-            window=window,
-            device=pool.k.device,
-            deterministic=ops.deterministic,
-            cascade=cascade,
-        )
-        for window in windows
+    shape: dict[str, Any] = {
+        "heads": model.num_heads,
+        "kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "dtype": pool.dtype,
+        "page_size": pool.page_size,
+        "device": pool.k.device,
     }
-    return PlannedAttention(planners, model)
+    scale, soft_cap = model.score_scale, model.attention_soft_cap
+    if (wrap := ops.flashinfer) is not None:
+        windows = set(model.windows)
+        return FlashInferAttention(
+            {window: wrap(window=window, scale=scale, soft_cap=soft_cap, **shape) for window in windows}
+        )
+    if (make := ops.planner) is None:
+        return CalledAttention(ops, scale, soft_cap, cascade=cascade)
+    shape |= {"page_dtype": pool.k.dtype, "deterministic": ops.deterministic, "cascade": cascade}
+    return PlannedAttention({window: make(window=window, **shape) for window in set(model.windows)}, model)
 
 
 def index_select(tensor: Tensor, rows: Sequence[int]) -> Tensor:

@@ -21,8 +21,7 @@ from ramify.runtime.executor.device import (
     resolve_ops,
     resolve_page_dtype,
 )
-from ramify.runtime.executor.device_defaults import with_defaults_of
-from ramify.runtime.executor.kv_pool import page_bytes, pool_for
+from ramify.runtime.executor.kv_pool import StatePool, page_bytes, pool_for
 from ramify.runtime.executor.load import LoadModel
 from ramify.runtime.executor.memory import (
     FRACTION,
@@ -34,9 +33,9 @@ from ramify.runtime.executor.memory import (
     pages_in,
     pages_left,
     states_in,
+    with_defaults_of,
 )
 from ramify.runtime.executor.runner import Compiled, Runner
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.executor.token_graphs import buckets, space_bytes
 from ramify.runtime.executor.triton_forms import compile_warm_up
 from ramify.runtime.model.causal_lm import CausalLM

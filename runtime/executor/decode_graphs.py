@@ -25,7 +25,7 @@ from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep
-from ramify.runtime.executor.state_pool import StatePool, StepStates
+from ramify.runtime.executor.kv_pool import StatePool, StepStates
 
 if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_graph import Form
@@ -167,10 +167,11 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture every planned step. The largest comes first: the others reuse its memory."""
-        if self.buffers.begin_captures():
-            for (index, _), step in self._steps.items():
-                self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
+        """Capture every planned step."""
+        self.buffers.capture_steps(
+            (step, self.sizes[index], partial(self._run, index, step))
+            for (index, _), step in self._steps.items()
+        )
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
         """The hidden states of a batch of decodes; None if the batch is larger than every size, or its plan
@@ -190,12 +191,7 @@ class DecodeGraphs:
             slots[:count].copy_(to_device(batch.states, device))
             slots[count:].fill_(self._padding_slot)
             lens[:count].copy_(to_device(batch.kv_lens, device))
-        if step.graph is not None:
-            return self.buffers.replay(step, size)[:count]
-        hidden = self._run(index, step)
-        if self.buffers.captures:  # for the steps to come: capturing computes nothing
-            self.buffers.capture(step, lambda: self._run(index, step))
-        return hidden[:count]
+        return self.buffers.compute(step, size, partial(self._run, index, step))[:count]
 
     def _find(self, index: int, plans: dict[int, Plan]) -> tuple[int, GraphStep | None]:
         """(index of the size, step) for these plans, at the size `index` or the next that has a graph of

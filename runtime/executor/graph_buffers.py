@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +14,7 @@ from torch import Tensor
 from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import PlannedAttention, StepAttention
 from ramify.runtime.executor.batch import ForwardBatch
-from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.state_pool import StepStates
+from ramify.runtime.executor.kv_pool import KvPool, StepStates
 from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
@@ -99,17 +98,22 @@ class GraphBuffers:
         self.space = torch.empty(space_bytes // 4, dtype=torch.float32, device=self.device)
 
     @property
-    def captures(self) -> bool:
-        """Whether steps are captured."""
-        return self._memory is not None
+    def has_graphs(self) -> bool:
+        return self.device.type == "cuda"
 
-    def begin_captures(self) -> bool:
-        """Return whether the device has CUDA graphs. If so, `capture` may be called from now on."""
-        if self.device.type != "cuda":
-            return False
+    def capture_steps(self, steps: Iterable[tuple[GraphStep, int, Callable[[], Tensor]]]) -> None:
+        """Capture steps, each given with its size and the function that runs it, if the device has CUDA
+        graphs. The largest comes first: the others reuse its memory. Later steps are captured as they run."""
+        if not self.has_graphs:
+            return
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        return True
+        for step, size, run in steps:
+            began = time.monotonic()
+            self.clear(size)
+            run()
+            self.captured.seconds += time.monotonic() - began
+            self._capture(step, run)
 
     def load_batch(self, batch: ForwardBatch, size: int) -> None:
         """Copy a batch of at most `size` tokens to where steps of `size` tokens read it."""
@@ -142,15 +146,19 @@ class GraphBuffers:
         inputs[:2].zero_()
         inputs[2].fill_(self.pool.padding_page * self.pool.page_size)
 
-    def capture_padding(self, step: GraphStep, size: int, run: Callable[[], Tensor]) -> None:
-        """Run a step of `size` tokens that are all padding, then capture it."""
-        began = time.monotonic()
-        self.clear(size)
-        run()
-        self.captured.seconds += time.monotonic() - began
-        self.capture(step, run)
+    def compute(self, step: GraphStep, size: int, run: Callable[[], Tensor]) -> Tensor:
+        """The hidden states of the loaded batch, by the graph of `step`. Without a graph, runs and then
+        captures the step."""
+        if step.graph is not None:
+            assert self._hidden is not None
+            step.graph.replay()
+            return self._hidden[:size]
+        hidden = run()
+        if self._memory is not None:  # for the steps to come: capturing computes nothing
+            self._capture(step, run)
+        return hidden
 
-    def capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
+    def _capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
         """Capture `run`, which must have run before: kernels cannot be compiled during a capture."""
         began = time.monotonic()
         torch.cuda.synchronize()
@@ -163,12 +171,6 @@ class GraphBuffers:
         self.captured.graphs += 1
         self.captured.bytes += free - torch.cuda.mem_get_info(self.device)[0]
         self.captured.seconds += time.monotonic() - began
-
-    def replay(self, step: GraphStep, size: int) -> Tensor:
-        assert step.graph is not None
-        assert self._hidden is not None
-        step.graph.replay()
-        return self._hidden[:size]
 
     def _inputs_of(self, size: int) -> Tensor:
         """(3, size): ids, positions and slots of a step."""

@@ -1,6 +1,7 @@
-"""The number of KV pages: from the configured size, or from the memory that a device has left.
+"""The number of KV pages, from the configured size or from the memory that a device has left; the sizes of
+steps and of pages that the configuration leaves to the device.
 
-Computing it imports no torch.
+Imports no torch, because `ramify inspect` computes them as well.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.errors import EngineError, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.device_defaults import ON_CPU
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.shape.config import ModelShape
 
@@ -24,6 +24,48 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("ramify")
+
+
+class DeviceDefaults(NamedTuple):
+    """Defaults for the options of the same names."""
+
+    max_running: int
+    chunk_tokens: int
+    page_size: int
+
+
+ON_CPU = DeviceDefaults(128, 512, 16)
+ON_CUDA = (
+    (64 << 30, DeviceDefaults(1024, 8192, 64)),
+    (32 << 30, DeviceDefaults(512, 8192, 64)),
+    (0, DeviceDefaults(256, 2048, 64)),
+)
+"""(least bytes of device memory, defaults). As in vLLM and SGLang, these are 256 to 1,024 requests and 8,192
+tokens a step, or 2,048 tokens on cards of 16 and 24 GiB. On such a card 8,192 tokens of an 8B model would
+take over a second: 131 TFLOP at the 121 TFLOP/s of an L4's data sheet."""
+
+
+def with_defaults(config: EngineConfig, memory: int | None) -> EngineConfig:
+    """`config` with a number for each option of `DeviceDefaults`: its own if it is set, else the device's
+    default.
+
+    memory : bytes of the CUDA device; None: the device is the CPU
+    """
+    found = ON_CPU
+    if memory is not None:
+        found = next(defaults for least, defaults in ON_CUDA if memory >= least)
+    missing = {name: number for name, number in found._asdict().items() if getattr(config, name) is None}
+    return dataclasses.replace(config, **missing) if missing else config
+
+
+def with_defaults_of(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """`config` with the defaults of a device of this machine."""
+    if device.type != "cuda":
+        return with_defaults(config, None)
+    import torch
+
+    return with_defaults(config, torch.cuda.get_device_properties(device).total_memory)
+
 
 COW_PAGES = 2
 """Pages that a lone request may need in addition to those of its tokens: source and destination of a

@@ -24,9 +24,8 @@ from ramify.runtime.executor.attention import (
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack, pass_of
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
 from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
-from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.kv_pool import KvPool, StatePool, StepStates
 from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, stacked
-from ramify.runtime.executor.state_pool import StatePool, StepStates
 from ramify.runtime.executor.token_graphs import TokenGraphs, space_bytes
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
@@ -158,11 +157,6 @@ class Runner:
     def captured(self) -> Captures:
         """Counts of the CUDA graphs captured until now, at start and while serving."""
         return Captures() if self._graphs is None else self._graphs.buffers.captured
-
-    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy states between slots, ``(source, destination)``, before the next step."""
-        assert self.states is not None
-        self.states.copy(copies)
 
     def check_device(self) -> None:
         """Raise the error of the CUDA device, if there is one: after an error in a kernel the device computes

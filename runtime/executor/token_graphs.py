@@ -136,10 +136,11 @@ class TokenGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture every planned step. The largest comes first: the others reuse its memory."""
-        if self.buffers.begin_captures():
-            for (index, _), step in self._steps.items():
-                self.buffers.capture_padding(step, self.sizes[index], partial(self._run, index, step))
+        """Capture every planned step."""
+        self.buffers.capture_steps(
+            (step, self.sizes[index], partial(self._run, index, step))
+            for (index, _), step in self._steps.items()
+        )
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
         """The hidden states of a batch; None if it has too many tokens or requests, if it would need too much
@@ -156,12 +157,7 @@ class TokenGraphs:
         if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
             return None
         self.buffers.load_batch(batch, size)
-        if step.graph is not None:
-            return self.buffers.replay(step, size)[:tokens]
-        hidden = self._run(index, step)
-        if self.buffers.captures:  # for the steps to come: capturing computes nothing
-            self.buffers.capture(step, lambda: self._run(index, step))
-        return hidden[:tokens]
+        return self.buffers.compute(step, size, partial(self._run, index, step))[:tokens]
 
     def _find(self, key: Key) -> GraphStep | None:
         step = self._steps.get(key)

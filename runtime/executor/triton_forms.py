@@ -21,12 +21,10 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.attention import has_cascade
 from ramify.runtime.executor.device import capability_of, resolve_dtype, resolve_page_dtype, triton_ops
-from ramify.runtime.executor.device_defaults import with_defaults
-from ramify.runtime.executor.kv_pool import pool_for
+from ramify.runtime.executor.kv_pool import StatePool, pool_for
 from ramify.runtime.executor.load import loader, quantization_of
-from ramify.runtime.executor.memory import LEAST_STATES
+from ramify.runtime.executor.memory import LEAST_STATES, with_defaults
 from ramify.runtime.executor.runner import MANY_ROWS, Compiled, Runner
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import read_shape
@@ -88,10 +86,8 @@ def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: 
             field="model",
             remedy="An engine on the GPU compiles them at its start.",
         )
-    part = shape
-    if config.tensor_parallel > 1:
-        check_ranks(config, shape, files.weights)
-        part = part_for(shape, 0, config.tensor_parallel)
+    check_ranks(config, shape, files.weights)
+    part = part_for(shape, 0, config.tensor_parallel)
     if quantization_of(config, files, shape, packed=True) == "none":
         config = dataclasses.replace(config, load_format="dummy")  # forms depend on no number in the files
     meta = torch.device("meta")
@@ -107,7 +103,6 @@ def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: 
 def _on_few_pages(
     config: EngineConfig, model: CausalLM, kernels: Ops, dtype: torch.dtype, device: torch.device
 ) -> Runner:
-    """A runner with the few pages that its warm-up needs."""
     shape = model.config
     assert config.page_size is not None
     pool = pool_for(config, shape, MANY_ROWS[0] // config.page_size + 2, dtype, device)

@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 from ramify.errors import EngineError, RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.device_defaults import with_defaults
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in
+from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in, with_defaults
 from ramify.runtime.inspect.checkpoint import Form, StoredTensor, form_of, stored_tensors, whole_matrices
 from ramify.runtime.inspect.machine import Machine, dtype_of_torch
 from ramify.runtime.inspect.refusals import (
@@ -182,7 +181,7 @@ def inspected(
         if config.loras:
             refused += refused_adapters(shape, config.loras)
         refused += undivided
-        part = shape if ranks == 1 else part_for(shape, 0, ranks)
+        part = part_for(shape, 0, ranks)
         facts, problem = kv_facts(part, machine, config, dtype, weight_bytes + beside, draft_shape)
         refused += [Refusal("memory", problem)] if problem else []
     return Inspection(

@@ -7,8 +7,7 @@ The ranks run the same pass on their parts of the weights and KV pages. After at
 each layer they sum their terms.
 
 - `checks`: models and options that cannot be divided, by the model's config.
-- `group`: the sums over the ranks, by torch.distributed.
-- `ranks`: this process as one rank; the first one tells the others of every pass.
+- `ranks`: this process as one rank, and the sums over the ranks; the first tells the others of every pass.
 
 `ramify.runtime.executor.rank_process` is the process of any other rank, `executor.batch` defines the message
 that sends a pass, and `ramify.runtime.model.shape.shard` the part of each matrix that a rank holds.

@@ -103,9 +103,9 @@ def input_group(config: EngineConfig, shape: ModelConfig, weights: Path) -> int:
     return GROUPS.get(quantization, 1)
 
 
-def part_for(shape: ModelShape, index: int, count: int) -> ModelConfig:
+def part_for(shape: ModelShape, index: int, count: int) -> ModelShape:
     """The config of the part that rank `index` holds, for a model that passed `check_ranks`."""
-    return part_of(divisible(shape), index, count)
+    return shape if count == 1 else part_of(divisible(shape), index, count)
 
 
 def _group_in_file(weights: Path) -> int:

@@ -5,8 +5,9 @@ plan          the plan of a step: the requests that take part, and their tokens;
 forward       one forward pass, the token masks filled beside it, and the pass launched ahead
 results       the states of a step become tokens, scores and embeddings; draft tokens are verified
 outputs       tokens join the output, and the message to the detokenizer
-lifecycle     the states of requests (compiling, waiting, running, ended) and the moves between them
-arrival       a submitted message becomes a request; grammars: compiled grammars, and the compiler's process
+lifecycle     a submitted message becomes a request; the states of requests (compiling, waiting, running,
+              ended) and the moves between them
+grammars      compiled grammars, and the compiler's process
 control       programs, cache, statistics, snapshots; transfers: pages from and to other replicas
 process       the process: loading, and the loop
 speculation/  draft tokens by prompt lookup and by a draft model

@@ -16,6 +16,8 @@ So nothing is computed twice. Every chunk of a prefill can be shared as soon as 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -130,6 +132,7 @@ class Candidate(NamedTuple):
     """The request's prefix in the tree; None if the policy needs no match."""
 
 
+@dataclasses.dataclass(eq=False)
 class Admission:
     """Picks the waiting requests that join the batch. Waiting and running requests are in the order of
     `Request.order`.
@@ -142,24 +145,16 @@ class Admission:
     retract : retracts a running request: it leaves the list of running requests and gives its pages back
     give_way : aborts the transfer of pages that is in progress; False if there is none
     window : the number of waiting requests, from the first on, that the policy looks at
+    admitted : the number of admissions so far
     """
 
-    def __init__(
-        self,
-        pages: RequestPages,
-        policy: FirstComeFirstServed,
-        max_running: int,
-        retract: Callable[[Request], None],
-        give_way: Callable[[], bool] = lambda: False,
-        window: int = TUNED.window,
-    ) -> None:
-        self._pages = pages
-        self._policy = policy
-        self._max_running = max_running
-        self._retract = retract
-        self._give_way = give_way
-        self._window = window
-        self._admitted = 0
+    pages: RequestPages
+    policy: FirstComeFirstServed
+    max_running: int
+    retract: Callable[[Request], None]
+    give_way: Callable[[], bool] = lambda: False
+    window: int = TUNED.window
+    admitted: int = 0
 
     def admit(
         self,
@@ -183,46 +178,46 @@ class Admission:
         least, most = joining
         if budget <= 0 or not waiting or not (waiting[-1].rank <= most and waiting[0].rank >= least):
             return admitted
-        if len(running) >= self._max_running and _victim(running, waiting[0]) is None:
+        if len(running) >= self.max_running and _victim(running, waiting[0]) is None:
             return admitted
-        window = _window(waiting, self._window)
+        window = _window(waiting, self.window)
         for place, request in enumerate(window):
             if request.deadline is None:
-                allowed = OVERTAKING * place + OVERTAKING_BATCHES * self._max_running
-                request.deadline = self._admitted + allowed
+                allowed = OVERTAKING * place + OVERTAKING_BATCHES * self.max_running
+                request.deadline = self.admitted + allowed
         if joining != ALL:
             window = [request for request in window if self._may_join(request, least, most)]
-        match = self._pages.match if self._policy.needs_match else _unmatched
-        candidates = [Candidate(request, match(request)) for request in window]
+        matches = map(self.pages.match, window) if self.policy.needs_match else itertools.repeat(None)
+        candidates = [Candidate(*found) for found in zip(window, matches, strict=False)]
         candidates.sort(key=lambda found: self._order(found, now))
         candidates = self._fairly(candidates)
-        if self._policy.siblings_together:
+        if self.policy.siblings_together:
             candidates = together(candidates)
         prefilling = [request for request in running if request.prefilling]
         for request, found in candidates:
-            full = len(running) + len(admitted) + kept >= self._max_running
+            full = len(running) + len(admitted) + kept >= self.max_running
             if budget <= 0 or (full and _victim(running, request) is None):
                 break
-            matched = found or self._pages.match(request)
+            matched = found or self.pages.match(request)
             missing = self._being_computed(request, matched.length, prefilling)
             if missing is not None:
-                if self._policy.siblings_together and missing <= chunk:
+                if self.policy.siblings_together and missing <= chunk:
                     kept += 1  # it joins in the next step: its place is kept
                 continue
             if full:
                 self._retract_for(request, running)
             if not self._take_pages(request, matched, running, admitted):
                 break
-            request.expired = request.deadline is not None and request.deadline <= self._admitted
+            request.expired = request.deadline is not None and request.deadline <= self.admitted
             admitted.append(request)
-            self._admitted += 1
+            self.admitted += 1
             budget -= request.extend_len
             prefilling.append(request)
         return admitted
 
     def _may_join(self, request: Request, least: int, most: int) -> bool:
         assert request.deadline is not None
-        return request.rank <= most and (request.rank >= least or request.deadline <= self._admitted)
+        return request.rank <= most and (request.rank >= least or request.deadline <= self.admitted)
 
     def _take_pages(
         self, request: Request, match: Match, running: Sequence[Request], admitted: Sequence[Request]
@@ -231,11 +226,11 @@ class Admission:
         False if there are still too few."""
         while True:
             others = len(running) + len(admitted)
-            if self._pages.try_admit(request, match, RESERVED_PAGES * others):
+            if self.pages.try_admit(request, match, RESERVED_PAGES * others):
                 return True
             if not others:
-                self._give_way()
-                return self._pages.admit_alone(request)
+                self.give_way()
+                return self.pages.admit_alone(request)
             if not self._retract_for(request, running):
                 return False
 
@@ -243,16 +238,16 @@ class Admission:
         """Retract one running request of a lower rank than `request`. Returns False if there is none."""
         victim = _victim(running, request)
         if victim is not None:
-            self._retract(victim)
+            self.retract(victim)
         return victim is not None
 
     def _order(self, found: Candidate, now: float) -> tuple[bool, int, float, float]:
         request = found.request
         assert request.deadline is not None
-        if request.deadline <= self._admitted:
+        if request.deadline <= self.admitted:
             return False, 0, request.deadline, request.arrival
         matched = 0 if found.match is None else found.match.length
-        return True, -request.rank, self._policy.key(request, matched, now), request.arrival
+        return True, -request.rank, self.policy.key(request, matched, now), request.arrival
 
     def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
         """Reorder the candidates of each rank so that of several heavy flows the one with fewer running
@@ -263,7 +258,7 @@ class Admission:
         for request, _ in candidates:
             assert request.deadline is not None
             flow, place = request.flow, 0
-            waits = request.deadline > self._admitted
+            waits = request.deadline > self.admitted
             if waits and flow.heavy and request.hint is None:
                 place = taken.get(flow, flow.running)
                 taken[flow] = place + 1
@@ -285,16 +280,12 @@ class Admission:
             # A request of lower rank may sit out steps, so it is not waited for.
             if other.scope == request.scope and other.rank >= request.rank:
                 shared = min(common_prefix(request.ids, other.ids[: other.prompt_len]), limit)
-                states = self._pages.states
+                states = self.pages.states
                 if shared > matched and (
                     not states.present or states.shares(request, other, shared, matched)
                 ):
                     return shared - other.computed_len
         return None
-
-
-def _unmatched(request: Request) -> None:
-    """No match, for policies that need none."""
 
 
 def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:

@@ -30,8 +30,8 @@ from ramify.engine_messages import (
 )
 from ramify.errors import EngineError, RamifyError
 from ramify.messages import SchedulerStats
-from ramify.radix.cache import PrefixCache
-from ramify.radix.tree_log import Page
+from ramify.radix.tree import RadixTree
+from ramify.radix.tree_log import Page, TreeLog
 from ramify.runtime.lora_names import same_model
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.scheduler.lifecycle import Lifecycle
@@ -63,47 +63,39 @@ def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]
 
 
 class KVEventPublisher:
-    """Sends the changes of the tree of `cache`, which must have a log. The messages are numbered from 1
-    within the life of this process.
+    """Sends the changes of `tree`, with the tokens of the added pages if `log` has them. The messages are
+    numbered from 1 within the life of this process."""
 
-    With `tokens`, the tokens of the added pages are sent as well. The log must then keep them.
-    """
-
-    def __init__(
-        self, cache: PrefixCache, send: Callable[[TreeChange], None], *, tokens: bool = False
-    ) -> None:
-        self._cache = cache
+    def __init__(self, tree: RadixTree, log: TreeLog, send: Callable[[TreeChange], None]) -> None:
+        self._tree = tree
+        self._log = log
         self._send = send
-        self._tokens = tokens
         self._epoch = secrets.randbits(62)
         self._number = 0
 
     def publish_changes(self) -> None:
         """Send the changes since the last call, if there are any."""
-        pages: list[Page] = []
-        if self._tokens:
-            pages, removed = self._cache.take_changed_pages()
-            added = [page.digest for page in pages]
-        else:
-            added, removed = self._cache.take_changes()
+        added, removed = self._log.take()
         if added or removed:
             self._number += 1
-            change = TreeChange(
-                epoch=self._epoch,
-                number=self._number,
-                added=tuple(added),
-                removed=tuple(removed),
-                runs=_runs(pages),
-            )
-            self._send(change)
+            self._publish(added, removed)
 
     def publish_whole(self) -> None:
         """Send all pages of the tree, after the changes that have not been sent yet."""
         self.publish_changes()
-        pages = self._cache.pages_in_tree() if self._tokens else []
-        added = tuple(page.digest for page in pages) if self._tokens else tuple(self._cache.page_ends())
-        whole = TreeChange(epoch=self._epoch, number=self._number, added=added, runs=_runs(pages), whole=True)
-        self._send(whole)
+        self._publish(self._log.whole(self._tree.nodes()), whole=True)
+
+    def _publish(self, added: Sequence[Page], removed: Sequence[int] = (), *, whole: bool = False) -> None:
+        self._send(
+            TreeChange(
+                epoch=self._epoch,
+                number=self._number,
+                added=tuple(page.digest for page in added),
+                removed=tuple(removed),
+                runs=_runs(added) if self._log.tokens else (),
+                whole=whole,
+            )
+        )
 
 
 def _runs(pages: Sequence[Page]) -> tuple[PageRun, ...]:

@@ -192,11 +192,10 @@ class OverlapScheduling:
             self._launched = []
 
     def _written(self, request: Request, start: int, stop: int) -> list[int]:
-        """The pages of positions ``[start, stop)``."""
         size = self._pages.page_size
         return request.pages.ids[start // size : -(-stop // size)].tolist()
 
-    def settle(self, tokens: Sequence[int]) -> None:
+    def record(self, tokens: Sequence[int]) -> None:
         """Record `tokens`, (R,), which were chosen and have arrived on the host.
 
         If a pass was launched with this choice, `tokens` are the tokens that `launch` was given. A step
@@ -226,7 +225,6 @@ class OverlapScheduling:
         return Ahead(hidden, rows)
 
     def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        """True if request, positions, token and pages of `scheduled` are those that were launched."""
         request = scheduled.request
         return (
             request is entry.request
@@ -267,7 +265,8 @@ class ForwardPass:
             extensions.append(Extension(ids, start, stop, pages.ids, pages.state, request.lora))
             pages.state_len = stop
         if states.present:
-            self._runner.copy_states(states.copies.take())
+            assert self._runner.states is not None
+            self._runner.states.copy(states.copies.take())
         if self._draft_model is not None:
             self._draft_model.wrote(plan, copies)
         self.masks.begin_filling(

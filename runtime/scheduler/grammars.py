@@ -28,7 +28,7 @@ from ramify.runtime.processes.worker_process import Orders, spawn
 log = logging.getLogger("ramify")
 
 
-Settled = list[tuple[str, Grammar | RamifyError]]
+Outcomes = list[tuple[str, Grammar | RamifyError]]
 """The ids of requests that waited for a grammar, each with the grammar or the error."""
 
 FAILURE_KEPT_S = 60.0
@@ -100,7 +100,7 @@ class GrammarStore:
         self._send(CompileGrammar(key=key, constraint=constraint))
         return None
 
-    def deliver(self, message: GrammarReady | GrammarFailed) -> Settled:
+    def deliver(self, message: GrammarReady | GrammarFailed) -> Outcomes:
         """Take an answer of the compiler's process. Returns the requests that waited for it, each with the
         outcome. A grammar is kept even if no request waits for it any more."""
         outcome: Grammar | RamifyError
@@ -111,7 +111,7 @@ class GrammarStore:
                 self._remember_failure(message.key, outcome)
         else:
             outcome = self._load(message)
-        return self._settle(message.key, outcome)
+        return self._close_job(message.key, outcome)
 
     def _load(self, message: GrammarReady) -> Grammar | EngineError:
         from ramify.grammar.engine.load import load_grammar
@@ -148,7 +148,7 @@ class GrammarStore:
                     self._send(DropGrammar(key=key))
                 return
 
-    def compiler_died(self) -> Settled:
+    def compiler_died(self) -> Outcomes:
         """Handle the death of the compiler's process: start a new one, and send it all open jobs.
 
         A job fails when a second process has died while the job was open. Returns the requests that waited
@@ -158,24 +158,26 @@ class GrammarStore:
         if not self._jobs:
             self._process_missing = True
             return []
-        settled: Settled = []
+        outcomes: Outcomes = []
         for key in [key for key, job in self._jobs.items() if job.sent > 1]:
-            settled += self._settle(key, EngineError("The grammar compiler died twice over this constraint."))
+            outcomes += self._close_job(
+                key, EngineError("The grammar compiler died twice over this constraint.")
+            )
         if not self._jobs:
             self._process_missing = True
-            return settled
+            return outcomes
         self._restart()
         for key, job in self._jobs.items():
             job.sent += 1
             self._send(CompileGrammar(key=key, constraint=job.constraint))
-        return settled
+        return outcomes
 
     @property
     def waiting(self) -> int:
         """The number of requests that wait for a grammar."""
         return sum(len(job.waiting) for job in self._jobs.values())
 
-    def _settle(self, key: str, outcome: Grammar | RamifyError) -> Settled:
+    def _close_job(self, key: str, outcome: Grammar | RamifyError) -> Outcomes:
         job = self._jobs.pop(key, None)
         return [(rid, outcome) for rid in job.waiting] if job is not None else []
 

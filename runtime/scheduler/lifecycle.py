@@ -1,4 +1,5 @@
-"""The life of requests: where each of them is, from its arrival to its end, and the moves in between.
+"""The life of requests: where each of them is, from its arrival to its end, and the moves in between. At its
+arrival a request is checked against the model's limits, and its prompt may be healed.
 
 arrival ──▶ compiling ──▶ waiting ──▶ running ──▶ end
                               ▲           │
@@ -9,68 +10,68 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ramify.engine_messages import Abort, Failed, Reply
-from ramify.errors import EngineError, InvalidConstraint, RamifyError
+import msgspec
+
+from ramify.engine_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, Submit
+from ramify.errors import EngineError, InvalidConstraint, InvalidRequest, RamifyError
 from ramify.messages import Finish
-from ramify.runtime.scheduler.outputs import StepOutputs
+from ramify.runtime.model.lora.adapters import Adapters
+from ramify.runtime.model.tokenizer.end_tokens import no_end_token
+from ramify.runtime.scheduler.outputs import OutputAppender, StepOutputs
 from ramify.runtime.scheduler.requests.accounts import Budgets, Counters
+from ramify.runtime.scheduler.requests.choices import ChoiceTree, ScoringState
+from ramify.runtime.scheduler.requests.constrained import MAX_TOKENS, ConstrainedOutput, Healer, Healing
 from ramify.runtime.scheduler.requests.flows import Flows
-from ramify.runtime.scheduler.requests.limits import Tuning
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.requests.pages import RequestPages
 from ramify.runtime.scheduler.requests.programs import Programs
 from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 if TYPE_CHECKING:
+    from ramify.grammar.matcher import Grammar
+    from ramify.grammar.retokenize import Retokenizer
     from ramify.runtime.scheduler.grammars import GrammarStore
+    from ramify.runtime.scheduler.results import Scorer
 
 log = logging.getLogger("ramify")
 
 ORDER = operator.attrgetter("order")
 
 
+@dataclasses.dataclass(eq=False)
 class Lifecycle:
     """The requests of one scheduler by their state. Spans of choices are in `waiting` and `running` only."""
 
-    def __init__(
-        self,
-        pages: RequestPages,
-        grammars: GrammarStore,
-        drafter: Drafter,
-        counters: Counters,
-        reply: Callable[[Reply | Failed], None],
-        clock: Callable[[], float],
-        chunk_tokens: int,
-        tuning: Tuning,
-    ) -> None:
-        self.pages = pages
-        self.counters = counters
-        self.flows = Flows(chunk_tokens, tuning.light_requests)
-        self.programs = Programs()
-        self.outputs = StepOutputs()
-        self.compiling: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        """Waiting requests, sorted by `Request.order`. `running` is sorted in the same way."""
-        self.running: list[Request] = []
-        self.open: dict[str, Request] = {}
-        """Requests that were submitted and have not ended, by id."""
-        self._budgets = Budgets()
-        self._grammars = grammars
-        self._drafter = drafter
-        self._reply = reply
-        self._clock = clock
+    pages: RequestPages
+    grammars: GrammarStore
+    drafter: Drafter
+    counters: Counters
+    flows: Flows
+    reply: Callable[[Reply | Failed], None]
+    clock: Callable[[], float]
+    programs: Programs = dataclasses.field(default_factory=Programs)
+    outputs: StepOutputs = dataclasses.field(default_factory=StepOutputs)
+    compiling: dict[str, Request] = dataclasses.field(default_factory=dict)
+    waiting: list[Request] = dataclasses.field(default_factory=list)
+    """Waiting requests, sorted by `Request.order`. `running` is sorted in the same way."""
+    running: list[Request] = dataclasses.field(default_factory=list)
+    open: dict[str, Request] = dataclasses.field(default_factory=dict)
+    """Requests that were submitted and have not ended, by id."""
+    budgets: Budgets = dataclasses.field(default_factory=Budgets)
 
     def arrive(self, request: Request) -> None:
         self.open[request.rid] = request
         self.counters.prompt_tokens += request.prompt_tokens
         self.programs.join(request)
         self.flows.join(request)
-        self._budgets.join(request)
+        self.budgets.join(request)
         self.pages.leases.arrived(request)
 
     def enqueue(self, request: Request) -> None:
@@ -126,7 +127,7 @@ class Lifecycle:
 
     def end_exceeding(self, now: float) -> None:
         """End the requests that exceed a token or time limit of their program."""
-        for request, limit in self._budgets.exceeding(now, self.running):
+        for request, limit in self.budgets.exceeding(now, self.running):
             self.finish(request, Finish(reason="abort", limit=limit))
 
     def finish(self, request: Request, finish: Finish) -> None:
@@ -145,7 +146,7 @@ class Lifecycle:
 
     def refuse(self, rid: str, error: RamifyError) -> None:
         """Answer `rid` with `error`. For a request that has not arrived, or that the caller ends."""
-        self._reply(Failed(rid=rid, error=error.to_info()))
+        self.reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager
     def failing_alone(self, request: Request) -> Iterator[None]:
@@ -174,15 +175,135 @@ class Lifecycle:
             self.stop(part)
             if part in self.waiting:
                 self.waiting.remove(part)
-        self._drafter.ended(request)
+        self.drafter.ended(request)
         self.programs.leave(request)
         self.flows.leave(request)
-        self._budgets.leave(request)
+        self.budgets.leave(request)
         if self.compiling.pop(request.rid, None) is not None:
-            self._grammars.forget(request.rid)
+            self.grammars.forget(request.rid)
             return
         if choices is not None:
             for span in choices.resting:
-                self.pages.leases.rested(span)
+                self.pages.leases.end_own(span)
         for part in parts:
-            self.pages.release(part, self._clock())
+            self.pages.rest(part, self.clock())
+
+
+@dataclasses.dataclass(eq=False)
+class Arrivals:
+    """Turns `Submit` messages into requests. A request with a constraint is enqueued when its grammar is
+    compiled.
+
+    retokenizer : spells forced text as the tokenizer does; if None, only single tokens are forced
+    healer : has the masks for token healing; if None, prompts are not healed
+    """
+
+    limits: Limits
+    adapters: Adapters
+    grammars: GrammarStore
+    retokenizer: Retokenizer | None
+    healer: Healer | None
+    requests: Lifecycle
+    appender: OutputAppender
+    scorer: Scorer
+    clock: Callable[[], float]
+
+    def submit(self, message: Submit) -> None:
+        choices = adapter = None
+        try:
+            if message.lora:
+                adapter = self.adapters.find(message.lora, message.lora_revision)
+            max_tokens = self.limits.max_tokens(message)
+            if message.constraint is not None and not self.limits.eos_token_ids:
+                raise no_end_token()
+            if message.choices:
+                choices = ChoiceTree(message)
+                self.limits.check_choices(choices.longest, choices.tokens)
+                message = msgspec.structs.replace(message, ids=choices.ids)
+        except RamifyError as error:
+            self.requests.refuse(message.rid, error)
+            return
+        request = Request(message, arrival=self.clock(), max_tokens=max_tokens, adapter=adapter)
+        if message.open_end:
+            self._heal(request)
+        if choices is not None:
+            request.scoring = ScoringState(choices, choices.first, request)
+        self.requests.arrive(request)
+        if choices is not None:
+            with self.requests.failing_alone(request):
+                self.scorer.begin_scoring(request, choices)
+        elif request.constraint is not None:
+            found = self.grammars.request(request.rid, request.constraint)
+            if found is None:
+                self.requests.compiling[request.rid] = request
+            else:
+                self._begin(request, found)
+        else:
+            self._begin(request, None)
+
+    def grammar_answered(self, message: GrammarReady | GrammarFailed) -> None:
+        self._begin_all(self.grammars.deliver(message))
+
+    def compiler_died(self) -> None:
+        self._begin_all(self.grammars.compiler_died())
+
+    def _heal(self, request: Request) -> None:
+        sampling = request.sampling
+        if self.healer is None or not sampling.token_healing or sampling.prompt_logprobs_start is not None:
+            return
+        if request.max_tokens > 0 and (end := self.healer.open_end(request.ids[-MAX_TOKENS - 1 :].tolist())):
+            request.heal(Healing(self.healer, end.text), end.tokens)
+
+    def _begin_all(self, outcomes: Sequence[tuple[str, Grammar | RamifyError]]) -> None:
+        for rid, outcome in outcomes:
+            request = self.requests.compiling.pop(rid, None)
+            if request is not None:
+                self._begin(request, outcome)
+
+    def _begin(self, request: Request, grammar: Grammar | RamifyError | None) -> None:
+        with self.requests.failing_alone(request):
+            if isinstance(grammar, RamifyError):
+                raise grammar
+            if grammar is not None or request.preambles:
+                self._constrain(request, grammar)
+            if request.continues is not None:
+                self.appender.replay(request, request.continues)
+            if request.constrained is not None and request.max_tokens > 0 and request.healing is None:
+                self.appender.jump(request, loose=0)
+            begun = request.output_len > 0 and not request.wants_prompt_logprobs
+            if not (begun and self.appender.end_if_done(request)):
+                self.requests.enqueue(request)
+
+    def _constrain(self, request: Request, grammar: Grammar | None) -> None:
+        """Give `request` a matcher. Raises `InvalidRequest` if `max_tokens` is too small for the
+        constraint."""
+        request.report.enforcement = None if grammar is None else grammar.enforcement
+        prefix = b"" if request.healing is None else request.healing.rest
+        matcher = self.grammars.matcher(grammar, request.preambles, prefix)
+        request.constrained = constrained = ConstrainedOutput(
+            matcher, self.limits.vocab_size, self.limits.eos_token_ids, self.retokenizer
+        )
+        needed, most = constrained.needed - request.known_len, request.max_tokens
+        if request.answer_tokens is not None:
+            needed -= sum(len(one.end_ids) for one in request.preambles if one.uncounted)
+            most = request.answer_tokens
+        if 0 < most < needed:
+            what = _NAMES["" if request.constraint is None else request.constraint.kind]
+            raise InvalidRequest(
+                f"The shortest answer that fits {what} has {needed} tokens; max_tokens is {most}.",
+                field="max_tokens",
+                remedy=f"Allow at least {needed} tokens.",
+            )
+
+
+_NAMES = {
+    "": "the preambles",
+    "json_schema": "the schema",
+    "json_object": "a JSON object",
+    "regex": "the regular expression",
+    "ebnf": "the grammar",
+    "lark": "the grammar",
+    "choices": "the choices",
+    "structural_tag": "the tools or the structural tag",
+}
+"""Names of constraints in error messages, by kind of constraint; "" for preambles alone."""

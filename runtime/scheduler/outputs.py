@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import msgspec
 import torch
 
 from ramify.engine_messages import StepOutput, TokenChunk
@@ -63,9 +64,7 @@ class StepOutputs:
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
-        if len(due) == len(self._pending):
-            self._pending.clear()
-        for pending in due if self._pending else ():
+        for pending in due:
             del self._pending[pending.request.rid]
         return StepOutput(chunks=tuple([self._chunk(pending, now) for pending in due]))
 
@@ -77,13 +76,14 @@ class StepOutputs:
 
     def _chunk(self, pending: _Pending, now: float) -> TokenChunk:
         request, report = pending.request, pending.request.report
+        chunk = TokenChunk(
+            rid=request.rid,
+            ids=tuple(pending.ids),
+            forced=tuple(pending.forced),
+            logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+        )
         if report.announced and pending.finish is None:
-            return TokenChunk(
-                rid=request.rid,
-                ids=tuple(pending.ids),
-                forced=tuple(pending.forced),
-                logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
-            )
+            return chunk
         first = not report.announced
         report.announced = True
         prompt_logprobs = None
@@ -98,11 +98,8 @@ class StepOutputs:
         choices: tuple[ChoiceScore, ...] = ()
         if request.scoring is not None and whole:
             choices = request.scoring.choices.scores()
-        return TokenChunk(
-            rid=request.rid,
-            ids=tuple(pending.ids),
-            forced=tuple(pending.forced),
-            logprobs=pack_logprobs(pending.logprobs) if pending.logprobs else None,
+        return msgspec.structs.replace(
+            chunk,
             prompt_logprobs=prompt_logprobs,
             choices=choices,
             embedding=request.pooled.embedding() if request.pooled is not None and whole else b"",
@@ -113,7 +110,7 @@ class StepOutputs:
             overlap=report.overlap.decode() if first else "",
             replaced=report.replaced if first else 0,
             enforcement=report.enforcement if first else None,
-            usage=request.usage(now, aborted=aborted) if first or pending.finish is not None else None,
+            usage=request.usage(now, aborted=aborted),
             every_s=request.every_s if first else 0.0,
             finish=pending.finish,
         )

@@ -15,9 +15,8 @@ Example, with a chat of priority 0 beside 128 requests of priority -1:
     step of all           90 ms            owed 0.16 s
     chat alone            0.18 s, until 0.25 s are owed again: the others have a third of the time
 
-On the CPU a step of many rows takes several times as long as a step of one row. If no request sat out, a
-request of high rank would wait that long for each of its tokens. As far as more rows do not make a step much
-longer, by measurement, decoding requests of lower rank take part in it all the same (`Tuning.ride`).
+As far as more rows do not make a step much longer, by measurement, decoding requests of lower rank take part
+in it all the same (`Tuning.ride`).
 """
 
 from __future__ import annotations
@@ -43,12 +42,9 @@ PATIENCE_STEPS = 3
 part. On a slow machine that may be longer than `Tuning.patience_s`."""
 
 
-class Turn(NamedTuple):
-    """The requests of one step, in this order: the running requests `first`, the waiting requests that join,
-    the running requests `last`."""
+class Rule(NamedTuple):
+    """The ranks that take part in a step."""
 
-    first: list[Request]
-    last: Sequence[Request] = ()
     least: int = LEAST_RANK
     most: int = MOST_RANK
     """Waiting requests may join if their rank is from `least` to `most`."""
@@ -64,6 +60,15 @@ class Turn(NamedTuple):
     def shared(self) -> bool:
         """True if the step is given to a lower rank, whose requests prefill and join before others."""
         return self.most < MOST_RANK
+
+
+class Turn(NamedTuple):
+    """The requests of one step, in this order: the running requests `first`, the waiting requests that join,
+    the running requests `last`."""
+
+    rule: Rule
+    first: list[Request]
+    last: Sequence[Request] = ()
 
 
 class Precedence:
@@ -84,9 +89,8 @@ class Precedence:
         self._usual_s = {False: 0.0, True: 0.0}
         """The average time of recent steps: in which all requests took part (False), or some sat out
         (True)."""
-        self.turn = Turn([])
-        """The turn of the current step, without its requests. If it kept a request that has ended, it would
-        keep the slot of that request's adapter."""
+        self.rule = Rule()
+        """The rule of the current step."""
 
     def begin_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
@@ -96,30 +100,30 @@ class Precedence:
         yielding : among the flows of the highest priority, the share of those that yield
         """
         turn = self._turn(running, waiting, yielding, self._sat_out_s)
-        if turn.shared:
+        self.rule = turn.rule
+        if self.rule.shared:
             self._steps_shared += 1
-            self._served[turn.most] = self._steps_shared
-        self.turn = turn._replace(first=[], last=())
+            self._served[self.rule.most] = self._steps_shared
         return turn
 
     def begin_all(self, running: Sequence[Request]) -> Turn:
         """Begin a step of all running requests, because the turn of the highest rank has nothing to
         compute."""
-        self.turn = Turn([], share=self.turn.share)
-        return self.turn._replace(first=list(running))
+        self.rule = Rule(share=self.rule.share)
+        return Turn(self.rule, list(running))
 
     def next_turn(
         self, running: Sequence[Request], waiting: Sequence[Request], yielding: float = 0.0
     ) -> Turn:
         """The turn that `begin_turn` will return next, if the current step takes as long as usual."""
         return self._turn(
-            running, waiting, yielding, self._sat_out_after(self._usual_s[self.turn.leaves_out])
+            running, waiting, yielding, self._sat_out_after(self._usual_s[self.rule.leaves_out])
         )
 
     def end_turn(self, seconds: float) -> None:
         """End the current step, which took `seconds`, and count its time."""
         self._sat_out_s = self._sat_out_after(seconds)
-        kind = self.turn.leaves_out
+        kind = self.rule.leaves_out
         self._usual_s[kind] += (seconds - self._usual_s[kind]) / 4
 
     def _turn(
@@ -128,7 +132,7 @@ class Precedence:
         ends = [requests[end].rank for requests in (running, waiting) if requests for end in (0, -1)]
         top = max(ends, default=0)
         if top == min(ends, default=0):
-            return Turn(list(running), share=self.turn.share)
+            return Turn(Rule(share=self.rule.share), list(running))
         share = max(SHARE, yielding)
         # If few flows go before many that yield, the many sit out for a shorter time: otherwise each of the
         # few would delay all of the many.
@@ -139,13 +143,13 @@ class Precedence:
             rank = self._next_rank({request.rank for each in (running, waiting) for request in each} - {top})
             first = [request for request in running if request.decoding or request.rank == rank]
             last = [request for request in running if not request.decoding and request.rank != rank]
-            return Turn(first, last, most=rank, share=share)
+            return Turn(Rule(most=rank, share=share), first, last)
         high = [request for request in running if request.rank == top]
         if high:
             row = self._cost.share_of_a_row(len(high), bounded=False)
             places = int((self._tuning.ride - 1) / max(row, 1e-9))
             high += [request for request in running[len(high) :] if request.decoding][:places]
-        return Turn(high, least=top, share=share)
+        return Turn(Rule(least=top, share=share), high)
 
     def _next_rank(self, lower: set[int]) -> int:
         """The rank of `lower` that was served longest ago: its prefills and admissions go first in the step.
@@ -156,10 +160,10 @@ class Precedence:
 
     def _sat_out_after(self, seconds: float) -> float:
         """`_sat_out_s` once the current step has taken `seconds`."""
-        if self.turn.leaves_out:
+        if self.rule.leaves_out:
             return self._sat_out_s + seconds
-        left = self._sat_out_s - seconds * (1 - self.turn.share) / self.turn.share
-        return left if self.turn.shared else max(0.0, left)
+        left = self._sat_out_s - seconds * (1 - self.rule.share) / self.rule.share
+        return left if self.rule.shared else max(0.0, left)
 
 
 LEAST = 16
@@ -266,15 +270,11 @@ class Alternation:
         if self._left > 0:
             return
         if self.next_drafts is self.best:
-            self._try(not self.best)
+            self.next_drafts, self._left = not self.best, self._trial
         else:
             self._compare()
 
-    def _try(self, drafts: bool) -> None:
-        self.next_drafts, self._left = drafts, self._trial
-
     def _compare(self) -> None:
-        """End the trial, and go on with the faster way."""
         rates = {each: self._rate(each) for each in (True, False)}
         other = not self.best
         if rates[other] > rates[self.best]:
@@ -293,7 +293,7 @@ class StepPlanner:
     """Plans the steps of one scheduler.
 
     give_way : aborts the transfer of pages that is in progress; False if there is none
-    settle : called with an admitted request that has nothing to compute, and the present time
+    advance : called with an admitted request that has nothing to compute, and the present time
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class StepPlanner:
         requests: Lifecycle,
         drafter: Drafter,
         give_way: Callable[[], bool],
-        settle: Callable[[Request, float], None],
+        advance: Callable[[Request, float], None],
     ) -> None:
         assert config.max_running is not None
         assert config.chunk_tokens is not None
@@ -312,7 +312,7 @@ class StepPlanner:
         self._pages = requests.pages
         self._drafter = drafter
         self._give_way = give_way
-        self._settle = settle
+        self._advance = advance
         self._precedence = Precedence(drafter.cost, tuning)
         self._chunks = ChunkSize(config.chunk_tokens, target, drafter.cost)
         policy = POLICIES[config.policy](requests.programs)
@@ -322,9 +322,9 @@ class StepPlanner:
         self._alternation = Alternation(tuning) if config.overlap and config.speculation else None
 
     @property
-    def turn(self) -> Turn:
-        """The turn of the current step, without its requests."""
-        return self._precedence.turn
+    def rule(self) -> Rule:
+        """The rule of the current step."""
+        return self._precedence.rule
 
     def schedule(self, now: float) -> list[ScheduledRequest]:
         """Plan the step that runs now, and take the pages that it needs. Running requests come first, by rank
@@ -333,7 +333,7 @@ class StepPlanner:
         requests.judge_flows()
         turn = precedence.begin_turn(requests.running, requests.waiting, requests.flows.share)
         plan = self._schedule(turn, now)
-        if not plan and turn.leaves_out:
+        if not plan and turn.rule.leaves_out:
             plan = self._schedule(precedence.begin_all(requests.running), now)
         return plan
 
@@ -345,7 +345,7 @@ class StepPlanner:
             return None
         lists = self._requests
         turn = self._precedence.next_turn(lists.running, lists.waiting, lists.flows.share)
-        if turn.leaves_out and not set(requests).issubset(turn.first):
+        if turn.rule.leaves_out and not set(requests).issubset(turn.first):
             return None
         prefilling = [request for request in turn.first if request.prefilling]
         chunks: list[ScheduledRequest] = []
@@ -382,11 +382,11 @@ class StepPlanner:
         )
         budget, short_of_pages = self._share_out(turn.first, budget, plan, self._make_room)
         if not short_of_pages:
-            joining = (turn.least, turn.most)
+            joining = (turn.rule.least, turn.rule.most)
             for request in self._admission.admit(requests.waiting, requests.running, budget, now, joining):
                 requests.start(request, now)
                 if request.extend_len == 0:
-                    self._settle(request, now)
+                    self._advance(request, now)
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
         self._share_out(turn.last, budget, plan, self._make_room)

@@ -17,17 +17,15 @@ from ramify.engine_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import ModelInfo
-from ramify.radix.cache import PrefixCache
-from ramify.radix.naive import NaiveCache
+from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.tree_log import TreeLog
 from ramify.runtime.compile_ahead import compile_grammars
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.device import check_attention, resolve_device, resolve_dtype
-from ramify.runtime.executor.device_defaults import with_defaults_of
 from ramify.runtime.executor.load import loader
-from ramify.runtime.executor.memory import COW_PAGES, check_states
+from ramify.runtime.executor.memory import COW_PAGES, check_states, with_defaults_of
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.checkpoint import ModelFiles
@@ -143,11 +141,7 @@ def main() -> None:
             compiler.start()
         threading.Thread(target=_prepare_library, args=(config, vocabulary), daemon=True).start()
 
-    # With several replicas the frontend places requests by what their trees hold.
-    publishes = config.kv_events is not None
-    publisher = None
-    if publishes or config.replicas > 1:
-        publisher = KVEventPublisher(cache, frontend.send, tokens=publishes)
+    publisher = None if cache.log is None else KVEventPublisher(cache.tree, cache.log, frontend.send)
     serve(scheduler, inbox, detokenizer, compiler, prepare, publisher)
 
 
@@ -173,7 +167,6 @@ def _prepare_engines(
 
 
 def _prepare_library(config: EngineConfig, vocabulary: Vocabulary) -> None:
-    """Load in advance what the first grammar of another library needs."""
     from ramify.grammar.engine.load import prepare_library
 
     prepare_library(config.grammar_backend, vocabulary)
@@ -222,14 +215,12 @@ def serve(
 def _load(
     config: EngineConfig, orders: Orders, shape: ModelShape, draft_shape: ModelShape | None
 ) -> tuple[Runner, Runner | None, PrefixCache | NaiveCache, Limits]:
-    """Load the model of `shape`, and the draft model if `draft_shape` is given, and allocate their pages."""
     context_length = with_context(shape, config.context_length).context_length
     files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
     load_draft, ranks = None, None
-    part = shape
+    check_ranks(config, shape, files.weights)
+    part = part_for(shape, 0, config.tensor_parallel)
     if config.tensor_parallel > 1:
-        check_ranks(config, shape, files.weights)
-        part = part_for(shape, 0, config.tensor_parallel)
         ranks = Ranks(0, config.tensor_parallel, Sockets(Path(orders.sockets)))
     if draft_shape is not None:
         draft_files = ModelFiles(
@@ -242,6 +233,7 @@ def _load(
     load = loader(config, files, part, context_length)
     runner, draft_runner = build_runners(config, load, load_draft, ranks)
     num_pages = runner.pool.num_pages
+    # With several replicas the frontend places requests by what their trees hold.
     tokens = config.kv_events is not None
     cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
         num_pages,

@@ -26,7 +26,7 @@ from ramify.messages import Finish, ProgramHint
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.scheduler.forward import ForwardPass, MaskFiller, OverlapScheduling
+from ramify.runtime.scheduler.forward import ForwardPass
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.outputs import OutputAppender
 from ramify.runtime.scheduler.requests.choices import ChoiceTree, ScoredSpan, ScoringState
@@ -127,7 +127,6 @@ class Scorer:
             self.requests.finish(head, Finish(reason="length"))
 
     def _branch(self, head: Request, before: tuple[int, ...], span: ScoredSpan) -> None:
-        """Enqueue a new request that computes `span` behind the tokens `before`."""
         assert head.scoring is not None
         choices, hint = head.scoring.choices, head.hint
         submit = Submit(
@@ -169,127 +168,9 @@ PlannedAhead = Callable[[Sequence[Request]], list[ScheduledRequest] | None]
 step computes beside these tokens, or None if nothing is to be launched."""
 
 
-@dataclasses.dataclass(eq=False)
-class Verifier:
-    """Chooses and verifies tokens.
-
-    overlap : launches the next pass; None if no pass is launched ahead
-    """
-
-    runner: Runner
-    sampler: RequestSampler
-    masks: MaskFiller
-    appender: OutputAppender
-    requests: Lifecycle
-    overlap: OverlapScheduling | None
-
-    def choose(
-        self, predicting: Predicting, hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
-    ) -> None:
-        """Choose the next tokens of the requests in `predicting`, and append them. `hidden` (tokens, hidden
-        size) are the states of the step."""
-        with self.requests.counters.model_time():
-            # The logits of known and draft tokens are computed at once with those of the last token, so that
-            # the weights of the LM head are read only once; most of these tokens are accepted. Rows are
-            # ordered by their distance from the sequence's end. So the rows used together are a slice.
-            ahead = [request.computed_ahead for request, _ in predicting]
-            needed = [
-                row + i
-                for i in range(max(ahead) + 1)
-                for (_, row), count in zip(predicting, ahead, strict=True)
-                if i <= count
-            ]
-            states = hidden if needed == list(range(len(hidden))) else index_select(hidden, needed)
-            logits = self.runner.logits(states, self.sampler.masks([request for request, _ in predicting]))
-        place = {row: i for i, row in enumerate(needed)}
-        while predicting:
-            predicting = self._choose(predicting, logits, place, now, planned_ahead)
-
-    def _choose(
-        self,
-        predicting: Predicting,
-        logits: torch.Tensor,
-        place: Mapping[int, int],
-        now: float,
-        planned_ahead: PlannedAhead,
-    ) -> Predicting:
-        """Choose tokens. ``place[row]`` is the row in `logits` of the state in row `row` of the step.
-
-        Returns the requests whose known or draft tokens were accepted, each with the row of the state that
-        predicts its next token.
-        """
-        errors, ready = self.masks.errors, predicting
-        if errors:
-            ready = [(request, row) for request, row in predicting if request.rid not in errors]
-            for request, _ in predicting:
-                if request.rid in errors:
-                    self.requests.fail(request, errors[request.rid])
-        if not ready:
-            return []
-        requests = [request for request, _ in ready]
-        counts = [self.sampler.at_once(request) for request in requests]
-        # In the order of the logits.
-        wanted = [(i, ahead) for ahead in range(max(counts)) for i in range(len(ready)) if ahead < counts[i]]
-        rows = [place[ready[i][1] + ahead] for i, ahead in wanted]
-        first, last = rows[0], rows[0] + len(rows)
-        chosen = self.sampler.next_tokens(
-            [(requests[i], ahead) for i, ahead in wanted],
-            logits[first:last] if rows == list(range(first, last)) else index_select(logits, rows),
-            self._launcher(requests, planned_ahead) if len(rows) == len(requests) else None,
-        )
-        if self.overlap is not None:
-            self.overlap.settle([token for token, _ in chosen])
-        tokens: list[list[Sampled]] = [[sampled] for sampled in chosen[: len(ready)]]
-        for (i, _), sampled in zip(wanted[len(ready) :], chosen[len(ready) :], strict=True):
-            tokens[i].append(sampled)
-        more: Predicting = []
-        for (request, row), some in zip(ready, tokens, strict=True):
-            try:
-                on = 0
-                for token, logprob in some:
-                    following = self._append(request, token, logprob, now)
-                    on += following
-                    if not following:
-                        break
-                else:
-                    more.append((request, row + on))
-            except Exception as error:
-                self.requests.fail_alone(request, error)
-        self.masks.fill_now([request for request, _ in more])
-        return more
-
-    def _append(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
-        """Append a chosen token. Returns the distance in rows to the state that predicts the next token; 0 if
-        that state has not been computed."""
-        if token != request.next_ahead:
-            self.appender.accept(request, token, logprob, now)
-            return 0
-        if request.next_is_draft:
-            self.requests.counters.count_accepted(request)
-            return self.appender.accept_draft(request, token, logprob, now)
-        return int(self.appender.accept_known(request, token, logprob))
-
-    def _launcher(
-        self, requests: Sequence[Request], planned_ahead: PlannedAhead
-    ) -> Callable[[torch.Tensor], None] | None:
-        """A function that launches a pass over the chosen tokens, its argument, and the next prompt chunks.
-        None if nothing is to be launched."""
-        overlap = self.overlap
-        if overlap is None or not overlap.idle:
-            return None
-        chunks = planned_ahead(requests)
-        if chunks is None:
-            return None
-
-        def launch(tokens: torch.Tensor) -> None:
-            with self.requests.counters.model_time():
-                overlap.launch(requests, tokens, chunks)
-
-        return launch
-
-
 class StepResults:
-    """Records what a step has computed, chooses and appends tokens, and ends requests that are done."""
+    """Records what a step has computed, chooses and verifies tokens, appends them, and ends requests that are
+    done."""
 
     def __init__(
         self,
@@ -300,16 +181,17 @@ class StepResults:
         forward: ForwardPass,
         sampler: RequestSampler,
     ) -> None:
-        overlap = forward.overlap if config.overlap else None
         self.appender = OutputAppender(
             limits, requests.outputs, sampler, requests.counters, requests.finish, config.jump_forward
         )
-        self._verifier = Verifier(runner, sampler, forward.masks, self.appender, requests, overlap)
         self._runner = runner
         self._requests = requests
+        self._sampler = sampler
+        self._masks = forward.masks
+        self._overlap = forward.overlap if config.overlap else None
         self.scorer = Scorer(runner, requests)
 
-    def settle(self, request: Request, now: float) -> None:
+    def advance(self, request: Request, now: float) -> None:
         """Go on with `request`, which was admitted and has nothing to compute."""
         if request.scoring is not None:
             self.scorer.advance(request, now)
@@ -358,9 +240,113 @@ class StepResults:
                 self.scorer.read(spans, hidden, now)
         if predicting:
             try:
-                self._verifier.choose(predicting, hidden, now, planned_ahead)
+                self._choose(predicting, hidden, now, planned_ahead)
             except Exception as error:
                 self.fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
+
+    def _choose(
+        self, predicting: Predicting, hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
+    ) -> None:
+        """Choose the next tokens of the requests in `predicting`, and append them. `hidden` (tokens, hidden
+        size) are the states of the step."""
+        with self._requests.counters.model_time():
+            # The logits of known and draft tokens are computed at once with those of the last token, so that
+            # the weights of the LM head are read only once; most of these tokens are accepted. Rows are
+            # ordered by their distance from the sequence's end. So the rows used together are a slice.
+            ahead = [request.computed_ahead for request, _ in predicting]
+            needed = [
+                row + i
+                for i in range(max(ahead) + 1)
+                for (_, row), count in zip(predicting, ahead, strict=True)
+                if i <= count
+            ]
+            states = hidden if needed == list(range(len(hidden))) else index_select(hidden, needed)
+            logits = self._runner.logits(states, self._sampler.masks([request for request, _ in predicting]))
+        place = {row: i for i, row in enumerate(needed)}
+        while predicting:
+            predicting = self._choose_once(predicting, logits, place, now, planned_ahead)
+
+    def _choose_once(
+        self,
+        predicting: Predicting,
+        logits: torch.Tensor,
+        place: Mapping[int, int],
+        now: float,
+        planned_ahead: PlannedAhead,
+    ) -> Predicting:
+        """Choose tokens. ``place[row]`` is the row in `logits` of the state in row `row` of the step.
+
+        Returns the requests whose known or draft tokens were accepted, each with the row of the state that
+        predicts its next token.
+        """
+        errors, ready = self._masks.errors, predicting
+        if errors:
+            ready = [(request, row) for request, row in predicting if request.rid not in errors]
+            for request, _ in predicting:
+                if request.rid in errors:
+                    self._requests.fail(request, errors[request.rid])
+        if not ready:
+            return []
+        requests = [request for request, _ in ready]
+        counts = [self._sampler.at_once(request) for request in requests]
+        # In the order of the logits.
+        wanted = [(i, ahead) for ahead in range(max(counts)) for i in range(len(ready)) if ahead < counts[i]]
+        rows = [place[ready[i][1] + ahead] for i, ahead in wanted]
+        first, last = rows[0], rows[0] + len(rows)
+        chosen = self._sampler.next_tokens(
+            [(requests[i], ahead) for i, ahead in wanted],
+            logits[first:last] if rows == list(range(first, last)) else index_select(logits, rows),
+            self._launcher(requests, planned_ahead) if len(rows) == len(requests) else None,
+        )
+        if self._overlap is not None:
+            self._overlap.record([token for token, _ in chosen])
+        tokens: list[list[Sampled]] = [[sampled] for sampled in chosen[: len(ready)]]
+        for (i, _), sampled in zip(wanted[len(ready) :], chosen[len(ready) :], strict=True):
+            tokens[i].append(sampled)
+        more: Predicting = []
+        for (request, row), some in zip(ready, tokens, strict=True):
+            try:
+                on = 0
+                for token, logprob in some:
+                    following = self._append(request, token, logprob, now)
+                    on += following
+                    if not following:
+                        break
+                else:
+                    more.append((request, row + on))
+            except Exception as error:
+                self._requests.fail_alone(request, error)
+        self._masks.fill_now([request for request, _ in more])
+        return more
+
+    def _append(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
+        """Append a chosen token. Returns the distance in rows to the state that predicts the next token; 0 if
+        that state has not been computed."""
+        if token != request.next_ahead:
+            self.appender.accept(request, token, logprob, now)
+            return 0
+        if not request.known_len:  # then it is a draft token
+            self._requests.counters.count_accepted(request)
+            return self.appender.accept_draft(request, token, logprob, now)
+        return int(self.appender.accept_known(request, token, logprob))
+
+    def _launcher(
+        self, requests: Sequence[Request], planned_ahead: PlannedAhead
+    ) -> Callable[[torch.Tensor], None] | None:
+        """A function that launches a pass over the chosen tokens, its argument, and the next prompt chunks.
+        None if nothing is to be launched."""
+        overlap = self._overlap
+        if overlap is None or not overlap.idle:
+            return None
+        chunks = planned_ahead(requests)
+        if chunks is None:
+            return None
+
+        def launch(tokens: torch.Tensor) -> None:
+            with self._requests.counters.model_time():
+                overlap.launch(requests, tokens, chunks)
+
+        return launch
 
     def fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
         """Fail `requests`, for all of which a pass or a choice has failed with `error`. Called inside the

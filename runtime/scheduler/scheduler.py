@@ -19,13 +19,13 @@ from ramify.messages import SchedulerStats
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.scheduler.arrival import Arrivals
 from ramify.runtime.scheduler.control import Control
 from ramify.runtime.scheduler.forward import ForwardPass
-from ramify.runtime.scheduler.lifecycle import Lifecycle
+from ramify.runtime.scheduler.lifecycle import Arrivals, Lifecycle
 from ramify.runtime.scheduler.plan import StepPlanner
 from ramify.runtime.scheduler.requests.accounts import Counters
 from ramify.runtime.scheduler.requests.constrained import Healer
+from ramify.runtime.scheduler.requests.flows import Flows
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.pages import RequestPages
 from ramify.runtime.scheduler.requests.request import ScheduledRequest
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Scheduler:
     """Owns the requests of one engine. `reply` sends messages other than step outputs to the detokenizer.
 
-    In `config`, the defaults that depend on the device are filled in (`executor.device_defaults`).
+    In `config`, the defaults that depend on the device are filled in (`executor.memory.with_defaults`).
     `draft_runner` runs the draft model. Page n of its pool holds the same tokens as page n of the model's
     pool. `kv_identity` returns the engine's KV identity (`ramify.runtime.kv_transfer.identity`). If it is
     None, no page is transferred.
@@ -80,9 +80,8 @@ class Scheduler:
             draft_runner,
             enabled=bool(config.speculation),
         )
-        self.requests = Lifecycle(
-            pages, grammars, self.drafter, self.counters, reply, clock, config.chunk_tokens, tuning
-        )
+        flows = Flows(config.chunk_tokens, tuning.light_requests)
+        self.requests = Lifecycle(pages, grammars, self.drafter, self.counters, flows, reply, clock)
         self.transfers = Transfers(
             self.requests,
             runner.pool,
@@ -98,7 +97,7 @@ class Scheduler:
             config, runner, limits, self.requests, self.forward, sampler or RequestSampler(runner, limits)
         )
         self.planner = StepPlanner(
-            config, tuning, self.requests, self.drafter, self.transfers.give_way, results.settle
+            config, tuning, self.requests, self.drafter, self.transfers.give_way, results.advance
         )
         self._arrivals = Arrivals(
             limits,

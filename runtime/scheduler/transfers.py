@@ -31,8 +31,8 @@ from ramify.engine_messages import (
     Transferred,
 )
 from ramify.errors import EngineError, InvalidRequest, NotFound, Overloaded, RamifyError, UnsupportedField
+from ramify.radix.cache import NaiveCache
 from ramify.radix.lock import PrefixLock
-from ramify.radix.naive import NaiveCache
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.kv_transfer.files import ExistingFile, NewFile
 from ramify.runtime.kv_transfer.snapshot import BadSnapshot, SnapshotReader, SnapshotWriter
@@ -46,24 +46,14 @@ TAKER = "an import of cached pages"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Export:
-    message: ExportPrefix
+class _Transfer:
+    message: ExportPrefix | ImportPrefix
     lock: PrefixLock
-    file: NewFile
-    writer: SnapshotWriter
+    file: NewFile | ExistingFile
+    snapshot: SnapshotWriter | SnapshotReader
     pages: list[int]
-    """The pages to be exported. The first `copied` are written to the file."""
-    copied: int = 0
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Import:
-    message: ImportPrefix
-    lock: PrefixLock
-    file: ExistingFile
-    snapshot: SnapshotReader
-    pages: list[int]
-    """Private pages for the tokens behind the lock. The first `copied` are read from the file."""
+    """The pages to be exported, or private pages of an import for the tokens behind the lock. The first
+    `copied` are written to the file, or read from it."""
     copied: int = 0
 
 
@@ -86,7 +76,7 @@ class Transfers:
     piece_bytes: int = TUNED.piece_bytes
     """Bytes that are copied after one step, at least a page."""
     queue: deque[ExportPrefix | ImportPrefix] = dataclasses.field(default_factory=deque)
-    current: _Export | _Import | None = None
+    current: _Transfer | None = None
 
     @property
     def handlers(self) -> dict[type, Callable[..., None]]:
@@ -119,10 +109,10 @@ class Transfers:
                 )
         if self.current is not None:
             with self._failing_alone(self.current.message):
-                if isinstance(self.current, _Export):
-                    self._write(self.current)
+                if isinstance(self.current.snapshot, SnapshotWriter):
+                    self._write(self.current, self.current.snapshot)
                 else:
-                    self._read(self.current)
+                    self._read(self.current, self.current.snapshot)
 
     def give_way(self) -> bool:
         """Abort the transfer in progress, because requests need its pages. Returns False if there is none."""
@@ -140,7 +130,7 @@ class Transfers:
 
     # --- exports ----------------------------------------------------------------------------------
 
-    def _begin_export(self, message: ExportPrefix) -> _Export:
+    def _begin_export(self, message: ExportPrefix) -> _Transfer:
         identity = self._checked_identity()
         size = self.requests.pages.page_size
         ids = np.array(message.ids, dtype=np.int32)
@@ -163,25 +153,23 @@ class Transfers:
                 first_page=skipped,
             )
             undo.pop_all()
-        return _Export(message, lock, file, writer, lock.pages[skipped:])
+        return _Transfer(message, lock, file, writer, lock.pages[skipped:])
 
-    def _write(self, export: _Export) -> None:
+    def _write(self, export: _Transfer, writer: SnapshotWriter) -> None:
         piece = export.pages[export.copied :][: self._piece]
         data = self.pool.read_pages(piece)
-        export.writer.write_pages(data.view(torch.uint8).numpy().data)
+        writer.write_pages(data.view(torch.uint8).numpy().data)
         export.copied += len(piece)
         if export.copied < len(export.pages):
             return
-        export.writer.finish()
+        writer.finish()
         self._end(export, keep=True)
-        counters, done = self.requests.counters, self._transferred(export)
-        counters.exported_tokens += export.copied * self.requests.pages.page_size
-        counters.exported_bytes += done.bytes
-        self.reply(Reply(rid=export.message.rid, transferred=done))
+        self.requests.counters.exported_tokens += export.copied * self.requests.pages.page_size
+        self.requests.counters.exported_bytes += self._tell_transferred(export).bytes
 
     # --- imports ----------------------------------------------------------------------------------
 
-    def _begin_import(self, message: ImportPrefix) -> _Import | None:
+    def _begin_import(self, message: ImportPrefix) -> _Transfer:
         identity = self._checked_identity()
         with contextlib.ExitStack() as undo:
             file = ExistingFile(message.path)
@@ -196,7 +184,7 @@ class Transfers:
             undo.callback(self.requests.pages.cache.release, lock)
             pages = self._take(header.tokens // size - held)
             undo.pop_all()
-        return _Import(message, lock, file, snapshot, pages)
+        return _Transfer(message, lock, file, snapshot, pages)
 
     def _checked_snapshot(self, file: ExistingFile, identity: str) -> SnapshotReader:
         """The KV snapshot in `file`. Raises `BadSnapshot` unless its identity, pages and tokens fit this
@@ -224,30 +212,26 @@ class Transfers:
         assert pages is not None
         return pages
 
-    def _read(self, arriving: _Import) -> None:
+    def _read(self, arriving: _Transfer, snapshot: SnapshotReader) -> None:
         first = arriving.lock.length // self.requests.pages.page_size + arriving.copied
         piece = arriving.pages[arriving.copied :][: self._piece]
         if piece:
-            data = torch.frombuffer(arriving.snapshot.pages(first, len(piece)), dtype=torch.uint8)
+            data = torch.frombuffer(snapshot.pages(first, len(piece)), dtype=torch.uint8)
             layers, _, heads, rows, dim = self.pool.k.shape
             shape = (len(piece), 2, layers, heads, rows, dim)
             self.pool.write_pages(piece, data.view(self.pool.k.dtype).view(shape))
             self.overwritten(piece)
             arriving.copied += len(piece)
-        if arriving.copied == len(arriving.pages):
-            self._commit(arriving)
-
-    def _commit(self, arriving: _Import) -> None:
-        cache, lock, size = self.requests.pages.cache, arriving.lock, self.requests.pages.page_size
+        if arriving.copied < len(arriving.pages):
+            return
+        lock, copied_tokens = arriving.lock, arriving.copied * self.requests.pages.page_size
         if arriving.pages:
-            tokens = lock.length + arriving.copied * size
-            cache.commit(lock, arriving.snapshot.ids[:tokens], lock.pages + arriving.pages)
+            ids = snapshot.ids[: lock.length + copied_tokens]
+            self.requests.pages.cache.commit(lock, ids, lock.pages + arriving.pages)
             arriving.pages = []
         self._end(arriving)
-        counters, done = self.requests.counters, self._transferred(arriving)
-        counters.imported_tokens += arriving.copied * size
-        counters.imported_bytes += done.bytes
-        self.reply(Reply(rid=arriving.message.rid, transferred=done))
+        self.requests.counters.imported_tokens += copied_tokens
+        self.requests.counters.imported_bytes += self._tell_transferred(arriving).bytes
 
     # --- both -------------------------------------------------------------------------------------
 
@@ -256,8 +240,10 @@ class Transfers:
         """Pages that are copied after one step."""
         return max(1, self.piece_bytes // self.pool.page_bytes)
 
-    def _transferred(self, done: _Export | _Import) -> Transferred:
-        return Transferred(tokens=done.lock.length, bytes=done.copied * self.pool.page_bytes)
+    def _tell_transferred(self, done: _Transfer) -> Transferred:
+        found = Transferred(tokens=done.lock.length, bytes=done.copied * self.pool.page_bytes)
+        self.reply(Reply(rid=done.message.rid, transferred=found))
+        return found
 
     def _refusal(self) -> str | None:
         """The reason why this engine transfers no pages; None if it transfers pages."""
@@ -279,7 +265,6 @@ class Transfers:
         return self.identity()
 
     def _whole_pages(self, ids: np.ndarray, scope: str) -> int:
-        """The number of whole pages of `ids` that the tree holds."""
         return self.requests.pages.cache.match(ids, scope).length // self.requests.pages.page_size
 
     def _lock(self, ids: np.ndarray, scope: str) -> PrefixLock:
@@ -287,8 +272,6 @@ class Transfers:
 
     @contextlib.contextmanager
     def _failing_alone(self, message: ExportPrefix | ImportPrefix) -> Iterator[None]:
-        """A block in which an exception fails the transfer of `message` alone: it does not leave the
-        block."""
         try:
             yield
         except BadSnapshot as error:
@@ -308,11 +291,11 @@ class Transfers:
             log.warning("an import of KV pages was refused: %s", error)
         self.reply(Failed(rid=message.rid, error=error.to_info()))
 
-    def _end(self, transfer: _Export | _Import, *, keep: bool = False) -> None:
+    def _end(self, transfer: _Transfer, *, keep: bool = False) -> None:
         """End `transfer`: close its file, free its private pages, release its lock. The file of an export is
         deleted unless `keep` is set."""
         self.current = None
-        if isinstance(transfer, _Export):
+        if isinstance(transfer.file, NewFile):
             transfer.file.close(keep=keep)
         else:
             transfer.file.close()

@@ -90,12 +90,13 @@ def test_random_trees_are_found_as_they_are(seed: int) -> None:
         cache.release(lock)
         if draw.random() < 0.02:
             cache.flush()
-        added, removed = log.take()
+        pages, removed = log.take()
+        added = [page.digest for page in pages]
         number = next(sent)
         lost = draw.random() < 0.1
         if lost or not index.apply("a", change(number, added, removed)):
-            nodes = cache.tree.nodes()
-            index.apply("a", change(number, log.whole(nodes), whole=True))
+            held = [page.digest for page in log.whole(cache.tree.nodes())]
+            index.apply("a", change(number, held, whole=True))
         if step % 10 == 0:
             for text, scope in itertools.product(texts, ["", "x"]):
                 found = index.pages(DIGESTS.page_ends(text, scope, PAGE)).get("a", 0)

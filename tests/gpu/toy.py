@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from ramify.engine_messages import Submit
-from ramify.radix.cache import PrefixCache
-from ramify.radix.naive import NaiveCache
+from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runner
-from ramify.runtime.executor.device_defaults import with_defaults_of
-from ramify.runtime.executor.memory import COW_PAGES
+from ramify.runtime.executor.memory import COW_PAGES, with_defaults_of
 from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.scheduler.requests.limits import Limits

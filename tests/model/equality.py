@@ -14,9 +14,8 @@ from ramify.engine_messages import LoadLora
 from ramify.kernels.registry import Ops, ops
 from ramify.kernels.weights.packed import PackedWeight
 from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.kv_pool import KvPool, StatePool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model

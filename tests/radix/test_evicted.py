@@ -17,8 +17,8 @@ def put(cache: PrefixCache, tokens: list[int], scope: str = "", taker: str = "")
     full = lock.length // cache.page_size
     fresh = cache.allocate(-(-len(tokens) // cache.page_size) - full, taker)
     assert fresh is not None
-    committed = cache.commit(lock, ids, lock.pages[:full] + fresh)
-    cache.free(committed.pages[committed.private_from :])
+    pages = cache.commit(lock, ids, lock.pages[:full] + fresh)
+    cache.free(pages[lock.private_from :])
     cache.release(lock)
     cache.check()
 

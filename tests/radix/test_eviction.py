@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ramify.radix.eviction import EvictionQueue, LeastRecentlyUsed
+from ramify.radix.eviction import EvictionQueue
 from ramify.radix.node import Node, Root
 
 
@@ -29,7 +29,7 @@ def drain(queue: EvictionQueue) -> list[Node]:
 
 def test_what_is_needed_last_goes_first_then_least_recently_used_then_by_arrival() -> None:
     needs = Needs()
-    queue = EvictionQueue(LeastRecentlyUsed(), needs)
+    queue = EvictionQueue(needs)
     wanted = {needed: leaf(number) for number, needed in enumerate((0.0, 5.0, 7.5, math.inf))}
     needs.update({node: needed for needed, node in wanted.items()})
     tie_a, tie_b, oldest = leaf(5), leaf(5), leaf(2)
@@ -40,32 +40,8 @@ def test_what_is_needed_last_goes_first_then_least_recently_used_then_by_arrival
         queue.pop()
 
 
-def test_a_discarded_leaf_does_not_come_out() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed(), Needs())
-    first, second = leaf(1), leaf(2)
-    queue.push(first)
-    queue.push(second)
-    queue.discard(first)
-    queue.discard(first)
-    assert len(queue) == 1
-    assert drain(queue) == [second]
-
-
-def test_a_leaf_pushed_again_has_one_place_the_new_one() -> None:
-    needs = Needs()
-    queue = EvictionQueue(LeastRecentlyUsed(), needs)
-    moved, other = leaf(1), leaf(5)
-    queue.push(moved)
-    queue.push(other)
-    needs[moved] = 3.0
-    assert queue.misfiled() == [moved]
-    queue.push(moved)
-    assert queue.misfiled() == []
-    assert drain(queue) == [other, moved]
-
-
 def test_stale_entries_do_not_pile_up() -> None:
-    queue = EvictionQueue(LeastRecentlyUsed(), Needs())
+    queue = EvictionQueue(Needs())
     nodes = [leaf(number) for number in range(10)]
     for _ in range(500):
         for node in nodes:

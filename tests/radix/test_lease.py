@@ -37,9 +37,9 @@ def test_a_retreating_lease_keeps_the_later_of_two_expiries() -> None:
         book.take(nodes[1], "p", above)
         assert book.retreat(nodes[2]) == 1
         clock.now += 8
-        assert book.expire() == []
+        assert book.tick() == ([], [])
         clock.now += 1
-        assert book.expire() == [nodes[1]]
+        assert book.tick() == ([nodes[1]], [])
     assert len(book) == 0
 
 
@@ -55,27 +55,6 @@ def test_a_lease_retreats_to_its_parent_and_ends_at_the_root() -> None:
     assert (book.end("p"), book.end("q")) == ([], [])
 
 
-def test_ended_leases_do_not_pile_up() -> None:
-    book, nodes = LeaseBook(FakeClock()), chain(1)
-    for number in range(1000):
-        book.take(nodes[1], str(number), 1e9)
-        book.end(str(number))
-    assert len(book) == 0
-    assert len(book._expiry) < 100
-
-
-def test_a_renewed_lease_expires_at_its_new_time() -> None:
-    clock = FakeClock()
-    book, nodes = LeaseBook(clock), chain(1)
-    book.take(nodes[1], "p", 5)
-    clock.now = 3
-    book.take(nodes[1], "p", 5)
-    clock.now = 7.9
-    assert book.expire() == []
-    clock.now = 8
-    assert book.expire() == [nodes[1]]
-
-
 def test_who_comes_later_than_expected_is_expected_later_still() -> None:
     clock = FakeClock()
     book, nodes = LeaseBook(clock), chain(3)
@@ -83,13 +62,13 @@ def test_who_comes_later_than_expected_is_expected_later_still() -> None:
     book.take(nodes[2], "q", 100, 9)
     book.take(nodes[1], "r", 100)
     assert [book.needed(node) for node in nodes] == [None, math.inf, 9, 4]
-    clock.now = 4
-    assert book.reconsider() == []
+    clock.now = 3.9
+    assert book.tick() == ([], [])
     clock.now = 6
-    assert book.reconsider() == [nodes[3]]
+    assert book.tick() == ([], [nodes[3]])
     assert book.needed(nodes[3]) == 6 + 6 / 2
     clock.now = 10
-    assert book.reconsider() == [nodes[2], nodes[3]]
+    assert book.tick() == ([], [nodes[2], nodes[3]])
     assert (book.needed(nodes[2]), book.needed(nodes[3])) == (15, 15)
 
 
@@ -100,7 +79,7 @@ def test_who_is_here_and_needs_for_room_is_not_late() -> None:
     assert book.expect("p", "branch", 0) == [nodes[1]]
     assert book.expect("p", "other", 0) == book.expect("q", "branch", 0) == []
     clock.now = 50
-    assert book.reconsider() == []
+    assert book.tick() == ([], [])
     assert book.needed(nodes[1]) == 0
 
 
@@ -128,11 +107,12 @@ def test_a_retreating_lease_is_needed_when_the_sooner_of_two_is() -> None:
     assert book.needed(nodes[1]) == 8
 
 
-def test_estimates_do_not_pile_up() -> None:
+def test_ended_leases_and_estimates_do_not_pile_up() -> None:
     clock = FakeClock()
     book, nodes = LeaseBook(clock), chain(1)
     for number in range(1000):
         book.take(nodes[1], str(number), 1e9, 5)
         book.expect(str(number), "", 7)
         book.end(str(number))
-    assert len(book._needs) < 100
+    assert len(book) == 0
+    assert len(book._queue) < 100

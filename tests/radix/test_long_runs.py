@@ -12,9 +12,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ramify.radix.cache import PrefixCache
+from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.lock import Match
-from ramify.radix.naive import NaiveCache
 from ramify.radix.node import Node
 from ramify.radix.tree import RadixTree
 from tests.radix.world import Request, World
@@ -36,12 +35,16 @@ ACTIONS = {
     "abort": 2,
     "retract": 2,
     "lease": 2,
+    "expect": 1,
     "end_leases": 1,
+    "probe": 4,
     "time": 2,
     "pressure": 1,
     "flush": 0.2,
 }
 OWNERS = ("p", "q")
+PARTS = ("", "a", "b")
+NEEDED = (0.0, 1.0, 4.0, float("inf"))
 
 
 class Dice:
@@ -136,8 +139,9 @@ class Dice:
 
     def finish(self, request: Request | None) -> None:
         if request is not None:
+            owner, part, needed_in = map(self.random.choice, (OWNERS, PARTS, NEEDED))
             seconds = self.random.choice((0, 0, 1, 4))
-            self.world.retire(request, owner=self.random.choice(OWNERS), seconds=seconds)
+            self.world.retire(request, owner=owner, seconds=seconds, needed_in=needed_in, part=part)
 
     def abort(self, request: Request | None) -> None:
         if request is not None:
@@ -149,11 +153,34 @@ class Dice:
             self.world.admit(request.scope, request.tokens, len(request.tokens) - 1)
 
     def lease(self, request: Request | None) -> None:
+        """Lease the whole lock or a prefix of it, of any length."""
         if request is not None:
-            self.world.cache.lease(request.lock, self.random.choice(OWNERS), self.random.randint(1, 6))
+            owner, part, needed_in = map(self.random.choice, (OWNERS, PARTS, NEEDED))
+            length = max(0, request.lock.length - self.random.choice((0, self.random.randint(0, 14))))
+            seconds = self.random.randint(1, 6)
+            self.world.cache.lease(request.lock, owner, seconds, needed_in, part, length)
+
+    def expect(self, _: Request | None) -> None:
+        self.world.cache.expect(*map(self.random.choice, (OWNERS, PARTS, NEEDED)))
 
     def end_leases(self, _: Request | None) -> None:
-        self.world.cache.end_leases(self.random.choice(OWNERS))
+        owner, part = self.random.choice(OWNERS), self.random.choice((None, *PARTS))
+        self.world.cache.end_leases(owner, part)
+        assert self.world.cache.end_leases(owner, part) == 0
+
+    def probe(self, request: Request | None) -> None:
+        """A match changes nothing, and finds at least the locked tokens and at most the committed ones."""
+        world = self.world
+        scope, tokens = ("", self.tokens(14)) if request is None else (request.scope, request.tokens)
+        before = world.tree()
+        match = world.cache.match(np.array(tokens, dtype=np.int32), scope)
+        assert world.tree() == before
+        longest = world.longest_committed(scope, tokens)
+        assert match.length <= match.known <= longest
+        assert match.length == match.known or world.states
+        assert request is None or match.known >= request.lock.length
+        if not world.lost_some and not isinstance(world.cache, NaiveCache):
+            assert match.known == longest
 
     def time(self, _: Request | None) -> None:
         self.world.clock.now += self.random.randint(1, 3)
@@ -178,6 +205,7 @@ def run(seed: int, steps: int, cache_class: type[PrefixCache] = PrefixCache) -> 
     assert dice.world.cache.counts().in_use == 0
     dice.world.flush()
     assert dice.world.cache.counts().free == dice.world.cache.counts().total
+    assert len(dice.world.cache.tree.roots) == 0
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -190,55 +218,42 @@ def test_naive_cache_likewise(seed: int) -> None:
     run(seed, 250, NaiveCache)
 
 
-def test_the_dice_reach_every_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs above reach every kind of split, trim, borrowed page and join."""
-    seen: Counter[str] = Counter()
-    append, split, join, trim = RadixTree.append, RadixTree.split, RadixTree.join, RadixTree.trim
+class CountingTree(RadixTree):
+    """Counts the kinds of split, trim, borrowed page and join."""
 
-    def counted_append(tree, parent, tokens, pages, borrows_head) -> Node:
-        if borrows_head:
-            seen["borrow from parent" if parent.pages[-1] == pages[0] else "borrow from above parent"] += 1
-        elif parent.end % tree.page_size:
-            seen["own copy"] += 1
-        return append(tree, parent, tokens, pages, borrows_head)
+    def __init__(self, page_size: int, seen: Counter[str]) -> None:
+        super().__init__(page_size)
+        self.seen = seen
 
-    def counted_split(tree, node, at) -> Node:
-        seen["cut in a page" if at % tree.page_size else "cut between pages"] += 1
-        seen["cut a borrower in its head"] += node.borrows_head and at // tree.page_size == (
-            node.start // tree.page_size
-        )
-        return split(tree, node, at)
+    def append(self, parent, tokens, pages, borrows_head) -> Node:
+        self.seen["borrow from parent"] += borrows_head and parent.pages[-1] == pages[0]
+        self.seen["borrow from above parent"] += borrows_head and parent.pages[-1] != pages[0]
+        self.seen["own copy"] += not borrows_head and parent.end % self.page_size > 0
+        return super().append(parent, tokens, pages, borrows_head)
 
-    def counted_join(tree, child):
-        spare = join(tree, child)
-        seen[{None: "not joined", (): "joined"}.get(spare, "joined, page spared")] += 1
+    def split(self, node, at) -> Node:
+        self.seen["cut in a page" if at % self.page_size else "cut between pages"] += 1
+        in_head = at // self.page_size == node.start // self.page_size
+        self.seen["cut a borrower in its head"] += node.borrows_head and in_head
+        return super().split(node, at)
+
+    def join(self, child):
+        spare = super().join(child)
+        self.seen[{None: "not joined", (): "joined"}.get(spare, "joined, page spared")] += 1
         return spare
 
-    def counted_trim(tree, leaf, count):
-        seen["trim a lease" if leaf.leases else "trim"] += 1
-        return trim(tree, leaf, count)
+    def trim(self, leaf, count):
+        self.seen["trim a lease" if leaf.leases else "trim"] += 1
+        return super().trim(leaf, count)
 
-    monkeypatch.setattr(RadixTree, "append", counted_append)
-    monkeypatch.setattr(RadixTree, "split", counted_split)
-    monkeypatch.setattr(RadixTree, "join", counted_join)
-    monkeypatch.setattr(RadixTree, "trim", counted_trim)
+
+def test_the_dice_reach_every_branch() -> None:
+    """The runs above reach every kind of split, trim, borrowed page and join."""
+    seen: Counter[str] = Counter()
     for seed in range(40):
         dice = Dice(seed)
+        dice.world.cache.tree = CountingTree(dice.world.page_size, seen)
         for _ in range(250):
             dice.step()
-    assert all(
-        seen[branch] >= 5
-        for branch in (
-            "borrow from parent",
-            "borrow from above parent",
-            "own copy",
-            "cut in a page",
-            "cut between pages",
-            "cut a borrower in its head",
-            "not joined",
-            "joined",
-            "joined, page spared",
-            "trim",
-            "trim a lease",
-        )
-    ), seen
+    assert len(seen) == 11
+    assert min(seen.values()) >= 5, seen

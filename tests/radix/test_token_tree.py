@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ramify.radix.token_tree import TokenTree
+from ramify.radix.tree import TokenTree
 
 
 @pytest.mark.parametrize("seed", range(10))

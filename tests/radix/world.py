@@ -35,7 +35,6 @@ class Request:
         self.lock = lock
         self.pages = pages
         self.computed = lock.length
-        self.private_from = 0
         self.copy: tuple[int, int] | None = None
         self.reused = lock.length
         self.slot: int | None = None
@@ -95,7 +94,6 @@ class World:
         request.slot = slot
         if slot is not None:
             self.states[slot] = content
-        request.private_from = full
         if lock.length % self.page_size:
             # A match of all tokens ends in the last slot, for which there is a fresh page as well.
             request.copy = (lock.pages[full], fresh[0])
@@ -148,9 +146,7 @@ class World:
             return
         slots = self.slots(request.computed)
         tokens = np.array(request.tokens[: request.computed], dtype=np.int32)
-        committed = self.cache.commit(request.lock, tokens, request.pages[:slots])
-        request.pages[:slots] = committed.pages
-        request.private_from = committed.private_from
+        request.pages[:slots] = self.cache.commit(request.lock, tokens, request.pages[:slots])
         self.committed.update(
             (request.scope, tuple(request.tokens[: end + 1])) for end in range(request.computed)
         )
@@ -178,7 +174,7 @@ class World:
                 self.cache.keep_state(request.lock, request.slot)
             else:
                 self.cache.free_state(request.slot)
-        self.cache.free(request.pages[request.private_from :])
+        self.cache.free(request.pages[request.lock.private_from :])
         self.cache.release(request.lock)
         self.requests.remove(request)
 
@@ -242,17 +238,17 @@ class World:
             self.read(scope, list(prefix), len(prefix), list(pages))
             if node.state is not None:
                 assert self.states[node.state.slot] == (scope, prefix)
-        pages, removed = self.log.take_pages()
+        pages, removed = self.log.take()
         for digest in removed:
             del self.told[digest]
         for page in pages:
             assert page.digest not in self.told, "is told once"
             self.tell(self.told, page)
         whole: dict[int, tuple[str, tuple[int, ...]]] = {}
-        for page in self.log.whole_pages(self.cache.tree.nodes()):
+        for page in self.log.whole(self.cache.tree.nodes()):
             self.tell(whole, page)
         assert self.told == whole
-        assert set(whole) == ends == set(self.log.whole(self.cache.tree.nodes()))
+        assert set(whole) == ends
         for digest, (scope, tokens) in whole.items():
             assert DIGESTS.page_ends(np.array(tokens, np.int32), scope, self.page_size)[-1] == digest
         slots = self.cache.state_counts()

@@ -125,7 +125,7 @@ class Replay:
         call = self._calls.pop(request)
         request.computed_len = request.pages.state_len = request.length - 1
         self._programs.leave(request)
-        self._pages.release(request, self._now)
+        self._pages.rest(request, self._now)
         if call.tools:
             assert call.hint is not None
             self._pages.leases.await_tools(request.program, call.hint.program, call.hint.branch, call.tools)

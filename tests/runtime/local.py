@@ -14,15 +14,12 @@ import torch
 from ramify.engine_messages import ChoiceTokens, Failed, Reply, Submit
 from ramify.errors import RamifyError, from_info
 from ramify.messages import ChoiceScore, Continuation, Finish, Pooling, Usage
-from ramify.radix.cache import PrefixCache
-from ramify.radix.naive import NaiveCache
+from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
-from ramify.runtime.executor.device_defaults import with_defaults
-from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.memory import states_in
+from ramify.runtime.executor.kv_pool import KvPool, StatePool
+from ramify.runtime.executor.memory import states_in, with_defaults
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
@@ -56,18 +53,24 @@ class Result:
 
 
 class WatchedRunner(Runner):
-    """Calls `before_pass` with each batch, and `before_logits` before logits are computed: they may raise."""
+    """Calls `before_pass` with each batch, `before_logits` before logits are computed, and `before_check`
+    before the device is checked: they may raise."""
 
     before_pass: Callable[[Any], object] = staticmethod(lambda batch: None)
     before_logits: Callable[[], object] = staticmethod(lambda: None)
+    before_check: Callable[[], object] = staticmethod(lambda: None)
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def _forward(self, batch: Any) -> torch.Tensor:
         self.before_pass(batch)
-        return super().forward(batch)
+        return super()._forward(batch)
 
     def logits(self, *arguments: Any) -> torch.Tensor:
         self.before_logits()
         return super().logits(*arguments)
+
+    def check_device(self) -> None:
+        self.before_check()
+        super().check_device()
 
 
 def fail(*_: object) -> None:
@@ -231,8 +234,8 @@ class LocalScheduler:
             result.usage = chunk.usage or result.usage
 
     @contextlib.contextmanager
-    def failing(self, part: Literal["pass", "logits"]) -> Iterator[None]:
-        """The forward pass, or the logits, fail in this block."""
+    def failing(self, part: Literal["pass", "logits", "check"]) -> Iterator[None]:
+        """The forward pass, the logits, or the check of the device fail in this block."""
         setattr(self.runner, f"before_{part}", fail)
         yield
         delattr(self.runner, f"before_{part}")

@@ -174,7 +174,7 @@ class Simulation:
         work = self._work.pop(request)
         self._running.remove(request)
         self.programs.leave(request)
-        self._pages.release(request, self.now)
+        self._pages.rest(request, self.now)
         if work.call.tools:
             assert request.hint is not None
             self._pages.leases.await_tools(

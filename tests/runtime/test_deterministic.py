@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.errors import UnsupportedField
-from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization
@@ -67,10 +64,3 @@ def test_nothing_changes_a_bit(tiny_folder: Path, dtype: str, quantization: Quan
     results = short_of_pages.complete(PROMPTS, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
     assert short_of_pages.scheduler.counters.retractions > 0
     assert bits(results) == alone, "retracted and resumed"
-
-
-def test_the_torch_backend_has_no_such_form() -> None:
-    config = EngineConfig(attention_backend="torch", deterministic=True)
-    with pytest.raises(UnsupportedField, match="torch attention backend has no form") as refused:
-        resolve_ops(config, torch.device("cpu"))
-    assert refused.value.field == "deterministic"

@@ -24,7 +24,6 @@ from ramify.runtime.executor.device import (
     resolve_ops,
     resolve_page_dtype,
 )
-from ramify.runtime.executor.device_defaults import with_defaults, with_defaults_of
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.memory import (
     CPU_CONTEXTS,
@@ -33,6 +32,8 @@ from ramify.runtime.executor.memory import (
     DeviceMemory,
     pages_in,
     pages_left,
+    with_defaults,
+    with_defaults_of,
 )
 from ramify.runtime.executor.runner import Runner
 
@@ -44,6 +45,16 @@ GIB = 1 << 30
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture
+def of_capability(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the compute capability of the CUDA device."""
+
+    def capable(capability: tuple[int, int] | None) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+
+    return capable
 
 
 def test_without_cuda_auto_is_the_cpu(no_cuda: None) -> None:
@@ -86,9 +97,9 @@ def test_what_cannot_be_had_is_refused_before_anything_is_loaded(
     ],
 )
 def test_fp8_pages_are_where_there_is_float8(
-    monkeypatch: pytest.MonkeyPatch, backend: Any, device: torch.device, capability: Any, found: Any
+    of_capability: Any, backend: Any, device: torch.device, capability: Any, found: Any
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    of_capability(capability)
     config = EngineConfig(kv_cache_dtype="fp8")
     assert resolve_page_dtype(EngineConfig(), backend, device, torch.bfloat16) == torch.bfloat16
     if found is not None:
@@ -114,7 +125,9 @@ def test_fp8_pages_hold_twice_the_tokens_and_the_same_sense(tiny_model: Any) -> 
     assert 0 < (found - exact).std() < 0.3 * exact.std()
 
 
-def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(
+    monkeypatch: pytest.MonkeyPatch, of_capability: Any
+) -> None:
     chosen: list[tuple[str, bool]] = []
 
     def ops(backend: str, *, deterministic: bool = False, float8: bool = False) -> str:
@@ -122,7 +135,7 @@ def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(monkeypatch: py
         return backend
 
     monkeypatch.setattr(devices, "ops", ops)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    of_capability((8, 0))
     resolve_ops(EngineConfig(deterministic=True), CUDA)
     resolve_ops(EngineConfig(attention_backend="torch"), CUDA)
     assert chosen == [("triton", True), ("torch", False)]
@@ -132,9 +145,9 @@ def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(monkeypatch: py
 
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
 def test_the_dtype_is_one_that_the_gpu_multiplies(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
+    of_capability: Any, capability: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    of_capability(capability)
     assert resolve_dtype(EngineConfig(), CUDA) == dtype
     assert resolve_dtype(EngineConfig(dtype="float32"), CUDA) == torch.float32
 
@@ -300,10 +313,14 @@ def test_the_memory_is_that_of_the_cuda_device(monkeypatch: pytest.MonkeyPatch) 
     [((8, 9), False, True), ((12, 0), False, True), ((9, 0), True, False), ((8, 6), False, False)],
 )
 def test_activations_become_float8_where_the_device_multiplies_it(
-    capability: tuple[int, int], exact: bool, rounds: bool, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int],
+    exact: bool,
+    rounds: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    of_capability: Any,
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(devices, "ops", lambda *_, **options: asked.append(options["float8"]))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    of_capability(capability)
     devices.triton_ops(EngineConfig(exact_activations=exact), CUDA)
     assert asked == [rounds]

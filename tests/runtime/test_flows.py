@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,7 @@ from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
 from ramify.sampling_params import SamplingParams
 from tests.runtime.local import LocalScheduler
-from tests.runtime.test_overlap import told
-from tests.runtime.test_priority import Mixed, Timed, chat
+from tests.runtime.test_priority import Timed, chat
 from tests.runtime.test_scheduler import prompt_of
 
 ROOM = {"max_running": 16, "num_pages": 400}
@@ -115,7 +112,7 @@ def test_a_list_has_its_share_whatever_comes(tiny_model: Any) -> None:
             told_at = chat(timed.local, seed=seed)
         before, sitting = timed.now, timed.local.scheduler.planner
         timed.local.step()
-        chats += (timed.now - before) if sitting.turn.leaves_out else 0.0
+        chats += (timed.now - before) if sitting.rule.leaves_out else 0.0
         if all(timed.local.results[rid].ended for rid in rids):
             break
     assert 1 / 3 < chats / (timed.now - began) < 0.6
@@ -195,7 +192,7 @@ def test_each_rank_has_its_turn_whichever_others_are_there() -> None:
     turns, served = Precedence(StepCost(), Tuning(patience_s=0.0)), []
     for step in range(12):
         lower = (-1, -2, -3) if step % 2 == 0 else (-1, -2)
-        served.append(turns.begin_turn([request("", rank) for rank in (0, *lower)], []).most // 2)
+        served.append(turns.begin_turn([request("", rank) for rank in (0, *lower)], []).rule.most // 2)
     assert all(served.count(rank) >= 2 for rank in (-1, -2, -3))
 
 
@@ -245,44 +242,3 @@ def test_the_common_prompt_of_choices_counts_once(tiny_model: Any) -> None:
     prompts = flow_of("prompts", (4, 5, 6, 7))
     local.step()
     assert (choices.heavy, prompts.heavy) == (False, True)
-
-
-def test_prefills_of_each_rank_have_their_turn(tiny_model: Any) -> None:
-    """The middle one of three ranks could fill the chunk of each shared step."""
-    local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000, tuning=Tuning(patience_s=0.01))
-    low = local.submit(prompt_of(60, 7), max_tokens=2, priority=-1)
-    for seed in range(300):
-        if seed % 10 == 0:
-            for priority in (0, 1):
-                local.submit(prompt_of(60, 100 + seed + priority), max_tokens=8, priority=priority)
-        local.step()
-        if local.results[low].ended:
-            return
-    pytest.fail("it never ended")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("patience_s", [0.5, 0.03])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"overlap": True, "longest": 40, "speculation": True},
-        {"overlap": False, "page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50},
-    ],
-    ids=["overlap-and-drafts", "short-of-pages"],
-)
-def test_the_same_tokens(tiny_folder: Path, options: Any, patience_s: float) -> None:
-    expected = Mixed(tiny_folder, (0,), **options).run()
-    tuning = Tuning(patience_s=patience_s, ride=1.0, light_requests=1)
-    load = Mixed(tiny_folder, (0,), tuning=tuning, **options)
-    submit = load.local.submit
-    flows = itertools.cycle(("list",) * 4 + ("",) * 2)  # the list runs when the first others come
-
-    def submitted(ids: Any, **given: Any) -> str:
-        return submit(ids, flow=next(flows), **given)
-
-    load.local.submit = submitted  # type: ignore[method-assign]
-    found = load.run()
-    assert [told(result) for result in found] == [told(result) for result in expected]
-    assert load.sat_out > 20
-    assert load.local.cache.counts().in_use == 0

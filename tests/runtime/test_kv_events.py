@@ -48,7 +48,7 @@ class Replica:
         self.held: list[TreeChange] = []
         log = TreeLog(PAGE, tokens=True)
         self.cache = PrefixCache(60, PAGE, log=log)
-        self.publisher = KVEventPublisher(self.cache, self.held.append, tokens=True)
+        self.publisher = KVEventPublisher(self.cache.tree, log, self.held.append)
 
     def request(self, text: np.ndarray, scope: str) -> None:
         lock = self.cache.acquire(self.cache.match(text, scope))
@@ -288,11 +288,12 @@ def test_without_events_the_log_keeps_no_tokens() -> None:
     cache = PrefixCache(8, PAGE, log=log)
     lock = cache.acquire(cache.match([]))
     cache.commit(lock, range(8), cache.allocate(2) or [])
-    assert set(log._added.values()) == {None}
     sent: list[TreeChange] = []
-    KVEventPublisher(cache, sent.append).publish_changes()
+    KVEventPublisher(cache.tree, log, sent.append).publish_changes()
     assert len(sent[0].added) == 2
     assert sent[0].runs == ()
+    (page, _) = log.whole(cache.tree.nodes())
+    assert page.tokens == b""
 
 
 def until(engine: Engine, subscriber: Subscriber, told: Callable[[], bool]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,13 +62,8 @@ class ImitatedRunner:
     length alone."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.adapters, self.pool, self.sampler = (
-            torch.device("cuda"),
-            SimpleNamespace(),
-            None,
-            self,
-        )
-        self.imitated = device
+        self.device, self.adapters, self.pool = torch.device("cuda"), SimpleNamespace(), None
+        self.sampler, self.imitated = self, device
 
     def forward(self, batch: Any) -> torch.Tensor:
         self.imitated.tokens += batch.tokens.shape[1]
@@ -156,12 +152,10 @@ def test_a_loaded_device_hardly_waits_for_the_host() -> None:
         scheduler.counters.computed_tokens / device.free
         > 1.15 * plain.counters.computed_tokens / without.free
     )
-    texts: dict[str, list[int]] = {}
-    for rid, ids in outputs:
-        texts.setdefault(rid, []).extend(ids)
-    others: dict[str, list[int]] = {}
-    for rid, ids in expected:
-        others.setdefault(rid, []).extend(ids)
+    texts, others = (defaultdict[str, list[int]](list) for _ in range(2))
+    for found, chunks in ((texts, outputs), (others, expected)):
+        for rid, ids in chunks:
+            found[rid] += ids
     for rid in texts.keys() & others.keys():
         length = min(len(texts[rid]), len(others[rid]))
         assert texts[rid][:length] == others[rid][:length]
@@ -228,22 +222,6 @@ def test_chunks_end_in_time_beside_decodes(overlap: bool) -> None:
         assert len(gaps) < 100
     assert device.tokens - computed < 1.1 * (3000 + 2 * len(gaps))
     assert max(gaps) < 1.2 * target
-
-
-@pytest.mark.parametrize("higher", [False, True])
-def test_nothing_is_launched_for_those_who_will_sit_out(higher: bool) -> None:
-    device = Device()
-    config = EngineConfig(
-        overlap=True, speculation=False, max_running=128, chunk_tokens=512, check_pages=True
-    )
-    scheduler = scheduler_on(device, config, 400)
-    sampling = SamplingParams(max_tokens=30, temperature=0.0)
-    scheduler.receive(Submit(rid="first", ids=tuple(range(1, 40)), sampling=sampling))
-    scheduler.step()
-    scheduler.step()
-    running = scheduler.requests.running
-    scheduler.receive(Submit(rid="second", ids=tuple(range(1, 30)), sampling=sampling, priority=int(higher)))
-    assert (scheduler.planner.ahead(running) is None) == higher
 
 
 @pytest.mark.parametrize("priorities", [(0,), (0, -1), (1, 0, -1)])

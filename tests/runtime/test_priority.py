@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,17 @@ def batch(local: LocalScheduler, rows: int, tokens: int = 300) -> list[str]:
 
 
 class Mixed(Load):
-    """Requests of every kind, with random priorities out of `priorities`, a few at each step."""
+    """Requests of every kind, with random priorities out of `priorities`, a few at each step. `flows` are
+    their flows in turn."""
 
-    def __init__(self, model: Any, priorities: tuple[int, ...], **options: Any) -> None:
+    def __init__(
+        self, model: Any, priorities: tuple[int, ...], flows: tuple[str, ...] = ("",), **options: Any
+    ) -> None:
         super().__init__(model, seed=3, max_running=8, **options)
-        chosen, submit = random.Random(4), self.local.submit
+        chosen, flow, submit = random.Random(4), itertools.cycle(flows), self.local.submit
 
         def submitted(ids: Any, **options: Any) -> str:
-            return submit(ids, priority=chosen.choice(priorities), **options)
+            return submit(ids, priority=chosen.choice(priorities), flow=next(flow), **options)
 
         self.local.submit = submitted  # type: ignore[method-assign]
         self.sat_out = 0
@@ -83,26 +87,36 @@ class Mixed(Load):
             while self.jobs:
                 scheduler.receive(answer(self.jobs.pop(), self.vocabulary))
             self.local.step()
-            self.sat_out += scheduler.planner.turn.leaves_out
+            self.sat_out += scheduler.planner.rule.leaves_out
         return [self.local.results[rid] for rid in submitted]
+
+
+CROWDS: dict[str, dict[str, Any]] = {
+    "priorities": {"priorities": (-1, -1, -1, -1, 0, 5)},
+    "flows": {"priorities": (0,), "flows": ("list",) * 4 + ("",) * 2},
+}
+"""The list runs when the first others come."""
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"overlap": False, "longest": 40},
+    "overlap-and-drafts": {"overlap": True, "longest": 40, "speculation": True},
+    "short-of-pages": {
+        "overlap": False, "page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50,
+    },
+    "no-jumps": {"overlap": True, "jump_forward": False, "prefix_cache": "naive", "policy": "fcfs"},
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("patience_s", [TUNED.patience_s, 0.03])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"overlap": False, "longest": 40},
-        {"overlap": True, "longest": 40, "speculation": True},
-        {"overlap": False, "page_size": 4, "num_pages": 36, "chunk_tokens": 16, "longest": 50},
-        {"overlap": True, "jump_forward": False, "prefix_cache": "naive", "policy": "fcfs"},
-    ],
-    ids=["plain", "overlap-and-drafts", "short-of-pages", "no-jumps"],
+    ("crowd", "way"),
+    [*(("priorities", way) for way in WAYS), ("flows", "overlap-and-drafts"), ("flows", "short-of-pages")],
 )
-def test_the_same_tokens(tiny_folder: Path, options: Any, patience_s: float) -> None:
-    expected = Mixed(tiny_folder, (0,), **options).run()
-    tuning = Tuning(patience_s=patience_s, ride=1.0)
-    load = Mixed(tiny_folder, (-1, -1, -1, -1, 0, 5), tuning=tuning, **options)
+def test_the_same_tokens(tiny_folder: Path, crowd: str, way: str, patience_s: float) -> None:
+    expected = Mixed(tiny_folder, (0,), **WAYS[way]).run()
+    light = 1 if crowd == "flows" else TUNED.light_requests
+    tuning = Tuning(patience_s=patience_s, ride=1.0, light_requests=light)
+    load = Mixed(tiny_folder, tuning=tuning, **CROWDS[crowd], **WAYS[way])
     found = load.run()
     assert [told(result) for result in found] == [told(result) for result in expected]
     assert load.sat_out > 20
@@ -231,7 +245,7 @@ def test_lower_priorities_have_their_share_of_the_time(steps: list[tuple[float, 
     longest = max(seconds for step in steps for seconds in step)
     for alone_s, together_s in steps:
         turn = turns.begin_turn(high, low) if waits else turns.begin_turn(high + low, [])
-        takes_part = not turn.leaves_out
+        takes_part = not turn.rule.leaves_out
         if not waits:
             assert (low[0] in turn.first) == takes_part
         seconds = together_s if takes_part else alone_s
@@ -245,19 +259,21 @@ def test_time_that_lower_priorities_had_to_themselves_is_no_debt() -> None:
     turns = Precedence(StepCost())
     high, low = [request(0)], [request(-1)]
     for _ in range(100):  # a chat of 0.2 s in every 2 s
-        assert turns.begin_turn(high + low, []).leaves_out
+        assert turns.begin_turn(high + low, []).rule.leaves_out
         turns.end_turn(0.2)
         turns.begin_turn(low, [])
         turns.end_turn(1.8)
 
 
-def test_a_step_that_is_shared_gives_prefills_of_lower_priority_the_budget(tiny_model: Any) -> None:
-    """Prompts of high priority that would fill every chunk do not stop a prefill of low priority."""
+@pytest.mark.parametrize(("every", "higher"), [(3, (0,)), (10, (0, 1))])
+def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, every: int, higher: tuple[int, ...]) -> None:
+    """Prompts of higher ranks could fill the chunk of each shared step."""
     local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000, tuning=Tuning(patience_s=0.01))
-    low = local.submit(prompt_of(100, 7), max_tokens=2, priority=-1)
+    low = local.submit(prompt_of(80, 7), max_tokens=2, priority=-1)
     for seed in range(400):
-        if seed % 3 == 0:
-            local.submit(prompt_of(120, 100 + seed), max_tokens=1)
+        if seed % every == 0:
+            for priority in higher:
+                local.submit(prompt_of(90, 100 + seed + priority), max_tokens=8, priority=priority)
         local.step()
         if local.results[low].ended:
             return

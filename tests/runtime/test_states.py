@@ -18,8 +18,8 @@ from ramify.errors import EngineError, UnsupportedField
 from ramify.messages import ProgramHint
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.kv_pool import StatePool
 from ramify.runtime.executor.memory import LEAST_STATES, check_states, states_in
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.shape.config import StateShape
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer

@@ -4,7 +4,7 @@ refused."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import copy
 import os
 import random
 import signal
@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.engine_messages import LoadLora
 from ramify.errors import EngineError, UnsupportedField
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.model.loading.load import read_config
+from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.shape.config import ModelConfig, Shard
 from ramify.runtime.model.shape.quantised_config import Quantised
 from ramify.runtime.parallel import checks
@@ -35,6 +34,7 @@ from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.processes.ipc import Sockets
 from ramify.runtime.processes.shares import Share
 from ramify.sampling_params import SamplingParams
+from tests.model.adapters import write_adapter
 from tests.runtime.local import LocalScheduler
 from tests.runtime.oracle import assert_same, greedy
 
@@ -108,21 +108,14 @@ def test_a_killed_rank_loses_nothing(engine: Engine) -> None:
     assert not set(before.values()) & set(engine.pids.values()), "the whole engine core begins anew"
 
 
-def test_a_failed_pass_ends_the_process_instead_of_the_requests(
-    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_ends_the_process_instead_of_the_requests(tiny_model: Any, tmp_path: Path) -> None:
     """The other ranks wait for sums that do not come: what runs goes on in the next engine core."""
     local = LocalScheduler(tiny_model)
     local.runner.ranks = Ranks(0, 1, Sockets(tmp_path))
     rid = local.submit(PROMPTS[0], max_tokens=8)
     local.step()
     assert local.results[rid].ids
-
-    def fail(batch: ForwardBatch) -> None:
-        raise RuntimeError("connection closed by peer")
-
-    monkeypatch.setattr(local.runner, "_forward", fail)
-    with pytest.raises(EngineError, match="out of step"):
+    with local.failing("pass"), pytest.raises(EngineError, match="out of step"):
         local.step()
     assert local.results[rid].error is None
 
@@ -170,16 +163,13 @@ def test_options_that_several_ranks_have_not(option: str, shape: ModelConfig, tm
     check_ranks(replace(config, tensor_parallel=1), shape, tmp_path)
 
 
-def test_an_adapter_that_is_loaded_later_is_refused(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramify.runtime.model.lora import adapters
-
-    monkeypatch.setattr(adapters, "read_adapter", lambda path: None)
-    local = LocalScheduler(tiny_model)
-    monkeypatch.setattr(tiny_model, "config", replace(tiny_model.config, shard=Shard(0, 2)))
-    with contextlib.suppress(KeyError):  # the local scheduler has no request with this id
-        local.scheduler.receive(LoadLora(rid="load", name="a", path="there"))
+def test_an_adapter_that_is_loaded_later_is_refused(
+    tiny_model: Any, tiny_folder: Path, tmp_path: Path
+) -> None:
+    part = copy.copy(tiny_model)
+    part.config = replace(tiny_model.config, shard=Shard(0, 2))
     with pytest.raises(UnsupportedField, match="adapters are not divided among ranks"):
-        local.runner.adapters.load("a", "there")
+        Adapters(part).load("a", str(write_adapter(tmp_path / "a", tiny_folder, seed=1)))
 
 
 def test_shares_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ PAGE_BY_PAGE = Tuning(piece_bytes=1)
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 4
 """Keys and values, layers, heads, rows, dimensions, float32."""
 
+FULL = OSError(28, "No space left on device")
+
 
 @pytest.fixture
 def make(tiny_model: Any, tiny_folder: Path) -> Any:
@@ -189,45 +191,20 @@ def test_a_torn_or_longer_file_is_refused(make: Any, snapshot: Path, size: int) 
     refused(make(), snapshot)
 
 
-def test_a_snapshot_that_was_never_finished_is_refused(make: Any, tmp_path: Path) -> None:
-    """All pages are written, and not the magic number, which `finish` writes last."""
-    local = make()
-    local.complete([PROMPT], max_tokens=1)
-    transfers = local.scheduler.transfers
-    path = tmp_path / "torn"
-    export = transfers._begin_export(ExportPrefix(rid="t", ids=tuple(PROMPT), scope="", path=str(path)))
-    finish, export.writer.finish = export.writer.finish, lambda: None
-    transfers._write(export)
-    size = path.stat().st_size
-    assert size > len(export.pages) * PAGE_BYTES
-    refused(make(), path)
-    with open(path, "r+b") as file:
-        export.writer._sink = Reopened(file.fileno())
-        finish()
-    assert path.stat().st_size == size
-    assert moved(import_(make(), path))[0] == WHOLE, "only that was missing"
-
-
-class Reopened:
-    """A file to be written."""
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-
-    def write(self, offset: int, data: bytes) -> None:
-        os.pwrite(self.file, data, offset)
-
-
-def test_an_export_that_cannot_begin_gives_everything_back(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("scheduler.transfers.SnapshotWriter", ValueError("a bug")), ("kv_transfer.files.NewFile.write", FULL)],
+)
+def test_an_export_that_fails_gives_everything_back(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
 ) -> None:
     def raises(*arguments: Any, **options: Any) -> None:
-        raise ValueError("a bug")
+        raise error
 
     local = make()
     local.complete([PROMPT], max_tokens=1)
-    monkeypatch.setattr("ramify.runtime.scheduler.transfers.SnapshotWriter", raises)
-    assert "a bug" in str(export(local, tmp_path / "image"))
+    monkeypatch.setattr(f"ramify.runtime.{place}", raises)
+    assert str(error) in str(export(local, tmp_path / "image"))
     assert unused(local)
     assert not (tmp_path / "image").exists()
 
@@ -246,14 +223,15 @@ def test_what_does_not_fit_the_engine_is_refused(make: Any, tmp_path: Path) -> N
     local = make()
     identity = local.scheduler.transfers.identity()
 
-    def written(ids: list[int], **more: Any) -> Path:
+    def written(ids: list[int], *, finished: bool = True, **more: Any) -> Path:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         file = files.NewFile(str(path))
         page_bytes = local.runner.pool.page_bytes
         fields = {"identity": identity, "scope": "", "page_size": 16, "page_bytes": page_bytes} | more
         writer = SnapshotWriter(file, ids=np.array(ids, np.int32), first_page=0, **fields)
         writer.write_pages(bytes(len(ids) // fields["page_size"] * fields["page_bytes"]))
-        writer.finish()
+        if finished:
+            writer.finish()
         file.close(keep=True)
         return path
 
@@ -261,6 +239,8 @@ def test_what_does_not_fit_the_engine_is_refused(make: Any, tmp_path: Path) -> N
     assert "8 tokens in" in refused(make(), written([1] * 16, page_size=8))
     assert "528 tokens" in refused(make(), written([1] * 528))
     assert "outside of the vocabulary" in refused(make(), written([1] * 15 + [320]))
+    assert "never finished" in refused(make(), written([1] * 16, finished=False))
+    assert moved(import_(make(), written([1] * 16))) == (16, 1)
     assert moved(import_(make(), written([]))) == (0, 0)
 
 
@@ -282,20 +262,6 @@ def test_files_are_private_and_new(make: Any, snapshot: Path, tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert "no private file" in refused(make(), tmp_path / "pipe")
     refused(make(), tmp_path / "none")
-    assert unused(local)
-
-
-def test_a_full_disk_fails_the_export_alone(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Any, offset: int, data: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    local = make()
-    local.complete([PROMPT], max_tokens=1)
-    monkeypatch.setattr(files.NewFile, "write", full)
-    assert "No space" in export(local, tmp_path / "image")
-    assert not (tmp_path / "image").exists()
     assert unused(local)
 
 
@@ -348,7 +314,7 @@ def test_an_import_gives_way_to_running_requests(
     local = make(num_pages=9, tuning=PAGE_BY_PAGE)
     running = local.submit([7] * 10, max_tokens=90, ignore_eos=True)
     local.step()
-    monkeypatch.setattr(transfers.Transfers, "_read", lambda self, arriving: None)  # a slow disk
+    monkeypatch.setattr(transfers.Transfers, "_read", lambda *_: None)  # a slow disk
     local.scheduler.receive(ImportPrefix(rid="t", path=str(snapshot)))
     while not local.failures:
         local.step()

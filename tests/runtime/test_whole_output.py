@@ -24,7 +24,7 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Finish
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.device_defaults import with_defaults
+from ramify.runtime.executor.memory import with_defaults
 from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Limits

@@ -15,8 +15,7 @@ from torch import Tensor
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
 from ramify.runtime.executor.device import resolve_ops
-from ramify.runtime.executor.kv_pool import KvPool
-from ramify.runtime.executor.state_pool import StatePool
+from ramify.runtime.executor.kv_pool import KvPool, StatePool
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.shape.config import ModelShape, StateShape
 from tests.runtime.local import WatchedRunner

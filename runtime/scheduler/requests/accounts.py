@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -117,37 +116,32 @@ class Budgets:
 
     def __init__(self, remembered: int = MAX_LIMITS) -> None:
         self._remembered = remembered
-        self._limits: OrderedDict[str, _Limit] = OrderedDict()
         self._open: dict[str, _Limit] = {}
         """The limits with an open request."""
-        self._limits_of: dict[Request, list[_Limit]] = {}
+        self._ended: dict[str, _Limit] = {}
+        """The other limits that are kept, the one used longest ago first."""
 
     def __contains__(self, limit: str) -> bool:
-        return limit in self._limits
+        return limit in self._open or limit in self._ended
 
     def join(self, request: Request) -> None:
         """Reserve tokens for `request`, which has arrived."""
-        # A limit counts a request once, even if the request's hint names the limit twice.
-        hints = {hint.id: hint for hint in (() if request.hint is None else request.hint.limits)}
-        for hint in hints.values():
-            limit = self._limits.setdefault(hint.id, _Limit(hint.id))
-            self._limits.move_to_end(hint.id)
+        for hint in () if request.hint is None else request.hint.limits:
+            limit = self._open.get(hint.id) or self._ended.pop(hint.id, None) or _Limit(hint.id)
             limit.most = hint.max_total_tokens
             if hint.seconds_left is not None:
                 limit.deadline = request.arrival + hint.seconds_left
             limit.reserve(request)
             self._open[hint.id] = limit
-        if hints:
-            self._limits_of[request] = [self._open[id] for id in hints]
 
     def leave(self, request: Request) -> None:
         """Replace the reservation of `request`, which ends, by its cost."""
-        for limit in self._limits_of.pop(request, ()):
+        for limit in self._limits_of(request):
             limit.end(request)
             if not limit.reserved:
-                del self._open[limit.id]
-        while len(self._limits) - len(self._open) > self._remembered:
-            del self._limits[next(id for id in self._limits if id not in self._open)]
+                self._ended[limit.id] = self._open.pop(limit.id)
+        while len(self._ended) > self._remembered:
+            del self._ended[next(iter(self._ended))]
 
     def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:
         """Yield each request that must end, with the report of the limit that it exceeds. The caller ends the
@@ -156,8 +150,8 @@ class Budgets:
         Reservations are updated for `running` only: those of other requests have not grown since the last
         call.
         """
-        for request in running if self._limits_of else ():
-            for limit in self._limits_of.get(request, ()):
+        for request in running if self._open else ():
+            for limit in self._limits_of(request):
                 limit.reserve(request)
         for limit in list(self._open.values()):
             if limit.deadline is not None and limit.deadline <= now:
@@ -169,6 +163,11 @@ class Budgets:
                 while limit.too_much and limit.reserved:
                     yield next(reversed(limit.reserved)), reached
 
+    def _limits_of(self, request: Request) -> list[_Limit]:
+        """The limits of `request`, each once, even if the request's hint names a limit twice."""
+        hints = () if request.hint is None else request.hint.limits
+        return [self._open[id] for id in {hint.id: None for hint in hints}]
+
 
 def _cost(request: Request) -> int:
     """The tokens that a request has cost, counted as in the `Usage` of an aborted request."""
@@ -176,5 +175,4 @@ def _cost(request: Request) -> int:
 
 
 def _reserved(request: Request) -> int:
-    """The tokens that a request reserves: prompt, output so far, and the next token if it generates one."""
     return request.prompt_tokens + request.output_len + (request.budget_left > 0)

@@ -27,7 +27,7 @@ import numpy as np
 
 from ramify.engine_messages import Submit
 from ramify.messages import ChoiceScore, TokenLogprobs
-from ramify.radix.token_tree import TokenTree
+from ramify.radix.tree import TokenTree
 from ramify.runtime.scheduler.requests.request import Request
 
 

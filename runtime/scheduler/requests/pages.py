@@ -1,9 +1,9 @@
 """The pages of requests: taken at admission, added while decoding, handed to the prefix tree, given back.
 
-A request's page table is split at `private_from`. The tree owns the pages before it, and the request's lock
-keeps them in the tree. The request owns the other pages. New tokens are always written to rows that no other
-request reads: either in a page of the request, or in a page that the request itself has put into the tree,
-behind its committed rows.
+A request's page table is split at `PrefixLock.private_from`. The tree owns the pages before it, and the
+request's lock keeps them in the tree. The request owns the other pages. New tokens are always written to rows
+that no other request reads: either in a page of the request, or in a page that the request itself has put
+into the tree, behind its committed rows.
 """
 
 from __future__ import annotations
@@ -68,10 +68,14 @@ class ProgramLeases:
     def admitted(self, request: Request) -> None:
         """Release the leases that kept pages for `request`, which has locked these pages now."""
         if request.stats.retractions:
-            self._cache.end_leases(request.owner, request.rid)
+            self.end_own(request)
         for part in () if request.hint is None else request.hint.ended:
             if request.program.forks.pop(part, None) is not None:
                 self._cache.end_leases(request.owner, part)
+
+    def end_own(self, request: Request) -> None:
+        """Release the lease that was taken while `request` was retracted, or for the spans that follow it."""
+        self._cache.end_leases(request.owner, request.rid)
 
     def retracted(self, request: Request) -> None:
         """Lease all computed pages of `request`, because it runs again as soon as there is room. Called
@@ -80,16 +84,11 @@ class ProgramLeases:
         if lock is not None:
             self._cache.lease(lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
-    def rested(self, request: Request) -> None:
-        """Release the lease on the pages of `request`, a span of choices, which no other span needs any
-        more."""
-        self._cache.end_leases(request.owner, request.rid)
-
     def ended(self, request: Request, now: float) -> None:
         """Lease the computed pages of `request`, which ends, as its hint says. Called before its lock is
         released."""
         if request.stats.retractions:
-            self._cache.end_leases(request.owner, request.rid)
+            self.end_own(request)
         hint, lock, program = request.hint, request.pages.lock, request.program
         if hint is None or lock is None or hint.lease_s <= 0:
             return
@@ -153,7 +152,7 @@ class RequestPages:
         self.leases.admitted(request)
         copy = (lock.pages[full], new[0]) if lock.length % self.page_size else None
         ids = np.array(lock.pages[:full] + new, np.int32)
-        request.pages = PageTable(ids, full, lock, lock.length, copy)
+        request.pages = PageTable(ids, lock, lock.length, copy)
         request.computed_len = lock.length
         if self.states.present:
             self.states.take_slot(request, lock, match)
@@ -189,9 +188,7 @@ class RequestPages:
         assert pages.lock is not None
         slots = self._slots(request.computed_len)
         held = pages.ids[:slots].tolist()
-        committed = self.cache.commit(pages.lock, request.ids[: request.computed_len], held)
-        pages.ids[:slots] = committed.pages
-        pages.private_from = committed.private_from
+        pages.ids[:slots] = self.cache.commit(pages.lock, request.ids[: request.computed_len], held)
         pages.committed_len = request.computed_len
 
     def retract(self, request: Request) -> None:
@@ -200,9 +197,9 @@ class RequestPages:
         self.leases.retracted(request)
         self._let_go(request, keep_state=True)
 
-    def rest(self, request: Request, now: float, *, awaited: bool) -> None:
-        """Give back all pages of `request`. With `awaited`, its computed pages are leased, because spans that
-        follow it need them at once."""
+    def rest(self, request: Request, now: float, *, awaited: bool = False) -> None:
+        """Give back all pages of `request`, which ends. Computed pages stay in the tree until evicted. With
+        `awaited`, they are leased, because spans that follow the request need them at once."""
         self.commit(request)
         self.leases.ended(request, now)
         if awaited:
@@ -210,16 +207,12 @@ class RequestPages:
         ends = request.hint is not None and request.hint.next_use == "never"
         self._let_go(request, keep_state=awaited or not ends)
 
-    def release(self, request: Request, now: float) -> None:
-        """Give back all pages of `request`, which ends. Computed pages stay in the tree until evicted."""
-        self.rest(request, now, awaited=False)
-
     def _let_go(self, request: Request, *, keep_state: bool) -> None:
         pages = request.pages
         if pages.lock is None:
             return
         self.states.give_back(request, keep=keep_state)
-        self.cache.free(pages.ids[pages.private_from :].tolist())
+        self.cache.free(pages.ids[pages.lock.private_from :].tolist())
         self.cache.release(pages.lock)
         request.pages = PageTable()
         request.stats.reached = request.reached

@@ -26,11 +26,11 @@ class PageTable:
     """The KV pages of one request: `ids[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``.
 
     `ids` is int32: a step copies it into its batch without a Python object for each page. The pages
-    ``ids[:private_from]`` belong to the prefix tree, in which `lock` keeps them. The request owns the others.
+    ``ids[:lock.private_from]`` belong to the prefix tree, in which `lock` keeps them. The request owns the
+    others.
     """
 
     ids: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int32))
-    private_from: int = 0
     lock: PrefixLock | None = None
     """None while the request has no pages: before its admission, after a retraction, and after its end."""
     committed_len: int = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ramify.radix.token_tree import TokenTree
+from ramify.radix.tree import TokenTree
 
 if TYPE_CHECKING:
     from ramify.runtime.scheduler.requests.request import Request

@@ -338,10 +338,6 @@ class Request:
         """The known or draft token right behind the sequence; None if there is none."""
         return int(self._ids[self.length]) if self.known_len or self.draft_len else None
 
-    @property
-    def next_is_draft(self) -> bool:
-        return self.draft_len > 0 and self.known_len == 0
-
     def append(self, token: int) -> None:
         """Add `token` to the sequence, and drop all known and draft tokens."""
         if self.healing is not None:

@@ -182,7 +182,7 @@ class DraftModel:
         began, room = self._clock(), MOST_ROWS
         extensions = []
         for request in requests:
-            kv = self._settled(request)
+            kv = self._kv_of(request)
             # An earlier request of this pass may compute a prefix that this one shares.
             kv.computed = max(kv.computed, self._marked(request))
             start, stop = kv.computed, min(request.length - 1, kv.computed + room)
@@ -259,10 +259,10 @@ class DraftModel:
         return torch.nn.functional.pad(logits, (0, missing), value=-math.inf).contiguous()
 
     def _start(self, request: Request) -> int:
-        kv = self._settled(request)
+        kv = self._kv_of(request)
         return min(kv.computed + len(kv.ahead), request.target_len - 1)
 
-    def _settled(self, request: Request) -> DraftKv:
+    def _kv_of(self, request: Request) -> DraftKv:
         """The `DraftKv` of `request`, in which KV of rejected draft tokens does not count."""
         kv = request.speculation.kv
         if kv is None or kv.table is not request.pages:
@@ -293,7 +293,6 @@ class DraftModel:
         kv.computed, kv.ahead = computed, ahead
 
     def _marked(self, request: Request) -> int:
-        """The number of first tokens of `request` whose KV of the draft model is in its pages, by `_rows`."""
         size = self._pages.page_size
         rows = self._rows[request.pages.ids[: -(-request.computed_len // size)]]
         partial = np.flatnonzero(rows < size)

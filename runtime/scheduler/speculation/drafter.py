@@ -254,11 +254,13 @@ class Drafter:
     def _add(self, request: Request, step: StepDrafts, most: int) -> bool:
         """Give `request` up to `most` further tokens of its draft, while they are worth their rows. Returns
         True if there were any."""
-        draft, had = request.speculation.draft, request.draft_len
+        draft, had, by_model = request.speculation.draft, request.draft_len, self._by_model
         for place, (token, chance) in enumerate(self._chances(request, draft) if draft and most > 0 else ()):
             if place < had:
                 continue
-            if chance < step.price or (not place and self._model_is_better(request, chance, step)):
+            if chance < step.price:
+                break
+            if not place and by_model is not None and by_model.is_better(request, chance, step):
                 break
             step.add(request, token, chance)
             if request.draft_len == had + most:
@@ -293,9 +295,6 @@ class Drafter:
             general = self._rates.rate_of(draft.source, grade)
             chance *= request.speculation.acceptance.rate(general)
             yield token, chance
-
-    def _model_is_better(self, request: Request, chance: float, step: StepDrafts) -> bool:
-        return self._by_model is not None and self._by_model.is_better(request, chance, step)
 
     def _learn(self, request: Request) -> None:
         """Compare the draft of the last lookup with the tokens that were appended, even if it was not

@@ -12,9 +12,8 @@ import torch
 from ramify.kernels.registry import ops
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.decode_graphs import DecodeGraphs
-from ramify.runtime.executor.kv_pool import KvPool
+from ramify.runtime.executor.kv_pool import KvPool, StatePool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.state_pool import StatePool
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.scheduler.requests.limits import Tuning
