@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from ramify.errors import InvalidRequest
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,6 +31,17 @@ def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None
     alike = [one for one in names if one[:1] == name[:1]]
     close = difflib.get_close_matches(name, names, 1, CLOSE) or difflib.get_close_matches(name, alike, 1)
     return f"Did you mean {close[0]}?" if close else None
+
+
+def check_word(field: str, word: object, known: Iterable[str]) -> None:
+    """Raise `InvalidRequest` for `field` unless `word` is one of `known`."""
+    words = list(known)
+    if word not in words:
+        raise InvalidRequest(
+            f"{field} is {word!r}; it is one of {', '.join(words)}.",
+            field=field,
+            remedy=nearest(str(word), words),
+        )
 
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:

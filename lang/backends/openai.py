@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from ramify.answers import AnswerStore
@@ -26,9 +26,10 @@ from ramify.messages import Generate, ModelInfo, TextChunk, Thinking
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams
-from ramify.spelling import suggests
+from ramify.spelling import check_word, suggests
 
 OPENAI_URL = "https://api.openai.com/v1"
+ThinkingFields = Literal["effort", "reasoning", "template"]
 RETRIES_BEGUN = 2
 """Number of further attempts of a request whose answer broke off. OpenAI's own client makes as many after any
 failure."""
@@ -87,7 +88,7 @@ class OpenAI:
         api_key: str | None = None,
         extensions: bool | None = None,
         json_choices: bool = False,
-        thinking: Literal["effort", "reasoning", "template"] | None = None,
+        thinking: ThinkingFields | None = None,
         timeout_s: float | None = None,
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
@@ -100,6 +101,8 @@ class OpenAI:
         self._api_key = api_key or os.environ.get("OPENAI_API_KEY")
         self._extensions = extensions
         self._json_choices = json_choices
+        if thinking is not None:
+            check_word("thinking", thinking, get_args(ThinkingFields))
         self._thinking = thinking
         self._timeout_s = timeout_s
         self.retry = Retry(retries, retry_for, RETRIES_BEGUN)

@@ -33,7 +33,7 @@ from ramify.lang.batch.fingerprint import Record, difference
 from ramify.lang.batch.json_text import canonical, encode
 from ramify.lang.batch.keys import claim, hashed, key_identity
 from ramify.lang.batch.output import is_stream, open_stream, unwritten
-from ramify.spelling import nearest
+from ramify.spelling import check_word
 
 VERSION = 1
 SYNC_S = 1.0
@@ -111,10 +111,8 @@ class Identity(NamedTuple):
 def read_rerun(text: str | None) -> frozenset[str]:
     """Parse `rerun`: words of `RERUN`, separated by commas. Raises `InvalidRequest` for any other word."""
     words = frozenset(word.strip() for word in (text or "").split(",") if word.strip())
-    for word in sorted(words - set(RERUN)):
-        raise InvalidRequest(
-            f"rerun is {word!r}; it is one of {', '.join(RERUN)}.", field="rerun", remedy=nearest(word, RERUN)
-        )
+    for word in sorted(words):
+        check_word("rerun", word, RERUN)
     return words
 
 

@@ -52,6 +52,8 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
     found = num_threads if concurrency is None else concurrency
     if found == "auto":
         return DEFAULT_CONCURRENCY
+    if type(found) is not int:
+        raise InvalidRequest(f"concurrency is {found!r}; it must be an integer.", field="concurrency")
     if found < 1:
         raise InvalidRequest(f"concurrency is {found}; it must be at least 1.", field="concurrency")
     return found

@@ -35,6 +35,7 @@ from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.schema import convert, schema_of
 from ramify.messages import Usage
 from ramify.sampling_options import read_options
+from ramify.spelling import check_word
 
 T = TypeVar("T")
 
@@ -130,8 +131,7 @@ class ProgramState:
             backend, priority, lora: The same as for `gen`.
             options: The same as for `gen`.
         """
-        if errors not in ("show", "raise"):
-            raise InvalidRequest(f"errors is {errors!r}; it must be 'show' or 'raise'.", field="errors")
+        check_word("errors", errors, ("show", "raise"))
         if max_calls < 1:
             raise InvalidRequest(f"max_calls is {max_calls}; it must be at least 1.", field="max_calls")
         found = as_tools(tools)

@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 import ramify as rm
-from ramify.errors import NotFound, UnsupportedNode
+from ramify.errors import InvalidRequest, NotFound, UnsupportedNode
 from ramify.lang.backends.base import Backend
 from tests.lang.remote import RawServer, ScriptedFrontend, answer, live_openai, raw_openai
 from tests.server.fake_frontend import LiveServer
@@ -271,6 +271,12 @@ def test_extensions_when_told_that_they_are_there():
         assert assistant(rm.gen("x", top_k=5, schema=Literal["a", "b"])).run(backend=backend)["x"] == "a"
         assert server.bodies[0]["top_k"] == 5
         assert server.bodies[0]["guided_choice"] == ["a", "b"]
+
+
+def test_an_unknown_form_of_thinking_is_refused():
+    with pytest.raises(InvalidRequest, match="it is one of effort, reasoning, template") as refused:
+        rm.OpenAI("gpt", thinking="efort")
+    assert (refused.value.field, refused.value.remedy) == ("thinking", "Did you mean effort?")
 
 
 def test_settings_from_the_environment(monkeypatch):

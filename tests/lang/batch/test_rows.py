@@ -52,6 +52,15 @@ def test_concurrency_is_bounded(program):
     assert 1 <= backend.most <= 4
 
 
+@pytest.mark.parametrize(
+    "given", [{"concurrency": "4"}, {"concurrency": True}, {"num_threads": "many"}, {"concurrency": 0}]
+)
+def test_a_concurrency_that_is_no_count_is_refused(program, given):
+    with pytest.raises(InvalidRequest) as refused:
+        run(program, [{"n": 1}], **given)
+    assert refused.value.field == "concurrency"
+
+
 async def test_a_generator_reads_no_more_rows_than_it_needs():
     read = []
 
