@@ -21,7 +21,8 @@ from ramify.spelling import nearest
 from ramify.text import shortened
 
 MAX_OBJECTS = 10_000
-"""Most objects in a list, such as messages. Each object takes about 10 us of the event loop's time."""
+"""Maximum number of objects in a list, such as messages. Each object takes about 10 us of the event loop's
+time."""
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 
@@ -65,7 +66,7 @@ class Fields:
         return f'"{name}"'.encode() in bytes(self._values.get(field, b""))
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
-        """The value of `field` as `kind` (any type that msgspec decodes), or `default`."""
+        """The value of `field` as `kind` (any type that msgspec decodes); `default` if not given."""
         raw = self._take_raw(field)
         return default if raw is None else decode(raw, kind, self.path(field))
 
@@ -130,7 +131,7 @@ class Fields:
         ]
 
     def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
-        """Take fields that have no effect, and add the names of those that were given to `ignored`.
+        """Take fields that have no effect. `ignored` gets the names of the given ones.
 
         `fields` maps each field to its allowed values, or to None if any value is allowed. Another value
         raises `UnsupportedField`, with `remedy`.
@@ -200,7 +201,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
 
 
 def _ends(data: bytes | msgspec.Raw) -> bool:
-    """True if `data` is complete JSON by Python's parser, which accepts unpaired surrogates."""
+    """Whether Python's JSON parser, which accepts unpaired surrogates, finds `data` complete."""
     try:
         json.loads(bytes(memoryview(data)))
     except (ValueError, RecursionError):

@@ -107,7 +107,7 @@ class ProgramRecord:
     ended: bool = False
     """True once the client has ended the program."""
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
-    """Sums over all requests that have ended, kept or not."""
+    """Sums over all requests of the program that have ended."""
 
     def summary(self, now: float) -> dict[str, Any]:
         """The program in plain types, without its requests."""

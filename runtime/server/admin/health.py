@@ -30,8 +30,8 @@ class Unhealthy(EngineError):
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """Liveness: 200 while this process answers, even if it drains or its engine processes restart; 503 once
-    the engine has closed for good."""
+    """Liveness: 200 while this process answers, also while the server drains or engine processes restart; 503
+    once the engine has closed for good."""
     service = Service.serving(request)
     if service.frontend.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")

@@ -195,8 +195,8 @@ class CompletionFormatter(ResponseFormatter):
 
 
 def _chat_finish(finish: Finish, called: bool) -> str:
-    """OpenAI's finish reason for `finish`. It is "tool_calls" for a turn that stopped after complete calls
-    (`called`), which waits for their results."""
+    """OpenAI's finish reason for `finish`. With `called` (the turn has complete calls), "tool_calls" takes
+    the place of "stop"."""
     return "tool_calls" if called and finish.reason == "stop" else finish.reason
 
 

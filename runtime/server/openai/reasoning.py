@@ -54,7 +54,7 @@ class ReasoningUse:
 
 
 class _ReasoningSwitch:
-    """The decision whether to reason. Several fields may set it, and must agree; other fields only suggest
+    """The decision whether to reason. All fields that set the decision must agree; other fields only suggest
     reasoning."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
@@ -86,8 +86,8 @@ class _ReasoningSwitch:
     def wanted(self) -> bool | None:
         """The decision; None leaves it to the model's default.
 
-        A model that is not a reasoning model would never end its reasoning, and the answer would suffer. So
-        it reasons only if the request gives a budget or marks; a switch alone has no effect on it.
+        A model that is not a reasoning model would never end its reasoning, and the answer would suffer. Such
+        a model reasons only if the request gives a budget or marks; a switch alone has no effect.
         """
         if self._said and not self.thinks and not self._suggested:
             for fields, field in self._asked:
@@ -100,7 +100,7 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """Take the reasoning options, and all variables for the chat template.
 
     A budget, or marks in the request, switch reasoning on. For a reasoning model ``enabled``,
-    ``enable_thinking``, an effort other than none, and ``separate_reasoning`` do so too. Otherwise the
+    ``enable_thinking``, ``separate_reasoning`` and an effort other than none also switch it on. Otherwise the
     model's default holds.
     """
     switch = _ReasoningSwitch(chat_format)

@@ -27,7 +27,7 @@ from ramify.tool_calls.grammar import (
 )
 
 MAX_TOOLS = 128
-"""Most tools in a request, as in OpenAI's API."""
+"""Maximum number of tools in a request, as in OpenAI's API."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
@@ -91,7 +91,8 @@ class ToolUse:
         return (), calls_or_content(self.tool_format, tools, parallel=self.parallel, content=content)
 
     def explain(self, error: InvalidConstraint) -> None:
-        """If an error is in the schema of a tool, set its field to the client's field of that tool."""
+        """If `error` is in the schema of a tool, replace its field by the field of that tool in the
+        request."""
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
@@ -99,7 +100,7 @@ class ToolUse:
             error.field = f"tools[{self.callable[index]}]{inside}.parameters"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
-        """`enforcement` with each unenforced keyword located by the name of its tool."""
+        """`enforcement` with the tool's name added to the location of each unenforced keyword."""
         return naming_tools(enforcement, self._callable)
 
     @property

@@ -4,8 +4,8 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 
 - An unsupported field is refused by name.
 - ``logprob_start_len`` p returns the prompt's tokens from position p on, each with its log-probability.
-  Position 0 has none (null). With ``max_new_tokens: 0`` the default is 0, since such a request can ask for
-  nothing else.
+  Position 0 has none (null). With ``max_new_tokens: 0`` the default of p is 0, since such a request can only
+  ask for log-probabilities.
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint``, ``preambles``,
   ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left, limits},
   ``cache_scope``; in sampling_params token_healing; the routes /end_program and /await_tools.
@@ -191,7 +191,7 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 @contextmanager
 def _fields_of_body() -> Iterator[None]:
-    """Change the fields in errors of the frontend to those of the request's body."""
+    """Replace the fields in errors of the frontend by the names that they have in the request's body."""
     try:
         yield
     except RamifyError as error:
@@ -212,7 +212,7 @@ def _loading(request: Request) -> FrontendProtocol:
 
 
 def _adapters(frontend: FrontendProtocol) -> Response:
-    """The response in SGLang's form. Clients of vLLM read only the status."""
+    """The response to loading or unloading, in SGLang's form. Clients of vLLM read only the status."""
     loaded = {name: lora.path for name, lora in frontend.loras.loaded.items()}
     return json_response({"success": True, "loaded_adapters": loaded})
 
