@@ -74,8 +74,8 @@ GRAMMARS = Modules(
     ),
     f"{_AUTOMATON}.masks.token_trie",
 )
-"""The grammar compiler and the walk of all tokens, which the first constraint needs. The two groups take 16 s
-and 13 s."""
+"""The grammar compiler and the walk over the vocabulary, which the first constraint needs. The two groups
+take 16 s and 13 s."""
 
 _free_cores = threading.Semaphore(len(usable_cores()))
 """Permits for compiling processes, one for each core. The kernels' processes are submitted first."""

@@ -14,7 +14,8 @@ from ramify.engine_messages import TreeChange
 
 @dataclasses.dataclass(slots=True)
 class _Tree:
-    """The known part of a replica's prefix tree.
+    """The known part of a replica's prefix tree. Example: change 3 is lost, and a whole tree follows change
+    5.
 
     number     1     2     4      5     whole 5   6
     follows    yes   yes   no     yes   yes       yes
@@ -72,8 +73,8 @@ class PrefixIndex:
         del self._names[tree.bit]
 
     def apply(self, replica: str, change: TreeChange) -> bool:
-        """Apply a change of the replica's tree. Returns False if earlier changes are missing: then ask the
-        replica for a whole tree."""
+        """Apply a change of the replica's tree. Returns False if earlier changes are missing: then the caller
+        has to ask the replica for a whole tree."""
         tree = self._trees[replica]
         if change.whole:
             self._clear(tree, tree.digests.difference(change.added))

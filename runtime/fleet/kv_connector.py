@@ -57,21 +57,20 @@ log = logging.getLogger("ramify")
 
 
 PATIENCE = 4.0
-"""A prompt on a prefill replica is given up after this many times its expected time."""
+"""Time limit of a prompt on a prefill replica, as a multiple of the expected time."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
 MOST_BYTES = 2 << 30
-"""Most bytes of KV snapshots that are in transfer to or from one replica at once; a single one may be larger.
-On a Ray cluster a snapshot is for moments three times in its machine's memory: as a file, as the actor's
-copy, and as an object."""
+"""Maximum total size of the KV snapshots in transfer to or from one replica, in bytes; a single snapshot may
+be larger. On a Ray cluster a snapshot is for moments in its machine's memory three times: as a file, as the
+actor's copy, and as an object."""
 EVACUATE_S = 10.0
-"""Most seconds that moving the prefixes of a draining replica may take."""
+"""Time limit for moving the prefixes of a draining replica, in seconds."""
 EVACUATED_TOKENS = 1 << 16
 PREFIXES = f"{INTERNAL}prefixes"
 """Id of the control call for the prefixes of a draining replica."""
 MOST_REFUSALS = 3
-"""Number of KV snapshots in a row that one replica may refuse from another before nothing is moved between
-the two any more. Refusals occur between machines with different processors, where the same model has
-different keys and values."""
+"""Number of refusals in a row after which a replica gets no more KV snapshots from another replica. Refusals
+occur between machines with different processors, where the same model has different keys and values."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)

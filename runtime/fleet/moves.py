@@ -2,7 +2,7 @@
 
 Pages are moved if that is faster than computing them there.
 
-Example: a prompt has 1,500 tokens. Its replica holds 96 of them, another one 1,408; a token takes 22.5 KB.
+Example: a prompt has 1,500 tokens, of 22.5 KB each. Its replica holds 96 tokens, another replica 1,408.
 
     to compute    1,312 tokens x 0.3 ms                 0.39 s
     to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.11 s, so they are moved
@@ -25,9 +25,9 @@ FIRST_PACE = 1 / 300e6
 KEPT = 0.9
 """Decay of the measured pace: the factor by which the weight of earlier moves shrinks with each new one."""
 LEAST_TOKENS = 64
-"""Least tokens that a move must save: a step costs about as much as 50 tokens of a prefill (on the CPU)."""
+"""Minimum tokens that a move must save: a step costs about as much as 50 tokens of a prefill (on the CPU)."""
 LEAST_LIMIT_S = 0.05
-"""Least time limit of a move, in seconds."""
+"""Shortest time limit of a move, in seconds."""
 MOST_LIMIT_S = 60.0
 """Longest time limit of a move, in seconds. The bound is needed since the pace of a replica is taken as 1 s a
 token until its first answer."""
@@ -71,12 +71,13 @@ def choose(
     page_size: int,
     page_bytes: int,
 ) -> Move | None:
-    """The move of a prompt's pages from the source with the most of them; None if it saves fewer than
-    `LEAST_TOKENS` tokens or is not cheaper than computing. Whole pages are counted from the prompt's start.
+    """The move of a prompt's pages from the source that has most of them. None if the move saves fewer than
+    `LEAST_TOKENS` tokens, or is not faster than computing. Pages are whole, and counted from the prompt's
+    start.
 
     held : pages that the request's replica holds now
-    expected : pages that it holds now or will have computed for other requests
-    replica_pace : seconds in which it computes one token
+    expected : pages that this replica holds now or will have computed for other requests
+    replica_pace : seconds in which this replica computes one token
     sources : other replicas, and the pages that each holds
     """
     if not sources or not page_bytes:

@@ -41,12 +41,12 @@ from ramify.runtime.lora_names import tree_scope
 log = logging.getLogger("ramify")
 
 MOST_PINS = 4096
-"""Most token limits whose replica is remembered."""
+"""Maximum number of token limits whose replica is remembered."""
 PLACE = f"{INTERNAL}place-"
 """Prefix of the ids of control calls that tokenise a prompt for its placement."""
 
 EXPECTED_OUTPUT = 64.0
-"""Expected output tokens of a request; a smaller max_tokens takes its place."""
+"""Expected number of output tokens of a request. A smaller max_tokens is used instead."""
 CHARACTERS = 4
 """Estimated characters per token in the texts of choices."""
 

@@ -26,8 +26,8 @@ from ramify.runtime.processes.shares import Share
 log = logging.getLogger("ramify")
 
 RESTART_LIMIT = 3
-"""Most deaths within RESTART_WINDOW_S, those of starting workers included. After one more the supervisor
-gives up."""
+"""Maximum number of deaths within RESTART_WINDOW_S, those of starting workers included. After one more death
+the supervisor gives up."""
 RESTART_WINDOW_S = 60.0
 
 
@@ -45,7 +45,7 @@ class EngineSupervisor:
     name
         Name of the replica in the log; "" if there is only one.
     events
-        Callbacks. A death that `died` says is explained by a request does not count for `RESTART_LIMIT`.
+        Callbacks. A death does not count for `RESTART_LIMIT` if `died` returns True: a request is its cause.
     busy
         Returns whether anything waits for an answer of the engine core. If so, silence of `SILENT_S` counts
         as a death.

@@ -13,13 +13,13 @@ Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 """Text, token ids, or a list of segments, each of which is a text or a list of token ids."""
 
 MAX_TOKEN_CHARACTERS = 128
-"""Most characters of a token, in any vocabulary. The longest tokens are runs of spaces."""
+"""Maximum length of a token in characters, in any vocabulary. The longest tokens are runs of spaces."""
 MAX_CHOICE_CHARACTERS = 1 << 20
-"""Most characters of all choices of a request together: the tokenizer takes about a second for them."""
+"""Maximum total length of a request's choices, in characters: the tokenizer takes about a second for that."""
 MAX_PREAMBLES = 64
 MAX_PARTS = 64
-"""Most entries of `hint.parts`, places at which later prompts part from this one. The text after each place
-is tokenised separately. Programs send two entries."""
+"""Maximum number of entries of `hint.parts`: places at which later prompts diverge from this one. The text
+after each place is tokenised separately. Programs send two entries."""
 KINDS = "a text, a list of token ids, or a list of texts and lists of token ids"
 
 

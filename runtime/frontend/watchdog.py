@@ -5,8 +5,8 @@
     2 s, 4 s   the same again
     answered   "The event loop did not run for 5.2 s."
 
-If the loop is waiting for events although it has a call to run, no code blocks it: its thread was not
-scheduled, and the log line says so.
+If the loop is waiting for events although it has a call to run, no code blocks the loop: the system did not
+schedule its thread, and the log line says so.
 
 Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog too. Then only the
 last line is logged.

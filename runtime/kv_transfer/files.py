@@ -72,7 +72,7 @@ class SnapshotFolder:
         return found.f_bavail * found.f_frsize
 
     def has_room(self, size: int) -> bool:
-        """Whether twice the room of a KV snapshot of `size` bytes is free."""
+        """Whether at least twice `size` bytes are free."""
         return self.room() >= 2 * size
 
     def remove(self, snapshot: str) -> None:
@@ -87,7 +87,7 @@ class SnapshotFolder:
 
 
 def remove_abandoned(below: Path) -> None:
-    """Remove those of this user's snapshot folders in `below` whose processes have died without `close`."""
+    """Remove this user's snapshot folders in `below` whose processes have died without `close`."""
     for path in below.glob(f"{_NAME}*"):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

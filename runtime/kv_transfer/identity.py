@@ -40,9 +40,9 @@ nearly everywhere."""
 
 
 def kv_identity(config: EngineConfig, pool: KvPool, weights: Path) -> str:
-    """The KV identity of an engine. It is equal on two machines if they compute the same keys and values for
-    a token: it depends on the content of the weights' files, the options and the processor's instructions,
-    and not on paths and dates."""
+    """The KV identity of an engine. Two machines have the same identity if they compute the same keys and
+    values for a token. The identity depends on the content of the weights' files, the options and the
+    processor's instructions, and not on paths and dates."""
     layers, _, *page = pool.k.shape
     parts = (
         VERSION,

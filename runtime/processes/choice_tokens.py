@@ -21,8 +21,8 @@ from ramify.messages import Choices, Generate, Segment
 
 MAX_SCORED_CHOICES = 1024
 TAIL = 128
-"""Number of characters, about, at the end of the prompt's text that are tokenised again with each choice. If
-this tail has other tokens alone than within the whole text, the whole text is used instead."""
+"""Approximate number of characters at the end of the prompt's text that are tokenised again with each choice.
+If this tail has other tokens alone than within the whole text, the whole text is used instead."""
 
 Encode = Callable[[str, bool], Sequence[int]]
 """(text, whether it begins the prompt) → token ids."""

@@ -131,14 +131,14 @@ class Publisher:
     A delimiter is an empty frame, which REQ sockets add. Answers have one if the request has one.
 
     A subscriber that reads too slowly misses messages, and notices the gap by the numbers. For replays the
-    last messages are kept: at most `KEPT` messages, and at most `KEPT_BYTES` of them. Raises `OSError` if an
+    last messages are kept: at most `KEPT` messages, of `KEPT_BYTES` bytes in all. Raises `OSError` if an
     address cannot be bound. Port 0 means any free port.
     """
 
     KEPT = 10_000
     KEPT_BYTES = 256 << 20
     UNREAD = 100_000
-    """Most messages that are queued for one subscriber."""
+    """Maximum number of messages that are queued for one subscriber."""
     END = (-1).to_bytes(8, "big", signed=True)
 
     def __init__(self, address: str, replay: str | None = None) -> None:

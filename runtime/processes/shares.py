@@ -21,8 +21,8 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """The cores of a replica, and its GPUs as a value for CUDA_VISIBLE_DEVICES, one for each rank. `gpu` is
-    None on the CPU and for the whole machine: the parent's value stays."""
+    """The cores of a replica, and its GPUs as a value for CUDA_VISIBLE_DEVICES, one for each rank. If `gpu`
+    is None (on the CPU, and for the whole machine), the parent's value stays."""
 
     cores: tuple[int, ...]
     gpu: str | None = None

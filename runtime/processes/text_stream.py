@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 REPLACEMENT = "�"
 LONGEST_UNFINISHED = 16
-"""Most ids that may wait for the rest of a character. UTF-8 has at most 4 bytes per character, so 16 ids
-without a whole character are not valid UTF-8."""
+"""Maximum number of ids that wait for the rest of a character. UTF-8 has at most 4 bytes per character, so 16
+ids without a whole character are not valid UTF-8."""
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -42,16 +42,17 @@ from ramify.runtime.processes.worker_start import finish_startup
 log = logging.getLogger("ramify")
 
 CACHED_CHARACTERS = 4_000_000
-"""Most characters, together, of the texts whose token ids are cached."""
+"""Maximum total length, in characters, of the texts whose token ids are cached."""
 TEMPLATE_S = 5.0
-"""Most seconds of processor time for rendering a chat template, which is a program from the model's files. No
-other prompt is tokenised meanwhile."""
+"""Limit of processor time for rendering a chat template, in seconds. A template is a program from the model's
+files. No other prompt is tokenised meanwhile."""
 CACHED_FROM = 24
-"""Least characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
+"""Minimum characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
 
 
 class ProcessorTimeOver(BaseException):
-    """Raised within the block when its time is over. An `except Exception` in the block does not catch it."""
+    """Raised in the block of `processor_time_limit` when the time is over. An `except Exception` does not
+    catch it."""
 
 
 @contextlib.contextmanager

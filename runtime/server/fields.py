@@ -21,8 +21,7 @@ from ramify.spelling import nearest
 from ramify.text import shortened
 
 MAX_OBJECTS = 10_000
-"""Maximum number of objects in a list, such as messages. Each object takes about 10 us of the event loop's
-time."""
+"""Maximum number of objects in a list, such as messages. The event loop takes about 10 us for each."""
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 

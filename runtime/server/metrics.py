@@ -20,7 +20,8 @@ _REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 
 MOST_LORAS = 256
-"""Maximum number of loaded LoRA adapters: `ramify.kernels.lora.MOST_SLOTS`, in a module that needs torch."""
+"""Maximum number of loaded LoRA adapters. Equals `ramify.kernels.lora.MOST_SLOTS`; importing that module
+would import torch."""
 
 
 class PromptTotals(NamedTuple):

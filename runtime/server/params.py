@@ -127,8 +127,7 @@ def only_constraint(found: Sequence[FieldConstraint]) -> FieldConstraint | None:
 
 
 def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) -> Constraint:
-    """Return `make(value)`. If `make` raises, the error names the field `path`, or the field of `BESIDE` next
-    to it that is wrong."""
+    """Return `make(value)`. Errors name the field `path`, or the wrong field of `BESIDE` next to `path`."""
     try:
         return make(value)
     except InvalidConstraint as error:
@@ -257,8 +256,7 @@ async def explained(
 
 
 def split_choices(sampling: SamplingParams) -> list[SamplingParams]:
-    """The options of each of the `sampling.n` choices, with n = 1. If `sampling` has a seed, choice i has
-    `seed + i`."""
+    """The options of each of the n choices, with n = 1. If a seed is given, choice i gets `seed + i`."""
     one = msgspec.structs.replace(sampling, n=1)
     if sampling.seed is None:
         return [one] * sampling.n

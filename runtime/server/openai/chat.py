@@ -27,7 +27,7 @@ class Dialect:
     """Name of the field with the messages or items."""
     take_turns: Callable[[Fields, ChatFormat], tuple[ChatMessage, ...]]
     take_format: Callable[[Fields], FieldConstraint | None]
-    """Function that takes the constraint on the answer. Returns the constraint with its field, or None."""
+    """Function that takes the constraint on the answer; returns it with its field, None without one."""
     nested_tools: bool
     """Whether the fields of a function tool are in an inner object ``function``."""
 
@@ -59,7 +59,7 @@ class Chat:
                 error.pointer = error.pointer.partition("/json_schema")[2]
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
-        """`enforcement` with the tool's name added to the location of each unenforced keyword."""
+        """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
         return enforcement if self.tool_use is None else self.tool_use.tell(enforcement)
 
 

@@ -26,8 +26,7 @@ from ramify.runtime.server.service import Service
 router = APIRouter()
 
 PART_TEXTS, PART_SIZE = 256, 65_536
-"""Maximum number of texts, and of characters or ids, in one part of a request (`in_parts`). A part takes
-about 20 ms."""
+"""Limits of one part of a request (`in_parts`): texts, and characters or ids. A part takes about 20 ms."""
 
 T = TypeVar("T", bound=Sized)
 R = TypeVar("R")

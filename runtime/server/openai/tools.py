@@ -91,8 +91,7 @@ class ToolUse:
         return (), calls_or_content(self.tool_format, tools, parallel=self.parallel, content=content)
 
     def explain(self, error: InvalidConstraint) -> None:
-        """If `error` is in the schema of a tool, replace its field by the field of that tool in the
-        request."""
+        """If `error` is in a tool's schema, replace its field by the field of that tool in the request."""
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
@@ -100,7 +99,7 @@ class ToolUse:
             error.field = f"tools[{self.callable[index]}]{inside}.parameters"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
-        """`enforcement` with the tool's name added to the location of each unenforced keyword."""
+        """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
         return naming_tools(enforcement, self._callable)
 
     @property
