@@ -130,16 +130,15 @@ class EngineConfig:
     """Replay decoding steps as CUDA graphs. None: on with a CUDA device."""
     overlap: bool | None = None
     """Overlap scheduling: launch the next step while the host still works on the last one. None: on with a
-    CUDA device. With speculation, each step either drafts tokens or is launched ahead, whichever is measured
-    as faster."""
+    CUDA device. With speculation, each step drafts tokens or is launched ahead, whichever is faster by
+    measurement."""
     speculation: bool | None = None
     """Speculative decoding by prompt lookup: draft tokens are copied from equal prompts, from the request
     itself or from recent outputs, and verified in the next step, if that is faster. None: on with the CPU,
     and with a draft model."""
     draft_model: str | None = None
     """A smaller model with the same tokenizer, named as `model` is. It proposes draft tokens if prompt lookup
-    finds no draft tokens that are likelier to be accepted, and if drafting is measured to be worth its
-    time."""
+    finds no draft tokens that are likelier to be accepted, and if drafting pays by measurement."""
     deterministic: bool | None = None
     """Outputs are equal bit for bit, whatever other requests run in the batch, however prefill is chunked,
     and whatever is cached. None: on with the cpu backend, with two exceptions: bfloat16 on processors with
@@ -158,8 +157,7 @@ class EngineConfig:
     compute capability 8.9 or later."""
     num_pages: int | None = None
     memory_fraction: float | None = None
-    """The share of a CUDA device's memory that weights, workspace, KV pages and states may take together.
-    None: 0.9."""
+    """The share of a CUDA device's memory for weights, workspace, KV pages and states together. None: 0.9."""
     state_memory_gb: float | None = None
     """Memory for the states of a model with linear attention layers, in GiB; ignored if `num_states` is
     given. None: as much as for KV pages, and at least 2 states. On the CPU, at least `max_running` states, or
@@ -201,14 +199,12 @@ class EngineConfig:
     """The library that compiles constraints. auto: Ramify's own. A schema that Ramify refuses goes to
     outlines-core, if outlines-core enforces all of it. Grammars in Lark's notation go to llguidance."""
     grammar_timeout_s: float = 5.0
-    """Limit of processor time for compiling a constraint, in seconds. A request whose constraint takes longer
-    is refused."""
+    """Limit of processor time for compiling a constraint, in seconds. Beyond it the request is refused."""
     grammar_memory_gb: float = 1.0
     """Limit of memory for compiling a constraint, in GiB."""
     special_tokens_in_messages: bool = True
     """Spellings of the model's special tokens in the texts of chat messages, such as <|im_start|>, become
-    these tokens, as with other servers. Off: such spellings in messages, tool results and tools are ordinary
-    text."""
+    these tokens, as with other servers. Off: such spellings in messages, tool results and tools stay text."""
     schemas: str | None = None
     """A folder of JSON schemas (*.json), read once at start. A $ref in a schema of a request may point to one
     of them: by its $id, by its path in the folder, or by a URI whose host and path equal the schema's path in
@@ -326,8 +322,7 @@ class EngineConfig:
                 )
 
     def most_requests(self, max_running: int) -> int:
-        """Maximum number of requests in flight: the batches of all replicas, each of `max_running`, and the
-        queue."""
+        """Maximum number of requests in flight: a batch of `max_running` for each replica, and the queue."""
         return self.replicas * max_running + self.max_waiting
 
     def most_of_a_flow(self, max_running: int) -> int:
@@ -362,8 +357,8 @@ class ServerConfig(EngineConfig):
     """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
     this machine read as an adapter."""
     live_texts: bool = True
-    """The dashboard at / shows the ends of prompts and the beginnings of outputs. Off: the server stores
-    neither."""
+    """Show the ends of prompts and the beginnings of outputs in the dashboard at /. Off: neither is
+    stored."""
     incremental_streaming_output: bool = False
     """Each event of a /generate stream has only the new text, ids and output log-probabilities, as with
     SGLang's flag of this name. Otherwise each event has the whole output so far."""

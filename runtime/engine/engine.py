@@ -84,8 +84,7 @@ class Engine:
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
-    Raises `NotFound` if the model or an adapter does not exist, as far as this machine can tell: the hub is
-    not asked.
+    Raises `NotFound` if the model or an adapter does not exist, as far as is known without asking the hub.
 
     The processes start on first use or with `start`. They end with `close`, at the end of a ``with`` block,
     at the interpreter's exit, or when this process is killed. A child process that is forked after the start

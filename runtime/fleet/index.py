@@ -14,8 +14,7 @@ from ramify.engine_messages import TreeChange
 
 @dataclasses.dataclass(slots=True)
 class _Tree:
-    """The known part of a replica's prefix tree. Example: change 3 is lost, and a whole tree follows change
-    5.
+    """The known part of a replica's prefix tree. Example: change 3 is lost; a whole tree is sent later.
 
     number     1     2     4      5     whole 5   6
     follows    yes   yes   no     yes   yes       yes
@@ -32,8 +31,7 @@ class _Tree:
     digests: set[int] = dataclasses.field(default_factory=set)
 
     def follows(self, change: TreeChange) -> bool:
-        """Record a change that has not been seen before. Returns False if changes between it and the last one
-        are missing."""
+        """Record a new change. Returns False if changes between the last one and this one are missing."""
         last = self.number if change.epoch == self.epoch else 0
         follows = change.whole or change.number == last + 1
         self.epoch, self.number = change.epoch, change.number
@@ -98,8 +96,7 @@ class PrefixIndex:
 
     def pages(self, digests: Sequence[int], *, promised: bool = False) -> dict[str, int]:
         """Replica → number of consecutive whole pages of the prompt, from its start, that the replica holds.
-        With `promised`, pages that the replica has yet to compute count as held. Replicas with 0 are left
-        out.
+        With `promised`, pages that the replica has yet to compute count too. Replicas with 0 are left out.
 
         Found by bisection, since a tree that holds a prefix holds every shorter one. Costs O(log pages) for
         each distinct number of pages.

@@ -134,8 +134,7 @@ class KVConnector:
         self._numbers = itertools.count()
 
     def seconds_for(self, pages: int) -> float:
-        """Expected seconds for moving `pages` pages between replicas, as measured; infinite if pages are not
-        moved."""
+        """Expected seconds for moving `pages` pages between replicas; infinite if pages are not moved."""
         page_bytes = self._page_bytes()
         return self._pace.seconds_for(pages * page_bytes) if page_bytes else math.inf
 
@@ -249,8 +248,7 @@ class KVConnector:
         return [rid for one in computing for rid, _ in one.waiting]
 
     def stop_waiting(self, rid: str) -> None:
-        """Send the aborted request `rid` at once, if it waits here. Other requests of the same move go on
-        waiting."""
+        """Send the aborted request `rid` at once, if it waits for a move. Other requests go on waiting."""
         for found in list(self._moves.values()):
             own = [waiting for waiting in found.waiting if waiting[0] == rid]
             if own == found.waiting:
@@ -394,8 +392,7 @@ class KVConnector:
         return True
 
     def _takes(self, target: str, source: str) -> bool:
-        """Whether snapshots may be moved from `source` to `target`: fewer than `MOST_REFUSALS` in a row have
-        been refused."""
+        """Whether `target` has refused fewer than `MOST_REFUSALS` snapshots in a row from `source`."""
         return self._refusals.get((source, target), 0) < MOST_REFUSALS
 
     def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
@@ -435,8 +432,8 @@ class KVConnector:
             asked.set_result(prefixes)
 
     def _joined(self, target: str, missing: Sequence[int]) -> _InProgress | None:
-        """A move to `target` that has waiting requests and whose last page is one of `missing`; None if there
-        is none."""
+        """A move to `target` that has waiting requests and ends in one of `missing`; None if there is
+        none."""
         wanted = set(missing)
         moves = self._moves.values()
         return next(

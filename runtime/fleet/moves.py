@@ -8,8 +8,7 @@ Example: a prompt has 1,500 tokens, of 22.5 KB each. Its replica holds 96 tokens
     to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.11 s, so they are moved
 
 Both paces are measured: that of computing on the replica by its answers (`Placement`), and that of moving by
-earlier moves. A move that takes longer than computing would have taken is given up, and the request computes
-the pages.
+earlier moves. If a move takes longer than computing, it is given up, and the pages are computed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 
 OVERHEAD_BYTES = 8 << 20
-"""Overhead of every move, expressed in bytes: each of its four messages waits for a step of an engine
-core."""
+"""Overhead of a move, expressed in bytes: each of its four messages waits for a step of an engine core."""
 FIRST_PACE = 1 / 300e6
 """Assumed seconds per byte before the first move has been measured."""
 KEPT = 0.9
@@ -35,8 +33,7 @@ token until its first answer."""
 
 @dataclasses.dataclass(slots=True)
 class MovePace:
-    """Measured seconds per byte of a move, the handling by both engine cores included. Recent moves weigh
-    most."""
+    """Measured seconds per byte of a move, with the work of both engine cores. Recent moves weigh most."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -71,9 +68,8 @@ def choose(
     page_size: int,
     page_bytes: int,
 ) -> Move | None:
-    """The move of a prompt's pages from the source that has most of them. None if the move saves fewer than
-    `LEAST_TOKENS` tokens, or is not faster than computing. Pages are whole, and counted from the prompt's
-    start.
+    """The move of a prompt's pages from the source that has most of them. None if moving saves fewer than
+    `LEAST_TOKENS` tokens, or is not faster than computing. Whole pages are counted from the prompt's start.
 
     held : pages that the request's replica holds now
     expected : pages that this replica holds now or will have computed for other requests

@@ -292,8 +292,7 @@ class Placement:
             del self._homes[next(iter(self._homes))]
 
     def missing(self, rid: str) -> int:
-        """Prompt tokens that the replica is still expected to compute for the request; 0 for an unknown
-        id."""
+        """Prompt tokens that are still expected to be computed for the request; 0 for an unknown id."""
         found = self._reservations.get(rid)
         return 0 if found is None else int(found.prompt)
 
@@ -328,8 +327,7 @@ class Placement:
         ]
 
     def _missing(self, work: Work, pages: int) -> float:
-        """The prompt tokens to be computed if `pages` pages of the prompt are held; at least the last
-        token."""
+        """The prompt tokens to be computed if `pages` pages of the prompt are held; at least 1."""
         return max(work.tokens - pages * self.page_size, 1)
 
     def _reserve(self, work: Work, name: str, pages: int, now: float) -> None:
@@ -343,8 +341,8 @@ class Placement:
         replica.unanswered[work.rid] = reservation
 
     def _pace_of(self, replica: _Replica, now: float) -> float:
-        """The expected pace of the replica, or the pace that its oldest unanswered request implies, if that
-        is slower."""
+        """The slower of the replica's expected pace and the pace that its oldest unanswered request
+        implies."""
         pace = replica.pace.beside(self._pace.value, now) or 1.0
         for oldest in replica.unanswered.values():
             return max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))

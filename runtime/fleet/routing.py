@@ -135,8 +135,7 @@ class Router:
         """Token limit → its replica. All requests of a limit go to one replica, as one scheduler has to count
         all their tokens."""
         self._idle: dict[str, asyncio.Event] = {}
-        """Replica → event that is set when the replica has no request left. Entries exist while `wait_idle`
-        waits."""
+        """Replica → event that is set when the replica has no request left; only while `wait_idle` waits."""
 
     # --- a request arrives ------------------------------------------------------------------------
 

@@ -43,8 +43,7 @@ def _sum(stats: dict[str, SchedulerStats | None], states: Mapping[str, State]) -
 
 
 def _joined(snapshots: list[Snapshot]) -> Snapshot:
-    """Merge the snapshots: the trees stand beside each other, and the queue shares of a program are
-    summed."""
+    """Merge the snapshots: trees side by side, and the queue shares of each program summed."""
     nodes: list[TreeNode] = []
     queue: dict[str, QueueShare] = {}
     for snapshot in snapshots:

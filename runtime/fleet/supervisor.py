@@ -86,8 +86,7 @@ class EngineSupervisor:
         self._restart: asyncio.Task[None] | None = None
         self._restart_times: collections.deque[float] = collections.deque()
         self._running = False
-        """Whether an engine core has been started; False again after `close_now`, `aclose` or a failed
-        restart."""
+        """Whether an engine core was started. False after `close_now`, `aclose` or a failed restart."""
         self._files: ModelFiles | None = None
         self._draft_files: ModelFiles | None = None
         self.info: ModelInfo | None = None
@@ -125,8 +124,7 @@ class EngineSupervisor:
             engine.stop()
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message. It is dropped while there is no engine core. Raises the encoding error if it cannot
-        be encoded."""
+        """Send a message, or drop it if there is no engine core. Raises the error if encoding it fails."""
         if self._engine is not None:
             self._engine.send(message)
 

@@ -168,8 +168,7 @@ class Frontend:
 
     @property
     def gave_up(self) -> bool:
-        """Whether the frontend is closed: it has not been started, was closed, or its last replica is
-        gone."""
+        """Whether the frontend is not started, is closed, or has lost its last replica for good."""
         return self._closed is not None
 
     @property

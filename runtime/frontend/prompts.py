@@ -24,8 +24,7 @@ KINDS = "a text, a list of token ids, or a list of texts and lists of token ids"
 
 
 def segments_of(given: Any, field: str = "prompt") -> tuple[Segment, ...]:
-    """The segments of one prompt. Raises `InvalidRequest` unless `given` is a `Prompt`. `field` is the name
-    for the error."""
+    """The segments of one prompt. Raises `InvalidRequest`, naming `field`, unless `given` is a `Prompt`."""
     if isinstance(given, str):
         return (given,)
     parts = _items(given, field)
@@ -64,8 +63,7 @@ def check_types(request: Generate) -> None:
 
 
 def check_chat(chat: Sequence[ChatMessage] | None) -> None:
-    """Raise `InvalidRequest` unless `chat` is None or a list of messages whose roles and contents are
-    texts."""
+    """Raise `InvalidRequest` unless `chat` is None or messages whose roles and contents are texts."""
     if chat is None:
         return
     if isinstance(chat, str) or not isinstance(chat, Sequence):
@@ -79,7 +77,7 @@ def check_chat(chat: Sequence[ChatMessage] | None) -> None:
 
 
 def check_prompt(request: Generate, most_tokens: int) -> None:
-    """Check the prompt of a request before it is tokenised, as tokenising one that is too long would delay
+    """Check the prompt of a request before it is tokenised, as tokenising a prompt that is too long delays
     others.
 
     most_tokens : length of the longest prompt that the engine takes
@@ -150,8 +148,7 @@ def _segment(given: Any, field: str) -> Segment:
 
 
 def _items(given: Any, field: str) -> Sequence[Any]:
-    """The items of a sequence, an iterator, or a NumPy or PyTorch array. Raises `InvalidRequest` for
-    others."""
+    """The items of a sequence, iterator, NumPy or PyTorch array. Raises `InvalidRequest` otherwise."""
     items = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(items, Iterator):
         items = list(items)

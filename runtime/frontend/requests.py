@@ -168,7 +168,7 @@ class Requests:
                 log.warning("requests that were still running after %g s: %d", seconds, len(self.outputs))
 
     def _of(self, engine_id: str) -> OutputQueue | None:
-        """The output of the request with the id `engine_id` in the engine core; None if it has no reader any
+        """The output of the request with the id `engine_id` in the engine core; None if nobody reads it any
         more."""
         output = self.outputs.get(engine_id.rpartition("~")[0])
         return output if output is not None and output.request.rid == engine_id else None

@@ -33,8 +33,7 @@ class SnapshotStore(Protocol):
     (`ramify.ray.snapshots.RemoteSnapshots`) on a cluster."""
 
     def new(self) -> str:
-        """A name for a new KV snapshot: the `path` for `ExportPrefix` and `ImportPrefix`. Raises
-        `OSError`."""
+        """A name for a KV snapshot: the `path` for `ExportPrefix` and `ImportPrefix`. Raises `OSError`."""
 
     def has_room(self, size: int) -> bool:
         """Whether there is room for a KV snapshot of `size` bytes. Raises `OSError`."""
@@ -100,8 +99,7 @@ def remove_abandoned(below: Path) -> None:
 
 
 class NewFile:
-    """A new file, which can be written at any offset. Raises `OSError`, also if a file of this name
-    exists."""
+    """A new file, writable at any offset. Raises `OSError`, also if a file of this name exists."""
 
     def __init__(self, path: str) -> None:
         self._path = path

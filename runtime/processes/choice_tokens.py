@@ -1,7 +1,6 @@
 """Tokenisation of choices after a prompt: the tokens that are scored for each choice.
 
-A choice is tokenised together with the text at the end of the prompt, so its first token may contain the end
-of the prompt:
+A choice is tokenised together with the end of the prompt's text, so its first token may contain that end:
 
     prompt           "Answer: "      →  Answer|:|␣
     prompt + choice  "Answer: Yes"   →  Answer|:|␣Yes

@@ -68,8 +68,8 @@ class Inbox(Generic[T]):
             return None
 
     def drain(self) -> list[T]:
-        """All messages that have arrived, without waiting. Messages that cannot be decoded are logged and
-        left out."""
+        """All messages that have arrived, without waiting. Messages that cannot be decoded are only
+        logged."""
         messages: list[T] = []
         while True:
             try:

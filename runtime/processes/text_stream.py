@@ -149,8 +149,8 @@ class TextStream:
         return kept, self._text[start:end]
 
     def _decode_pending(self) -> bool:
-        """Append the text of the pending ids, unless that text ends inside a character. Returns whether it
-        was appended."""
+        """Append the text of the pending ids, if it is of whole characters. Returns whether it was
+        appended."""
         text = self._pending_text()
         if text.endswith(REPLACEMENT) and len(self._ids) - self._read < LONGEST_UNFINISHED:
             self._whole = len(text.rstrip(REPLACEMENT))

@@ -51,8 +51,8 @@ CACHED_FROM = 24
 
 
 class ProcessorTimeOver(BaseException):
-    """Raised in the block of `processor_time_limit` when the time is over. An `except Exception` does not
-    catch it."""
+    """Raised in the block of `processor_time_limit` when time is over. `except Exception` does not catch
+    it."""
 
 
 @contextlib.contextmanager
@@ -183,10 +183,10 @@ class PromptTokenizer:
         return prompt, ids
 
     def _forks(self, request: Generate, prompt: tuple[Segment, ...], ids: list[int]) -> tuple[int, ...]:
-        """Numbers of ids after which later prompts are expected to part from this one: at the places that the
-        hint names, and after the last message of a chat.
+        """Numbers of ids after which later prompts are expected to diverge from this one: at the places that
+        the hint names, and after the last message of a chat.
 
-        Each is found by tokenising the text after the place alone, and comparing its tokens with the end of
+        A number is found by tokenising the text after the place, and comparing its tokens with the end of
         `ids`.
         """
         tails: list[tuple[Segment, ...]] = []
@@ -292,8 +292,7 @@ class PromptTokenizer:
         return ids
 
     def _encode_joint(self, text: str, start: bool) -> tuple[list[int], list[int]]:
-        """Do as `_encode`, and also return the position in `text`, in characters, at which each token
-        ends."""
+        """Do as `_encode`, and also return the position in `text`, in characters, of each token's end."""
         found = self._tokenizer(text, add_special_tokens=start, return_offsets_mapping=True)
         ids, ends = found["input_ids"], [end for _, end in found["offset_mapping"]]
         return (ids[1:], ends[1:]) if start and self._has_two_bos(ids) else (ids, ends)

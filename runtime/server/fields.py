@@ -77,8 +77,8 @@ class Fields:
         return value
 
     def take_text(self, field: str) -> str | None:
-        """The JSON text of `field` exactly as the client wrote it, with its key order and numbers; None if
-        not given."""
+        """The JSON text of `field` as the client wrote it, with its key order and numbers; None if not
+        given."""
         raw = self._take_raw(field)
         if raw is None:
             return None
@@ -86,14 +86,13 @@ class Fields:
         return bytes(raw).decode()
 
     def take_json(self, field: str) -> str | None:
-        """The JSON text of `field`. If the field holds a string, that string is the JSON text. None if not
-        given."""
+        """The JSON text of `field`, or the JSON text in `field` if that is a string; None if not given."""
         text = self.take_text(field)
         return msgspec.json.decode(text, type=str) if text and text.lstrip().startswith('"') else text
 
     def take_struct(self, field: str, kind: type[T]) -> T | None:
-        """The object in `field` as a `kind`; None if not given. Unlike `take`, this refuses unknown fields by
-        name."""
+        """The object in `field` as a `kind`; None if not given. This refuses unknown fields, `take` does
+        not."""
         inner = self.take_object(field)
         return None if inner is None else inner.as_struct(kind)
 
@@ -177,8 +176,8 @@ class Fields:
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
-    """Decode `data` as `kind`. Raises `InvalidRequest`. `path` is the place of `data` in the body, "" for the
-    whole body."""
+    """Decode `data` as `kind`. Raises `InvalidRequest`. `path` is the place of `data` in the body ("" for the
+    whole body)."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

@@ -54,8 +54,7 @@ class ChoiceUsages:
         self._ended: list[Usage] = []
 
     def end_choice(self, usage: Usage) -> PromptTotals | None:
-        """Add the usage of a choice that has ended. Returns the totals if all choices have ended, else
-        None."""
+        """Add the usage of a choice that has ended. Returns the totals after the last choice, else None."""
         self._ended.append(usage)
         return PromptTotals.of_choices(self._ended) if len(self._ended) == self._n else None
 

@@ -24,8 +24,7 @@ _KINDS["stop"] = str | tuple[str, ...]
 
 _OWN = ("n", "max_tokens", "logprobs", "prompt_logprobs_start")
 COMMON = {name: name for name in _KINDS if name not in _OWN}
-"""Sampling options that every dialect takes under our names. A new field of `SamplingParams` is included
-automatically."""
+"""Sampling options that every dialect takes under our names, including new fields of `SamplingParams`."""
 
 _ALL_TOKENS = -1
 """The value of top_k that means "no top-k" in vLLM and SGLang."""

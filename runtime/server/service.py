@@ -123,8 +123,7 @@ class Service:
         user: str | None = None,
         choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
-        """The chunks of a generation by the frontend. Records metrics, and logs one line when the generation
-        ends in any way.
+        """The chunks of a generation. Records metrics, and logs a line when the generation ends in any way.
 
         `choices` collects the usages of all choices of the prompt; None if there is only this one.
         """

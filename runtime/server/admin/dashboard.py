@@ -78,8 +78,7 @@ async def dashboard_page(request: Request) -> Response:
 
 @router.get("/live")
 async def live_figures(request: Request) -> Response:
-    """The data that the dashboard shows. The query parameter ``program`` names the program whose requests are
-    listed."""
+    """The dashboard's data. The query parameter ``program`` names the program whose requests are listed."""
     service = Service.serving(request)
     snapshots = request.app.state.snapshots
     assert isinstance(snapshots, SnapshotCache)

@@ -49,8 +49,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """Health check by a generation: 200 if one token is generated within `GENERATE_LIMIT_S` seconds; else
-    503."""
+    """Health check by a generation: 200 if it yields a token within `GENERATE_LIMIT_S` seconds; else 503."""
     service = Service.serving(request)
     _check(service)
     info = service.frontend.info

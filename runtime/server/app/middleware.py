@@ -19,8 +19,7 @@ logger = logging.getLogger("ramify.server")
 
 _OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
-"""Read-only paths that also accept the key as the password of basic authentication. Browsers prompt for such
-a password."""
+"""Read-only paths that also take the key as the password that browsers prompt for: basic authentication."""
 
 
 class OneFormOfPath:

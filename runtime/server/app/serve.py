@@ -179,8 +179,7 @@ def stop_signals() -> Iterator[StopSignal]:
 
 
 class _Server(uvicorn.Server):
-    """The server of uvicorn, without uvicorn's signal handling: the process ends with status 0, not by the
-    signal."""
+    """The server of uvicorn without its signal handling: the process ends with status 0, not by a signal."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)

@@ -64,8 +64,7 @@ class Chat:
 
 
 def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect, rid: str) -> Chat:
-    """Take the chat from `fields`, as a request with the id `rid`. Raises `InvalidRequest`, which names the
-    field."""
+    """Take the chat from `fields`, as a request with the id `rid`. Raises `InvalidRequest` with the field."""
     if chat_format is None:
         raise InvalidRequest(
             "The model has no chat template.", field=dialect.turns, remedy="Use /v1/completions."

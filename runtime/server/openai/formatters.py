@@ -39,8 +39,7 @@ class ResponseFormatter(ABC):
 
     @abstractmethod
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
-        """The choice objects for the text of `chunk` of choice `index`. Each is sent in an event of its
-        own."""
+        """The choice objects for the text of `chunk` of choice `index`: one for each event to send."""
 
     def stream_body(self, choices: list[Body]) -> Body:
         """The body of one stream event."""
@@ -56,8 +55,7 @@ class ResponseFormatter(ABC):
 
 
 class ChatFormatter(ResponseFormatter):
-    """Makes the bodies of /v1/chat/completions. In a stream, the first event of a choice contains the
-    role."""
+    """Makes the bodies of /v1/chat/completions. In a stream, the first event of a choice has the role."""
 
     kind = "chat.completion.chunk"
 

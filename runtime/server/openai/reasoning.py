@@ -18,8 +18,7 @@ from ramify.runtime.server.fields import Fields
 from ramify.text import shortened
 
 START, END = "<think>", "</think>"
-"""The marks of DeepSeek R1, Qwen 3 and most later models. They are used for templates without marks of their
-own."""
+"""The marks of DeepSeek R1, Qwen 3 and most later models, used for templates without marks of their own."""
 
 BOUND = 1024
 """Default reasoning budget, in tokens, for a model that is not a reasoning model: such a model seldom writes
@@ -54,8 +53,7 @@ class ReasoningUse:
 
 
 class _ReasoningSwitch:
-    """The decision whether to reason. All fields that set the decision must agree; other fields only suggest
-    reasoning."""
+    """The decision whether to reason. Fields that set it must agree; other fields only suggest reasoning."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self.thinks = chat_format.thinking is not None or any(

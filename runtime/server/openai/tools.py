@@ -44,8 +44,7 @@ Mode = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request. `callable` holds the indices in `tools` of the tools that this turn may
-    call."""
+    """The tools of a request. `callable` has the indices in `tools` of those that this turn may call."""
 
     tool_format: ToolFormat
     tools: tuple[Tool, ...]
@@ -179,7 +178,7 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
 
 
 def _object_schema(parameters: str, function: Fields) -> str:
-    """`parameters`, with ``"type": "object"`` added if they have no type. Raises `InvalidRequest` for another
+    """`parameters`, with ``"type": "object"`` if no type is given. Raises `InvalidRequest` for another
     type."""
     path = function.path("parameters")
     members: dict[str, msgspec.Raw] = decode(msgspec.Raw(parameters.encode()), dict[str, msgspec.Raw], path)
@@ -232,8 +231,7 @@ def _take_allowed(allowed: Fields, names: Sequence[str], nested: bool) -> _Choic
 
 
 def _inner(fields: Fields, field: str, nested: bool) -> Fields:
-    """The fields of a function: with `nested`, those in the inner object `field`; otherwise `fields`
-    itself."""
+    """The fields of a function: with `nested`, the inner object `field`; otherwise `fields` itself."""
     if not nested:
         return fields
     inner = fields.take_object(field) or Fields({}, fields.path(field))

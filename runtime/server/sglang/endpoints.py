@@ -200,8 +200,7 @@ def _fields_of_body() -> Iterator[None]:
 
 
 def _loading(request: Request) -> FrontendProtocol:
-    """The frontend of a server that lets requests load adapters. Raises `LoadingNotAllowed` for other
-    servers."""
+    """The frontend, if requests may load adapters. Raises `LoadingNotAllowed` if they may not."""
     service = Service.serving(request)
     if not service.config.lora_loading:
         raise LoadingNotAllowed(
