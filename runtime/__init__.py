@@ -12,7 +12,8 @@ scheduler    which tokens the next step computes
 processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
 fleet        several replicas behind one frontend
 frontend     request ids, answers, cancellation, back-pressure
-inspect      the memory that a model would need, without loading it; quantize writes packed weights
+inspect      the memory that a model would need, without loading it
+quantize     writes packed weights
 engine       the engine in a user's script
 server       HTTP, one folder for each API dialect
 

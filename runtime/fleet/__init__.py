@@ -8,7 +8,8 @@ fleet       engine cores behind one frontend: how they start, drain, leave, die 
 routing     requests: each finds a replica, is sent and ends
 control_calls   messages that one replica or all of them answer
 local       the engine cores of this machine
-moves       when cached pages are moved to another replica; kv_connector: carries out the moves
+moves       when cached pages are moved to another replica
+kv_connector    carries out the moves
 stats       the counters of all replicas, merged into those of one engine
 
 `index`, `placement` and `moves` are pure: no I/O, no clock, no processes.

@@ -147,9 +147,9 @@ class KVConnector:
         scope: str,
         then: Callable[[], None],
     ) -> bool:
-        """Move pages of the prompt of `work`, which is placed on `target`, to that replica. They come from a
-        replica that holds them, if moving is faster than computing. Otherwise a prefill replica, if there is
-        one, computes them.
+        """Move pages of the prompt of `work` to `target`, the replica on which `work` is placed. The pages
+        come from a replica that holds them, if moving is faster than computing. Otherwise a prefill replica,
+        if there is one, computes them.
 
         ids : token ids of the prompt of `request`
         scope : the prefix tree's scope for `request`

@@ -5,7 +5,7 @@ Pages are moved if that is faster than computing them there.
 Example: a prompt has 1,500 tokens, of 22.5 KB each. Its replica holds 96 tokens, another replica 1,408.
 
     to compute    1,312 tokens x 0.3 ms                 0.39 s
-    to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.11 s, so they are moved
+    to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.13 s, so they are moved
 
 Both paces are measured: that of computing on the replica by its answers (`Placement`), and that of moving by
 earlier moves. If a move takes longer than computing, it is given up, and the pages are computed.

@@ -365,8 +365,8 @@ class Router:
         self._pins = {limit: home for limit, home in self._pins.items() if home != name}
 
     def lose(self, name: str, *, died: bool) -> list[str]:
-        """Forget the requests of a replica that takes no messages any more. Returns their ids. If it died,
-        requests that waited for a prompt computed there are included."""
+        """Forget the requests of a replica that takes no messages any more, and return their ids. If the
+        replica died, they include requests that waited for a prompt computed there."""
         rids = [rid for rid, found in self._requests.items() if found.replica == name]
         for asked in self._control_calls.waiting_for(name):
             found = self._requests.get(asked.removeprefix(PLACE))

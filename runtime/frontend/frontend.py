@@ -59,7 +59,7 @@ class Frontend:
     """Sends requests to the replicas and returns their chunks.
 
     workers : processes for the engine core of the first replica, if they were started early
-    make_fleet : makes the fleet from its callbacks; None for `config.replicas` replicas on this machine
+    make_fleet : makes the fleet, given its callbacks; None: `config.replicas` replicas on this machine
     """
 
     def __init__(

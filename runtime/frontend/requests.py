@@ -5,8 +5,8 @@ while the last chunks of the earlier request are in transit: the number keeps th
 
 Quarantine: requests that may be the cause of an engine core's deaths run one at a time, apart from others.
 
-deaths 1, 2     the requests of the engine core are sent again at once, together with others
-then            a request that was in flight at both deaths, without progress in between, is a suspect
+after a death   the requests of the engine core are sent again at once, except suspects
+a suspect       was in flight at two deaths, without progress in between
 one at a time   a suspect runs alone until it has produced `PROGRESS` more tokens, or has ended
 a death there   counts only for the suspect that ran; after two such deaths that suspect fails
 """

@@ -2,9 +2,9 @@
 
 The folder is in shared memory if possible.
 
-Names are made here. A file is always a new one (O_EXCL), is never opened through a link, and is readable only
-by its user. Files are read and written, not mapped, so that a full disk or a truncated file is an error and
-not a signal that ends the process.
+This module makes the names of the files. A file is always a new one (O_EXCL), is never opened through a link,
+and is readable only by its user. Files are read and written, not mapped, so that a full disk or a truncated
+file is an error and not a signal that ends the process.
 """
 
 from __future__ import annotations

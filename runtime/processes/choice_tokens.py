@@ -6,8 +6,8 @@ A choice is tokenised together with the end of the prompt's text, so its first t
     prompt + choice  "Answer: Yes"   →  Answer|:|␣Yes
     shared 2 (Answer, :), ids [␣Yes], dropped 0: the score is that of ␣Yes after "Answer:".
 
-`dropped` is the number of leading ids that only spell the end of the prompt, which the prompt alone splits
-into other tokens. They are computed and not scored.
+`dropped` is the number of leading ids that only spell the end of the prompt: the prompt alone splits its end
+into other tokens. These ids are computed and not scored.
 """
 
 from __future__ import annotations

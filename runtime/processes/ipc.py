@@ -28,7 +28,7 @@ _encoder = msgspec.msgpack.Encoder()
 class Inbox(Generic[T]):
     """The receiving end at `path`, for messages of type `kind` (a union of tagged structs).
 
-    refuse : called with the request id and the reason for a message of another type; None: `recv` raises
+    refuse : called for a message of another type, with the request id and the reason; None: `recv` raises
     """
 
     def __init__(self, path: Path, kind: Any, refuse: Callable[[str, str], None] | None = None) -> None:

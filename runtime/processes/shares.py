@@ -71,10 +71,10 @@ def shares(config: EngineConfig) -> list[Share]:
 
 
 def share_of(config: EngineConfig, index: int) -> Share:
-    """The share of the replica number `index`, which may be added to those that the engine started with.
+    """The share of replica number `index`, whether the engine starts with this replica or adds it later.
 
     An added replica gets the next GPU. On the CPU it shares cores with others, as the shares of running
-    replicas stay: it gets the last part of the cores divided into `index` + 1 parts.
+    replicas stay: it gets the last of `index` + 1 parts of the cores.
 
     Raises `UnsupportedField` if every GPU or core has a replica.
     """

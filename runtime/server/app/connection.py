@@ -6,8 +6,8 @@
 - CONNECT is refused with 400, whatever its target: this server is no proxy.
 - A body of unknown length is sent to an HTTP/1.0 client without chunks, and ended by closing the connection,
   since HTTP/1.0 has no chunked encoding (RFC 9112, section 6.1).
-- A connection without a pending response is closed after `timeout_keep_alive` seconds without a byte. So is
-  one that has sent no request yet, or only a part of a head.
+- A connection without a pending response is closed after `timeout_keep_alive` seconds without a byte. So is a
+  connection that has sent no request yet, or only a part of a head.
 """
 
 from __future__ import annotations

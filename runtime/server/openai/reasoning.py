@@ -39,7 +39,7 @@ class ReasoningUse:
     """The reasoning that a request asks for."""
 
     preamble: Preamble | None
-    """The free text for the reasoning; None if the prompt does not ask for reasoning."""
+    """The preamble (free text before the answer) for the reasoning; None if the prompt asks for none."""
     wanted: bool | None
     """Whether the request asks for reasoning; None if it leaves that to the model."""
     apart: bool
