@@ -1,4 +1,4 @@
-"""Compiles numba functions before they are needed, in as many processes as there are cores.
+"""Compiles numba functions before they are needed, in parallel processes: at most one for each core.
 
 numba compiles the functions of a module when it is first imported, on one core, and caches the machine code
 on disk. With an empty cache that takes about 40 s. In that case an engine that starts, and `ramify pull`,

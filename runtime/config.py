@@ -212,7 +212,7 @@ class EngineConfig:
     replicas: int = 1
     """Number of replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
     kv_memory_gb, max_running and threads are per replica. On the CPU replicas divide the cores; on CUDA each
-    has a GPU. A replica that dies is restarted, and its requests continue on the others meanwhile. On one CPU
+    has a GPU. A replica that dies is restarted, and its requests continue on other replicas. On one CPU
     machine two replicas are usually slower than one."""
     kv_events: str | None = None
     """An address, tcp://HOST:PORT, at which routers can subscribe to what enters and leaves the prefix trees,

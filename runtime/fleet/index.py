@@ -1,7 +1,7 @@
 """Prefix index: digests of the page ends that each replica holds, from the changes of its prefix tree.
 
-Changes are hints. If one is missing or late, tokens are computed again or a request waits longer; the output
-stays the same.
+Changes are hints. If a change is missing or late, tokens are computed again or a request waits longer; the
+output stays the same.
 """
 
 from __future__ import annotations

@@ -193,7 +193,8 @@ class KVConnector:
         then: Callable[[], None],
     ) -> bool:
         """Let a prefill replica compute the whole pages that `target` lacks, and move them to `target`.
-        Parameters and result are those of `fetch`, `held` and `expected` those of `choose`."""
+        `held` and `expected` are those of `choose`; the other parameters and the result are those of
+        `fetch`."""
         end, now = len(work.digests), time.monotonic()
         gained = (end - expected) * self._placement.page_size
         if gained < LEAST_TOKENS:

@@ -7,8 +7,8 @@ Example: a prompt has 1,500 tokens, of 22.5 KB each. Its replica holds 96 tokens
     to compute    1,312 tokens x 0.3 ms                 0.39 s
     to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.13 s, so they are moved
 
-Both paces are measured: that of computing on the replica by its answers (`Placement`), and that of moving by
-earlier moves. If a move takes longer than computing, it is given up, and the pages are computed.
+The pace of computing is measured by the replica's answers (`Placement`), the pace of moving by earlier moves.
+If a move takes longer than computing, it is given up, and the pages are computed.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ KEPT = 0.9
 """Decay of a measured pace: the factor by which the weight of earlier answers shrinks with each new one."""
 DOUBTED_S = 10.0
 """Half-life of a replica's measured pace, in seconds without an answer: after that time the expected pace is
-the mean of the replica's and the fleet's. Otherwise a replica that was slow once would get no request by
+the mean of the replica's pace and the fleet's. Otherwise a replica that was slow once would get no request by
 which to show that it is fast again."""
 STEP = 512.0
 """Work, in tokens, assumed to be left in the step that is running when a request arrives."""

@@ -23,7 +23,7 @@ class FleetStats(SchedulerStats, frozen=True, kw_only=True):
 
 
 def merged(replies: Mapping[str, Reply], states: Mapping[str, State]) -> Reply:
-    """Merge the replies of several replicas. `states` has all replicas, those without a reply too."""
+    """Merge the replies of several replicas. `states` includes the replicas without a reply."""
     first = next(iter(replies.values()))
     if first.stats is None:
         return first

@@ -32,7 +32,7 @@ RESTART_WINDOW_S = 60.0
 
 
 class EngineSupervisor:
-    """An engine core on this machine that is restarted when it dies; an `EngineCore`.
+    """An `EngineCore` on this machine, which is restarted when it dies.
 
     All callbacks run on the event loop that `start` ran on.
 

@@ -34,7 +34,7 @@ def vector_of(pooled: bytes, dimensions: int | None, *, normalize: bool) -> np.n
     """The embedding made from the bytes of a pooled hidden state (`TextChunk.embedding`): (dimensions,)
     float32.
 
-    If `dimensions` is given, the vector is truncated to its first entries (Kusupati et al. 2022, "Matryoshka
+    If `dimensions` is given, only the first `dimensions` entries are kept (Kusupati et al. 2022, "Matryoshka
     Representation Learning"). With `normalize` it is then divided by its Euclidean length. Raises
     `InvalidRequest` if the vector has fewer than `dimensions` entries.
     """

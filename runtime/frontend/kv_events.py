@@ -1,8 +1,8 @@
 """KV events in vLLM's format: what the prefix trees hold, for routers that choose between servers.
 
-A block is a page. Its hash is the 64-bit digest of all tokens up to its end (`ramify.radix.digest`), which is
-equal in every process. Routers use it as a name, and compute their own hashes from `token_ids`. Example with
-pages of 4, after a prompt of ten tokens and a second prompt that shares its first five:
+A block is a page. Its hash is the 64-bit digest of all tokens up to the block's end (`ramify.radix.digest`),
+and is equal in every process. Routers use the hash as a name, and compute their own hashes from `token_ids`.
+Example with pages of 4, after a prompt of ten tokens and a second prompt that shares its first five:
 
     BlockStored   block_hashes [h1, h2]   parent None   token_ids [0, …, 7]
     BlockStored   block_hashes [h3]       parent h1     token_ids [4, 91, 92, 93]

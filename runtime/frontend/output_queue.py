@@ -20,7 +20,7 @@ SUSPECT_AT = 2
 """Number of deaths after which a request is a suspect. A request that was in flight at all of these deaths,
 and made no progress in between, may be their cause."""
 MOST_ALONE = 2
-"""Number of deaths of engine cores that ran a request alone, after which that request fails."""
+"""Number of deaths after which a request fails that ran alone in the engine core at each of them."""
 PROGRESS = 32
 """Number of output tokens since the last death that clear a request of suspicion. A request that kills an
 engine core at some token kills the next one at the same token. Fewer tokens than this are in transit to the
@@ -32,7 +32,7 @@ class OutputQueue:
     one event loop.
 
     request : the request as sent to the engine core
-    rid : the id in the chunks that the reader gets; None for that of `request`
+    rid : the id in the chunks that the reader gets; None: the id of `request`
     """
 
     def __init__(self, request: Generate, rid: str | None = None) -> None:
@@ -98,8 +98,8 @@ class OutputQueue:
         return msgspec.structs.replace(request, continues=output)
 
     def _repeats(self, chunk: TextChunk) -> bool:
-        """Whether `chunk` repeats the output that has arrived. A chunk that finishes the request before the
-        end of that output does not."""
+        """Whether `chunk` begins with the text to be repeated, or is a beginning of that text and not the
+        last chunk."""
         expected = self._repeated_text
         return chunk.text.startswith(expected) or (expected.startswith(chunk.text) and chunk.finish is None)
 

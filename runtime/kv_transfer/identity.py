@@ -29,8 +29,8 @@ OPTIONS = (
     "rope_scaling",
     "seed",
 )
-"""Options of the engine that change keys and values: those of the arithmetic, and those of RoPE, on which the
-context length has an effect. `seed` determines the weights of a dummy model."""
+"""Engine options that change keys and values: options of the arithmetic and of RoPE. The context length has
+an effect on RoPE; `seed` determines the weights of a dummy model."""
 
 HEAD = 1 << 18
 SAMPLES, SAMPLE = 64, 1 << 12

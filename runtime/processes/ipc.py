@@ -118,8 +118,8 @@ class Outbox:
 
 
 class Publisher:
-    """Publishes numbered messages to any number of subscribers by a PUB socket at `address`. With `replay`, a
-    ROUTER socket at that address sends missed messages again.
+    """Publishes numbered messages to any number of subscribers by a PUB socket at `address`. A ROUTER socket
+    at the address `replay`, if given, sends missed messages again.
 
     The frames are those of vLLM's KV events. Numbers have 8 bytes and are big-endian:
 

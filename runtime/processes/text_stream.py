@@ -41,7 +41,7 @@ class TextStream:
 
     `decode` turns token ids into text. `context` holds the last ids of the prompt: some tokenizers decode a
     token differently at the start of a text. `overlap` is the end of the prompt if the output begins by
-    spelling it again (token healing). It is cut off the text. Stop strings count only after all texts in
+    spelling it again (token healing). This repetition is cut off. Stop strings count only after all texts in
     `stop_after` have appeared, in that order. `special` has the spelling of each special token.
     """
 

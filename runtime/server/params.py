@@ -238,8 +238,8 @@ async def explained(
     tell: Tell | None = None,
 ) -> AsyncGenerator[TextChunk, None]:
     """The chunks of `stream`, in the client's terms. `explain` is applied to errors in constraints, and
-    `tell` to the enforcement of the grammar. `spelled` maps our names to the client's, and replaces the field
-    in other errors."""
+    `tell` to the enforcement of the grammar. In other errors the field is replaced by means of `spelled`: our
+    name → the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:

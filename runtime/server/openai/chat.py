@@ -27,7 +27,7 @@ class Dialect:
     """Name of the field with the messages or items."""
     take_turns: Callable[[Fields, ChatFormat], tuple[ChatMessage, ...]]
     take_format: Callable[[Fields], FieldConstraint | None]
-    """Function that takes the constraint on the answer; returns it with its field, None without one."""
+    """Function that takes the constraint on the answer; returns None if there is no constraint."""
     nested_tools: bool
     """Whether the fields of a function tool are in an inner object ``function``."""
 

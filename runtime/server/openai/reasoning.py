@@ -39,7 +39,7 @@ class ReasoningUse:
     """The reasoning that a request asks for."""
 
     preamble: Preamble | None
-    """The preamble (free text before the answer) for the reasoning; None if the prompt asks for none."""
+    """The preamble (free text before the answer) for the reasoning; None if no reasoning is asked for."""
     wanted: bool | None
     """Whether the request asks for reasoning; None if it leaves that to the model."""
     apart: bool

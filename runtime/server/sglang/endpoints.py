@@ -335,8 +335,8 @@ def _take_options(
     """The sampling options and the constraint of each prompt. The request gives one object for all prompts,
     or a list of objects.
 
-    `max_tokens` is the default for ``max_new_tokens``. An explicit null allows as many as fit into the
-    context.
+    `max_tokens` is the default for ``max_new_tokens``. With an explicit null only the context limits the
+    output.
     """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])
