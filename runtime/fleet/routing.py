@@ -129,7 +129,6 @@ class Router:
         self._receive = receive
         self._digests = Digests()
         self._requests: dict[str, FleetRequest] = {}
-        """Requests that have arrived and have not ended, by id."""
         self._isolation_replica: str | None = None
         self._pins: dict[str, str] = {}
         """Token limit → its replica. All requests of a limit go to one replica, as one scheduler has to count

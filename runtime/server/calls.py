@@ -61,7 +61,7 @@ router.add_route(PATH, answer_call, methods=["POST"])
 
 
 def _check(generate: Generate, service: Service) -> None:
-    """Check the fields that the frontend does not check."""
+    """Raise `InvalidRequest` for a wrong value of a field that the frontend does not check."""
     for field in UNSUPPORTED:
         if getattr(generate, field):
             raise UnsupportedField(
