@@ -10,11 +10,12 @@ executor     runs the model
 kv_transfer  KV snapshots: cached pages for another replica
 scheduler    which tokens the next step computes
 processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
-fleet        several replicas on one machine
+fleet        several replicas behind one frontend
 frontend     request ids, answers, cancellation, back-pressure
-inspect      the memory that a model would need, without loading it; quantize writes packed weights
+inspect      the memory that a model would need, without loading it
+quantize     writes packed weights
 engine       the engine in a user's script
-server       HTTP, one folder a dialect
+server       HTTP, one folder for each API dialect
 
 Layers, lowest first: own modules; model.shape; model; model.families; model.transformers;
 model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;

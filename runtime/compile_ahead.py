@@ -1,4 +1,4 @@
-"""Compiles numba functions before they are needed, in as many processes as there are cores.
+"""Compiles numba functions before they are needed, in parallel processes: at most one for each core.
 
 numba compiles the functions of a module when it is first imported, on one core, and caches the machine code
 on disk. With an empty cache that takes about 40 s. In that case an engine that starts, and `ramify pull`,
@@ -74,8 +74,8 @@ GRAMMARS = Modules(
     ),
     f"{_AUTOMATON}.masks.token_trie",
 )
-"""The grammar compiler and the walk of all tokens, which the first constraint needs. The two groups take 16 s
-and 13 s."""
+"""The grammar compiler and the walk over the vocabulary, which the first constraint needs. The two groups
+take 16 s and 13 s."""
 
 _free_cores = threading.Semaphore(len(usable_cores()))
 """Permits for compiling processes, one for each core. The kernels' processes are submitted first."""

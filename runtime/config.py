@@ -98,18 +98,18 @@ class EngineConfig:
     config and tokenizer are needed."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the computation. auto: bfloat16, but float32 on GPUs without bfloat16 instructions. On
-    CPUs without them auto is float32 only for the torch attention backend and for models by transformers'
-    code."""
+    CPUs without such instructions auto is float32 for the torch attention backend and for models that run by
+    transformers' code."""
     quantization: Literal["auto", "none", "int8", "int4", "gguf"] = "auto"
-    """Format of the weights. gguf: as in the GGUF file. int8, int4: quantised to it. none: not quantised.
-    auto: as in the file if that is quantised, unless dtype is float32 or the torch attention backend is used;
-    else none."""
+    """Format of the weights. none: not quantised. int8, int4: quantised to this format. gguf: as in the GGUF
+    file. auto: the format of the file if the file is quantised, unless dtype is float32 or the torch
+    attention backend is used; else none."""
     exact_activations: bool = False
     """Activations keep their dtype in products with quantised weights. Without this flag they are rounded
     unless dtype is float32. The CPU rounds them to int8 for int8 and int4 weights, with a scale for each
-    group of inputs, and rounds attention weights (after the softmax) to bfloat16; it does either only if the
-    processor is faster with it. GPUs of compute capability 8.9 and later round them to float8, for FP8
-    checkpoints that are made for it."""
+    group of inputs, and rounds attention weights (after the softmax) to bfloat16, each only if the processor
+    is faster with it. GPUs of compute capability 8.9 and later round activations to float8, for FP8
+    checkpoints made for that."""
     packed_cache_gb: float = 20.0
     """Disk space for packed copies of weights, in GiB, for all models together. A later start maps such a
     copy instead of packing the weights again. The least recently used copies are removed. 0: no copy is kept.
@@ -130,15 +130,15 @@ class EngineConfig:
     """Replay decoding steps as CUDA graphs. None: on with a CUDA device."""
     overlap: bool | None = None
     """Overlap scheduling: launch the next step while the host still works on the last one. None: on with a
-    CUDA device. With speculation, each step either drafts tokens or is launched ahead, whichever is measured
-    as faster."""
+    CUDA device. With speculation, each step drafts tokens or is launched ahead, whichever is faster by
+    measurement."""
     speculation: bool | None = None
     """Speculative decoding by prompt lookup: draft tokens are copied from equal prompts, from the request
     itself or from recent outputs, and verified in the next step, if that is faster. None: on with the CPU,
     and with a draft model."""
     draft_model: str | None = None
-    """A smaller model with the same tokenizer, which proposes draft tokens if prompt lookup finds none that
-    are likelier to be accepted, and if the measured time says that it pays. It is named as `model` is."""
+    """A smaller model with the same tokenizer, named as `model` is. It proposes draft tokens if prompt lookup
+    finds no draft tokens that are likelier to be accepted, and if drafting pays by measurement."""
     deterministic: bool | None = None
     """Outputs are equal bit for bit, whatever other requests run in the batch, however prefill is chunked,
     and whatever is cached. None: on with the cpu backend, with two exceptions: bfloat16 on processors with
@@ -149,7 +149,7 @@ class EngineConfig:
     """Tokens of a KV page. None: 16 on the CPU, 64 on a CUDA device."""
     kv_memory_gb: float | None = None
     """Memory for KV pages, in GiB; ignored if `num_pages` is given. None, on the CPU: enough for 20,480
-    tokens or two of the model's longest contexts, at most 1. None, on a CUDA device: the memory that
+    tokens or two contexts, whichever is more, but at most 1. None, on a CUDA device: the memory that
     `memory_fraction` leaves."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Number format of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, which fits
@@ -157,39 +157,38 @@ class EngineConfig:
     compute capability 8.9 or later."""
     num_pages: int | None = None
     memory_fraction: float | None = None
-    """The share of a CUDA device's memory that weights, workspace, KV pages and states may take together.
-    None: 0.9."""
+    """The share of a CUDA device's memory for weights, workspace, KV pages and states together. None: 0.9."""
     state_memory_gb: float | None = None
     """Memory for the states of a model with linear attention layers, in GiB; ignored if `num_states` is
-    given. None: as much as for KV pages; on the CPU at least `max_running` states, where these fit 1 GiB, and
-    2 in any case."""
+    given. None: as much as for KV pages, and at least 2 states. On the CPU, at least `max_running` states, or
+    as many as fit into 1 GiB."""
     num_states: int | None = None
     """Number of slots for states. Each running request takes one. The others hold cached states from which
     later requests continue."""
     context_length: int | None = None
-    """Tokens of prompt and output together. None: the model's own, and of longrope (Phi-3, Phi-4-mini) the
-    original one: above it every request has the long factors. More than the model was made for is taken with
-    a warning."""
+    """Tokens of prompt and output together. None: the model's own context, but with longrope (Phi-3,
+    Phi-4-mini) its original context: in a longer context every request gets the long factors. A context
+    longer than the model's own is accepted with a warning, if the model can compute it."""
     rope_scaling: Mapping[str, Any] | None = None
     """A rope_scaling as in config.json, which extends the context. It replaces the model's own; an example is
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. For yarn and linear the
-    context becomes the factor times the original one."""
+    context becomes the factor times the original context."""
     max_running: int | None = None
-    """Most requests in one batch. None: 128 on the CPU; on a CUDA device 256, with 32 GiB of memory 512, with
-    64 GiB 1,024."""
+    """Maximum number of requests in one batch. None: 128 on the CPU; on a CUDA device 256, or 512 from 32 GiB
+    of memory on, or 1,024 from 64 GiB on."""
     chunk_tokens: int | None = None
-    """Most prompt tokens computed in one step, over all requests. None: 512 on the CPU, 8,192 on a CUDA
-    device, but 2,048 if the device has less than 32 GiB."""
+    """Maximum number of prompt tokens computed in one step, over all requests. None: 512 on the CPU; on a
+    CUDA device 8,192, or 2,048 if the device has less than 32 GiB."""
     itl_target_ms: float | None = None
     """Target for the inter-token latency, in milliseconds. A step that also decodes takes only as many prompt
     tokens as can be computed within this time, by measurement: at least 16, and at most `chunk_tokens`. None:
     always up to `chunk_tokens`."""
     max_waiting: int = 2048
-    """Most queued requests; further ones are answered with 429."""
+    """Maximum number of queued requests; further requests are answered with 429."""
     policy: Literal["program", "prefix", "fcfs"] = "program"
-    """Order of admission among requests of one priority. program: highest ratio of waiting time to remaining
-    work first, by program. prefix: longest cached prefix first, less an allowance for waiting time. fcfs: by
-    arrival."""
+    """Order of admission among requests of one priority. program: by program, the highest ratio of waiting
+    time to remaining work first. prefix: longest cached prefix first; waiting time counts as cached tokens.
+    fcfs: by arrival."""
     threads: int | None = None
     """Number of compute threads of the scheduler. None: the number of cores that this process may use."""
     jump_forward: bool = True
@@ -197,16 +196,15 @@ class EngineConfig:
     splits it. Otherwise the model samples each of these tokens, and may split words in ways that it has not
     seen in training."""
     grammar_backend: Literal["auto", "ramify", "xgrammar", "llguidance", "outlines"] = "auto"
-    """The library that compiles constraints. auto: Ramify's own; a schema that it refuses goes to
-    outlines-core if that enforces all of it, and grammars in Lark's notation go to llguidance."""
+    """The library that compiles constraints. auto: Ramify's own. A schema that Ramify refuses goes to
+    outlines-core, if outlines-core enforces all of it. Grammars in Lark's notation go to llguidance."""
     grammar_timeout_s: float = 5.0
-    """Most processor time for compiling a constraint, in seconds. Requests whose constraint takes longer are
-    refused."""
+    """Limit of processor time for compiling a constraint, in seconds. Beyond it the request is refused."""
     grammar_memory_gb: float = 1.0
-    """Most memory for compiling a constraint, in GiB."""
+    """Limit of memory for compiling a constraint, in GiB."""
     special_tokens_in_messages: bool = True
     """Spellings of the model's special tokens in the texts of chat messages, such as <|im_start|>, become
-    these tokens, as with other servers. Off: in messages, tool results and tools they are ordinary text."""
+    these tokens, as with other servers. Off: such spellings in messages, tool results and tools stay text."""
     schemas: str | None = None
     """A folder of JSON schemas (*.json), read once at start. A $ref in a schema of a request may point to one
     of them: by its $id, by its path in the folder, or by a URI whose host and path equal the schema's path in
@@ -214,7 +212,7 @@ class EngineConfig:
     replicas: int = 1
     """Number of replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
     kv_memory_gb, max_running and threads are per replica. On the CPU replicas divide the cores; on CUDA each
-    has a GPU. A replica that dies is restarted, and its requests continue on the others meanwhile. On one CPU
+    has a GPU. A replica that dies is restarted, and its requests continue on other replicas. On one CPU
     machine two replicas are usually slower than one."""
     kv_events: str | None = None
     """An address, tcp://HOST:PORT, at which routers can subscribe to what enters and leaves the prefix trees,
@@ -233,7 +231,7 @@ class EngineConfig:
     replicas take over the pages and generate, so that long prompts do not delay their steps. This does not
     increase the throughput."""
     seed: int = 0
-    """Seed from which the seeds of requests that name none are drawn."""
+    """Seed of the generator that draws a seed for each request without one."""
     log_level: str = "warning"
     check_pages: bool = False
     """After every step, check that the numbers of free, evictable, leased and in-use pages add up to all
@@ -324,13 +322,12 @@ class EngineConfig:
                 )
 
     def most_requests(self, max_running: int) -> int:
-        """Most requests in flight: the batches of all replicas, each of `max_running` requests, and the
-        queue."""
+        """Maximum number of requests in flight: a batch of `max_running` for each replica, and the queue."""
         return self.replicas * max_running + self.max_waiting
 
     def most_of_a_flow(self, max_running: int) -> int:
-        """Most requests in flight of one flow (a body or a program): seven eighths of `most_requests`, so
-        that some are left for others."""
+        """Maximum number of requests in flight of one flow (a body or a program): seven eighths of
+        `most_requests`, so that some are left for other flows."""
         most = self.most_requests(max_running)
         return most - most // 8
 
@@ -350,8 +347,8 @@ class ServerConfig(EngineConfig):
     """Listen without an api_key on an address that other machines can reach, or publish kv_events at one."""
     allowed_hosts: str = ""
     """Comma-separated host names that requests may name in addition to loopback names and `host`. With an
-    api_key only the listed names are allowed, or every name if none is listed. *.example.com means names
-    below it, * any name."""
+    api_key only the listed names are allowed, or every name if none is listed. *.example.com means all names
+    below example.com, * any name."""
     cors: str = ""
     """Comma-separated origins of web pages that may use the server, such as https://app.example.com; * means
     any page."""
@@ -360,14 +357,14 @@ class ServerConfig(EngineConfig):
     """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
     this machine read as an adapter."""
     live_texts: bool = True
-    """The dashboard at / shows the ends of prompts and the beginnings of outputs. Off: the server stores
-    neither."""
+    """Show the ends of prompts and the beginnings of outputs in the dashboard at /. Off: neither is
+    stored."""
     incremental_streaming_output: bool = False
     """Each event of a /generate stream has only the new text, ids and output log-probabilities, as with
     SGLang's flag of this name. Otherwise each event has the whole output so far."""
     strict_fields: bool = False
     """Refuse fields of OpenAI's API that have no effect here. Otherwise each is named once in the log, and
-    those of a request in its response header x-ramify-ignored."""
+    the response header x-ramify-ignored names the ignored fields of its request."""
     drain_s: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
 

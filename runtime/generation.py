@@ -14,9 +14,9 @@ class GenerationResult:
         self.text = ""
         self.ids: list[int] = []
         self.pieces: list[tuple[int, int]] = []
-        """The values of the field of this name in all chunks, joined."""
+        """The concatenated `TextChunk.pieces` of all chunks: (ids, characters) of each piece of `text`."""
         self.controls: list[int] = []
-        """The values of the field of this name in all chunks, joined."""
+        """Positions in `text` at which control tokens begin (`TextChunk.controls`)."""
         self.forced: list[int] = []
         """Indices in `ids` of the forced tokens."""
         self.logprobs: list[TokenLogprobs] = []

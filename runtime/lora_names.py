@@ -22,8 +22,7 @@ def checked_name(name: str, field: str = "lora") -> str:
 
 def tree_scope(scope: str, revision: str | None) -> str:
     """The prefix tree's scope, made from a request's cache scope and the revision of its adapter (None
-    without an adapter). Requests share KV only if both are equal, as the adapter changes the keys and
-    values."""
+    without an adapter). Requests share KV only if both are equal, as an adapter changes keys and values."""
     return f"{revision or ''}:{scope}" if scope or revision is not None else ""
 
 

@@ -47,11 +47,11 @@ from ramify.spelling import nearest, parameters_of
 T = TypeVar("T")
 
 DRAIN_S = 30.0
-"""Default for the seconds that requests of a drained replica have to finish there."""
+"""Default number of seconds that requests of a drained replica have to finish there."""
 
 
 def _check_names(config: EngineConfig) -> None:
-    """Raise `NotFound` for a model or an adapter that this machine can tell does not exist."""
+    """Raise `NotFound` if a model or an adapter does not exist, as far as this machine can tell."""
     check_name(config.model)
     if config.draft_model is not None:
         check_name(config.draft_model, "draft_model")
@@ -72,8 +72,8 @@ class Engine:
     model : str
         A name, a hub id, a local folder, or a `.gguf` file.
     retries, retry_for
-        How often, and for how many seconds, a program sends a request again that failed because a process
-        died or the queue was full (`ramify.retry.Retry`).
+        How often, and for how many seconds, a program sends a failed request again if a process has died or
+        the queue was full (`ramify.retry.Retry`).
     priority : int, optional
         Priority of requests for which the program sets none, between -100 and 100: higher goes first.
     lora : str
@@ -84,8 +84,7 @@ class Engine:
     **options
         The other fields of `ramify.runtime.config.EngineConfig`.
 
-    Raises `NotFound` for a model or an adapter if this machine can tell that it does not exist. The hub is
-    not asked.
+    Raises `NotFound` if the model or an adapter does not exist, as far as is known without asking the hub.
 
     The processes start on first use or with `start`. They end with `close`, at the end of a ``with`` block,
     at the interpreter's exit, or when this process is killed. A child process that is forked after the start
@@ -323,11 +322,11 @@ class Engine:
         """Embed texts: (texts, dimensions) float32, or (dimensions,) for one text or one list of token ids.
 
         An embedding is the hidden state of the last token after the final norm, or with ``pooling="mean"``
-        the mean over all tokens. If `pooling` is None, it is the mode that the model's folder names
-        (``1_Pooling`` of sentence-transformers), "last" if it names none. The embedding is truncated to its
-        first `dimensions` entries, and with `normalize` scaled to length 1. The model's tokenizer adds its
-        special tokens to texts. Raises `InvalidRequest` for too many dimensions and for a wrong prompt, and
-        `UnsupportedField` if `pooling` is None and the model's own mode is not supported.
+        the mean over all tokens. If `pooling` is None, the mode is the one that the model's folder names
+        (``1_Pooling`` of sentence-transformers), or "last" if the folder names none. The embedding is
+        truncated to its first `dimensions` entries, and with `normalize` scaled to length 1. The model's
+        tokenizer adds its special tokens to texts. Raises `InvalidRequest` for too many dimensions and for a
+        wrong prompt, and `UnsupportedField` if `pooling` is None and the model's own mode is not supported.
         """
         given, several = prompts_of(prompts)
         request = Generate(

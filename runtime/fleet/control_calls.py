@@ -1,4 +1,4 @@
-"""Control calls: messages that one replica answers, or all of them, whose answers are merged into one."""
+"""Control calls: messages that one replica answers, or that all replicas answer, with the answers merged."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ADAPTER_S = 120.0
 """Time limit of a call about an adapter, in seconds. A replica that hangs is replaced sooner. The limit is
 for a replica that answers heartbeats while the disk with the adapter's files does not respond."""
 MOST_DEATHS = 2
-"""Number of deaths of asked replicas that a call survives. With one more death the call fails, as the call
-itself may be the cause."""
+"""Number of times that a replica may die before it answers a call. With one more death the call fails, as the
+call itself may be the cause."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class ControlCalls:
     """Control calls that have not been answered.
 
     replicas : the fleet's replicas by name; the caller adds and removes entries
-    labelled : the counters are a `FleetStats`, which has them by replica, even for a single replica
+    labelled : whether counters are a `FleetStats` (counters by replica), even for a single replica
     later : schedules a function to run after a number of seconds; None for `call_later` of the running loop
     """
 
@@ -66,8 +66,8 @@ class ControlCalls:
         self._turns = itertools.count()
 
     def ask(self, message: ToTokenizer, done: Callable[[Answer], None]) -> None:
-        """Send `message`, and call `done` with the answer: that of one replica, or the merged one of all. If
-        the message cannot be sent to a replica, a `Failed` counts as that replica's answer."""
+        """Send `message`, and call `done` with the answer of one replica, or the merged answer of all. If the
+        message cannot be sent to a replica, a `Failed` counts as that replica's answer."""
         call = _Call(message, done)
         self._ask(call)
         if isinstance(message, LoadLora | UnloadLora) and self._asked.get(message.rid) is call:
@@ -92,7 +92,7 @@ class ControlCalls:
                 self._send(call, [name])
 
     def left(self, name: str, *, died: bool) -> None:
-        """Stop waiting for the replica `name`. A call that only it was asked is sent to another one."""
+        """Stop waiting for the replica `name`. A call that waited only for `name` goes to another replica."""
         for call in list(self._asked.values()):
             if name in call.waiting:
                 call.waiting.discard(name)
@@ -166,8 +166,8 @@ class ControlCalls:
             call.done(answer)
 
     def _give_up(self, call: _Call) -> None:
-        """End a call whose time limit has passed. A missing answer counts as a failure, and a late replica is
-        told to unload the adapter."""
+        """End a call whose time limit has passed. A missing answer counts as a failure. After a `LoadLora`,
+        late replicas are told to unload the adapter."""
         message = call.message
         late, call.waiting = call.waiting, set()
         names = ", ".join(sorted(late))
@@ -199,7 +199,7 @@ class ControlCalls:
 
     def _loaded(self, message: LoadLora, answers: dict[str, Answer]) -> Answer:
         """The merged answer to the `LoadLora` `message`. If loading failed on a replica, or the replicas have
-        loaded different revisions, all of them unload the adapter."""
+        loaded different revisions, all replicas unload the adapter."""
         own = {name: replica.loras for name, replica in self._replicas.items() if replica.up}
         if all(message.name in own.get(name, ()) for name in answers):
             return self._merged(answers)  # it was loaded before: each replica has refused it

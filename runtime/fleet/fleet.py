@@ -54,8 +54,7 @@ log = logging.getLogger("ramify")
 
 
 class ReplicaOperator(Protocol):
-    """Interface for an operator's orders: replicas are added, drained and restarted while the fleet
-    serves."""
+    """Interface for an operator's orders: to add, drain and restart replicas while the fleet serves."""
 
     async def add_one(self) -> str: ...
     async def drain(self, name: str, limit_s: float) -> None: ...
@@ -255,8 +254,7 @@ class ReplicaFleet:
             )
 
     async def remove(self, name: str) -> None:
-        """Stop a replica now. Its requests continue on other replicas, after the output so far. Raises
-        `NotFound`."""
+        """Stop a replica now. Its requests continue elsewhere after the output so far. Raises `NotFound`."""
         replica = self._replica(name)
         rids = self._forget(name, replica)
         self._events.lost(None, rids)
@@ -391,8 +389,7 @@ class ReplicaFleet:
     # --- to the replicas --------------------------------------------------------------------------
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message to the replicas that it is for. Raises the encoding error if a request cannot be
-        encoded."""
+        """Send a message to its replicas. Raises the encoding error if a request cannot be encoded."""
         if isinstance(message, Generate):
             self._router.send(message)
         elif isinstance(message, Abort):

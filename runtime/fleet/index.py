@@ -1,7 +1,7 @@
 """Prefix index: digests of the page ends that each replica holds, from the changes of its prefix tree.
 
-Changes are hints. If one is missing or late, tokens are computed again or a request waits longer; the output
-stays the same.
+Changes are hints. If a change is missing or late, tokens are computed again or a request waits longer; the
+output stays the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ramify.engine_messages import TreeChange
 
 @dataclasses.dataclass(slots=True)
 class _Tree:
-    """The known part of a replica's prefix tree.
+    """The known part of a replica's prefix tree. Example: change 3 is lost; a whole tree is sent later.
 
     number     1     2     4      5     whole 5   6
     follows    yes   yes   no     yes   yes       yes
@@ -31,8 +31,7 @@ class _Tree:
     digests: set[int] = dataclasses.field(default_factory=set)
 
     def follows(self, change: TreeChange) -> bool:
-        """Record a change that has not been seen before. Returns False if changes between it and the last one
-        are missing."""
+        """Record a new change. Returns False if changes between the last one and this one are missing."""
         last = self.number if change.epoch == self.epoch else 0
         follows = change.whole or change.number == last + 1
         self.epoch, self.number = change.epoch, change.number
@@ -72,8 +71,8 @@ class PrefixIndex:
         del self._names[tree.bit]
 
     def apply(self, replica: str, change: TreeChange) -> bool:
-        """Apply a change of the replica's tree. Returns False if earlier changes are missing: then ask the
-        replica for a whole tree."""
+        """Apply a change of the replica's tree. Returns False if earlier changes are missing: then the caller
+        has to ask the replica for a whole tree."""
         tree = self._trees[replica]
         if change.whole:
             self._clear(tree, tree.digests.difference(change.added))
@@ -97,8 +96,7 @@ class PrefixIndex:
 
     def pages(self, digests: Sequence[int], *, promised: bool = False) -> dict[str, int]:
         """Replica → number of consecutive whole pages of the prompt, from its start, that the replica holds.
-        With `promised`, pages that the replica has yet to compute count as held. Replicas with 0 are left
-        out.
+        With `promised`, pages that the replica has yet to compute count too. Replicas with 0 are left out.
 
         Found by bisection, since a tree that holds a prefix holds every shorter one. Costs O(log pages) for
         each distinct number of pages.

@@ -57,21 +57,20 @@ log = logging.getLogger("ramify")
 
 
 PATIENCE = 4.0
-"""A prompt on a prefill replica is given up after this many times its expected time."""
+"""Time limit of a prompt on a prefill replica, as a multiple of the expected time."""
 _NO_TOKENS = SamplingParams(max_tokens=0, temperature=0.0)
 MOST_BYTES = 2 << 30
-"""Most bytes of KV snapshots that are in transfer to or from one replica at once; a single one may be larger.
-On a Ray cluster a snapshot is for moments three times in its machine's memory: as a file, as the actor's
-copy, and as an object."""
+"""Maximum total size of the KV snapshots in transfer to or from one replica, in bytes; a single snapshot may
+be larger. On a Ray cluster a snapshot is for moments in its machine's memory three times: as a file, as the
+actor's copy, and as an object."""
 EVACUATE_S = 10.0
-"""Most seconds that moving the prefixes of a draining replica may take."""
+"""Time limit for moving the prefixes of a draining replica, in seconds."""
 EVACUATED_TOKENS = 1 << 16
 PREFIXES = f"{INTERNAL}prefixes"
 """Id of the control call for the prefixes of a draining replica."""
 MOST_REFUSALS = 3
-"""Number of KV snapshots in a row that one replica may refuse from another before nothing is moved between
-the two any more. Refusals occur between machines with different processors, where the same model has
-different keys and values."""
+"""Number of refusals in a row after which a replica gets no more KV snapshots from another replica. Refusals
+occur between machines with different processors, where the same model has different keys and values."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -135,8 +134,7 @@ class KVConnector:
         self._numbers = itertools.count()
 
     def seconds_for(self, pages: int) -> float:
-        """Expected seconds for moving `pages` pages between replicas, as measured; infinite if pages are not
-        moved."""
+        """Expected seconds for moving `pages` pages between replicas; infinite if pages are not moved."""
         page_bytes = self._page_bytes()
         return self._pace.seconds_for(pages * page_bytes) if page_bytes else math.inf
 
@@ -149,9 +147,9 @@ class KVConnector:
         scope: str,
         then: Callable[[], None],
     ) -> bool:
-        """Move pages of the prompt of `work`, which is placed on `target`, to that replica. They come from a
-        replica that holds them, if moving is faster than computing. Otherwise a prefill replica, if there is
-        one, computes them.
+        """Move pages of the prompt of `work` to `target`, the replica on which `work` is placed. The pages
+        come from a replica that holds them, if moving is faster than computing. Otherwise a prefill replica,
+        if there is one, computes them.
 
         ids : token ids of the prompt of `request`
         scope : the prefix tree's scope for `request`
@@ -195,7 +193,8 @@ class KVConnector:
         then: Callable[[], None],
     ) -> bool:
         """Let a prefill replica compute the whole pages that `target` lacks, and move them to `target`.
-        Parameters and result are those of `fetch`, `held` and `expected` those of `choose`."""
+        `held` and `expected` are those of `choose`; the other parameters and the result are those of
+        `fetch`."""
         end, now = len(work.digests), time.monotonic()
         gained = (end - expected) * self._placement.page_size
         if gained < LEAST_TOKENS:
@@ -250,8 +249,7 @@ class KVConnector:
         return [rid for one in computing for rid, _ in one.waiting]
 
     def stop_waiting(self, rid: str) -> None:
-        """Send the aborted request `rid` at once, if it waits here. Other requests of the same move go on
-        waiting."""
+        """Send the aborted request `rid` at once, if it waits for a move. Other requests go on waiting."""
         for found in list(self._moves.values()):
             own = [waiting for waiting in found.waiting if waiting[0] == rid]
             if own == found.waiting:
@@ -395,8 +393,7 @@ class KVConnector:
         return True
 
     def _takes(self, target: str, source: str) -> bool:
-        """Whether snapshots may be moved from `source` to `target`: fewer than `MOST_REFUSALS` in a row have
-        been refused."""
+        """Whether `target` has refused fewer than `MOST_REFUSALS` snapshots in a row from `source`."""
         return self._refusals.get((source, target), 0) < MOST_REFUSALS
 
     def _count_refusal(self, found: _InProgress, answer: Reply | Texts | Failed) -> None:
@@ -436,8 +433,8 @@ class KVConnector:
             asked.set_result(prefixes)
 
     def _joined(self, target: str, missing: Sequence[int]) -> _InProgress | None:
-        """A move to `target` that has waiting requests and whose last page is one of `missing`; None if there
-        is none."""
+        """A move to `target` that has waiting requests and ends in one of `missing`; None if there is
+        none."""
         wanted = set(missing)
         moves = self._moves.values()
         return next(

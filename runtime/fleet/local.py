@@ -88,8 +88,8 @@ class LocalFleet(ReplicaFleet):
     async def add_one(self) -> str:
         """Start one more replica. Returns its name, the lowest free number.
 
-        Raises `UnsupportedField` if every GPU or core already has a replica, and the error of the start if it
-        fails.
+        Raises `UnsupportedField` if the engine was started with one replica, or if every GPU or core has a
+        replica, and the error of a failed start.
         """
         if self._single:
             raise UnsupportedField(
@@ -102,10 +102,9 @@ class LocalFleet(ReplicaFleet):
         return name
 
     async def restart(self, name: str, limit_s: float) -> None:
-        """Drain a replica, and start it anew. If it is the only one, requests wait meanwhile.
+        """Drain a replica, and start it anew. Requests wait meanwhile if there is no other replica.
 
-        Raises what `drain` raises, and the error of the start if it fails. After a failed start the fleet no
-        longer has the replica.
+        Raises the errors of `drain`, and the error of a failed start, after which the replica is removed.
         """
         await self.drain(name, limit_s, last=True)
         try:

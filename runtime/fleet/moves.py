@@ -2,14 +2,13 @@
 
 Pages are moved if that is faster than computing them there.
 
-Example: a prompt has 1,500 tokens. Its replica holds 96 of them, another one 1,408; a token takes 22.5 KB.
+Example: a prompt has 1,500 tokens, of 22.5 KB each. Its replica holds 96 tokens, another replica 1,408.
 
     to compute    1,312 tokens x 0.3 ms                 0.39 s
-    to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.11 s, so they are moved
+    to move       (30 MB + OVERHEAD_BYTES) / 300 MB/s   0.13 s, so they are moved
 
-Both paces are measured: that of computing on the replica by its answers (`Placement`), and that of moving by
-earlier moves. A move that takes longer than computing would have taken is given up, and the request computes
-the pages.
+The pace of computing is measured by the replica's answers (`Placement`), the pace of moving by earlier moves.
+If a move takes longer than computing, it is given up, and the pages are computed.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ import dataclasses
 from collections.abc import Sequence
 
 OVERHEAD_BYTES = 8 << 20
-"""Overhead of every move, expressed in bytes: each of its four messages waits for a step of an engine
-core."""
+"""Overhead of a move, expressed in bytes: each of its four messages waits for a step of an engine core."""
 FIRST_PACE = 1 / 300e6
 """Assumed seconds per byte before the first move has been measured."""
 KEPT = 0.9
 """Decay of the measured pace: the factor by which the weight of earlier moves shrinks with each new one."""
 LEAST_TOKENS = 64
-"""Least tokens that a move must save: a step costs about as much as 50 tokens of a prefill (on the CPU)."""
+"""Minimum tokens that a move must save: a step costs about as much as 50 tokens of a prefill (on the CPU)."""
 LEAST_LIMIT_S = 0.05
-"""Least time limit of a move, in seconds."""
+"""Shortest time limit of a move, in seconds."""
 MOST_LIMIT_S = 60.0
 """Longest time limit of a move, in seconds. The bound is needed since the pace of a replica is taken as 1 s a
 token until its first answer."""
@@ -35,8 +33,7 @@ token until its first answer."""
 
 @dataclasses.dataclass(slots=True)
 class MovePace:
-    """Measured seconds per byte of a move, the handling by both engine cores included. Recent moves weigh
-    most."""
+    """Measured seconds per byte of a move, with the work of both engine cores. Recent moves weigh most."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -71,12 +68,12 @@ def choose(
     page_size: int,
     page_bytes: int,
 ) -> Move | None:
-    """The move of a prompt's pages from the source with the most of them; None if it saves fewer than
-    `LEAST_TOKENS` tokens or is not cheaper than computing. Whole pages are counted from the prompt's start.
+    """The move of a prompt's pages from the source that has most of them. None if moving saves fewer than
+    `LEAST_TOKENS` tokens, or is not faster than computing. Whole pages are counted from the prompt's start.
 
     held : pages that the request's replica holds now
-    expected : pages that it holds now or will have computed for other requests
-    replica_pace : seconds in which it computes one token
+    expected : pages that this replica holds now or will have computed for other requests
+    replica_pace : seconds in which this replica computes one token
     sources : other replicas, and the pages that each holds
     """
     if not sources or not page_bytes:

@@ -30,22 +30,22 @@ in the queue. With a weight of 1 the siblings of a fork go to idle replicas, and
 them is already computing. With 2 they wait longer than computing would take (`python -m
 benchmarks.fleet`)."""
 STAY = 64.0
-"""Least work, in tokens, that a program must save by leaving its replica. Leaving has a price: the next step
-of the program would find its pages divided between two replicas."""
+"""Minimum work, in tokens, that a program must save by leaving its replica. Leaving has a price: the next
+step of the program would find its pages divided between two replicas."""
 KEPT = 0.9
 """Decay of a measured pace: the factor by which the weight of earlier answers shrinks with each new one."""
 DOUBTED_S = 10.0
 """Half-life of a replica's measured pace, in seconds without an answer: after that time the expected pace is
-the mean of the replica's and the fleet's. Otherwise a replica that was slow once would get no request by
+the mean of the replica's pace and the fleet's. Otherwise a replica that was slow once would get no request by
 which to show that it is fast again."""
 STEP = 512.0
 """Work, in tokens, assumed to be left in the step that is running when a request arrives."""
 MOST_HOMES = 16_384
-"""Most programs whose replica is remembered. The bound is needed since a client that dies does not report the
-end of its programs."""
+"""Maximum number of programs whose replica is remembered. The bound is needed since a client that dies does
+not report the end of its programs."""
 KEPT_PROMISES = 256
-"""Most ended requests of a replica whose prompts stay promised. A promise outlives its request, as the events
-of the pages may arrive after the request's last text."""
+"""Maximum number of ended requests of a replica whose prompts stay promised. A promise outlives its request,
+as the events of the pages may arrive after the request's last text."""
 
 
 class NoReplica(Exception):
@@ -69,7 +69,7 @@ class _Reservation:
     replica: str
     placed_at: float
     queued: float
-    """The replica's work when the request was placed, that of the request's prompt included."""
+    """The replica's work when the request was placed, including the request's prompt."""
     prompt: float
     """Prompt tokens that are still to be computed."""
     output: float
@@ -107,8 +107,8 @@ class _Replica:
     prefill: bool = False
     answered: bool = False
     """Whether the first answer of the replica has come. The first answer does not count in the replica's
-    pace, as it includes one-time work such as compiling. It counts in the fleet's pace only while that has no
-    other measurement."""
+    pace, as it includes one-time work such as compiling. It counts in the fleet's pace only if that pace has
+    not been measured yet."""
     draining: bool = False
     work: float = 0.0
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
@@ -285,15 +285,14 @@ class Placement:
         return sorted(takers, key=self.work_of)
 
     def set_home(self, program: str, replica: str) -> None:
-        """Make `replica` the home of `program`, which its next requests prefer."""
+        """Make `replica` the home of `program`: the replica that the program's next requests prefer."""
         self._homes.pop(program, None)
         self._homes[program] = replica
         while len(self._homes) > MOST_HOMES:
             del self._homes[next(iter(self._homes))]
 
     def missing(self, rid: str) -> int:
-        """Prompt tokens that the replica is still expected to compute for the request; 0 for an unknown
-        id."""
+        """Prompt tokens that are still expected to be computed for the request; 0 for an unknown id."""
         found = self._reservations.get(rid)
         return 0 if found is None else int(found.prompt)
 
@@ -328,8 +327,7 @@ class Placement:
         ]
 
     def _missing(self, work: Work, pages: int) -> float:
-        """The prompt tokens to be computed if `pages` pages of the prompt are held; at least the last
-        token."""
+        """The prompt tokens to be computed if `pages` pages of the prompt are held; at least 1."""
         return max(work.tokens - pages * self.page_size, 1)
 
     def _reserve(self, work: Work, name: str, pages: int, now: float) -> None:
@@ -343,8 +341,8 @@ class Placement:
         replica.unanswered[work.rid] = reservation
 
     def _pace_of(self, replica: _Replica, now: float) -> float:
-        """The expected pace of the replica, or the pace that its oldest unanswered request implies, if that
-        is slower."""
+        """The slower of the replica's expected pace and the pace that its oldest unanswered request
+        implies."""
         pace = replica.pace.beside(self._pace.value, now) or 1.0
         for oldest in replica.unanswered.values():
             return max(pace, (now - oldest.placed_at) / (oldest.queued + STEP))

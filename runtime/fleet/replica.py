@@ -29,7 +29,7 @@ HEARTBEAT = f"{INTERNAL}heartbeat"
 """Id of the heartbeats' control calls. Their answers only show that the engine core is alive."""
 SILENT_S = 30.0
 """Seconds of silence after which an engine core counts as hung, since a step takes seconds at most. A
-frontend that has sent a replica nothing for as long counts as gone."""
+frontend counts as gone if a replica has received nothing from it for this time."""
 
 
 class Timer(Protocol):

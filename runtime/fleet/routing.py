@@ -41,12 +41,12 @@ from ramify.runtime.lora_names import tree_scope
 log = logging.getLogger("ramify")
 
 MOST_PINS = 4096
-"""Most token limits whose replica is remembered."""
+"""Maximum number of token limits whose replica is remembered."""
 PLACE = f"{INTERNAL}place-"
 """Prefix of the ids of control calls that tokenise a prompt for its placement."""
 
 EXPECTED_OUTPUT = 64.0
-"""Expected output tokens of a request; a smaller max_tokens takes its place."""
+"""Expected number of output tokens of a request. A smaller max_tokens is used instead."""
 CHARACTERS = 4
 """Estimated characters per token in the texts of choices."""
 
@@ -129,14 +129,12 @@ class Router:
         self._receive = receive
         self._digests = Digests()
         self._requests: dict[str, FleetRequest] = {}
-        """Requests that have arrived and have not ended, by id."""
         self._isolation_replica: str | None = None
         self._pins: dict[str, str] = {}
         """Token limit → its replica. All requests of a limit go to one replica, as one scheduler has to count
         all their tokens."""
         self._idle: dict[str, asyncio.Event] = {}
-        """Replica → event that is set when the replica has no request left. Entries exist while `wait_idle`
-        waits."""
+        """Replica → event that is set when the replica has no request left; only while `wait_idle` waits."""
 
     # --- a request arrives ------------------------------------------------------------------------
 
@@ -366,8 +364,8 @@ class Router:
         self._pins = {limit: home for limit, home in self._pins.items() if home != name}
 
     def lose(self, name: str, *, died: bool) -> list[str]:
-        """Forget the requests of a replica that takes no messages any more. Returns their ids. If it died,
-        requests that waited for a prompt computed there are included."""
+        """Forget the requests of a replica that takes no messages any more, and return their ids. If the
+        replica died, they include requests that waited for a prompt computed there."""
         rids = [rid for rid, found in self._requests.items() if found.replica == name]
         for asked in self._control_calls.waiting_for(name):
             found = self._requests.get(asked.removeprefix(PLACE))

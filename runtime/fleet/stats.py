@@ -23,7 +23,7 @@ class FleetStats(SchedulerStats, frozen=True, kw_only=True):
 
 
 def merged(replies: Mapping[str, Reply], states: Mapping[str, State]) -> Reply:
-    """Merge the replies of several replicas. `states` has all replicas, those without a reply too."""
+    """Merge the replies of several replicas. `states` includes the replicas without a reply."""
     first = next(iter(replies.values()))
     if first.stats is None:
         return first
@@ -43,8 +43,7 @@ def _sum(stats: dict[str, SchedulerStats | None], states: Mapping[str, State]) -
 
 
 def _joined(snapshots: list[Snapshot]) -> Snapshot:
-    """Merge the snapshots: the trees stand beside each other, and the queue shares of a program are
-    summed."""
+    """Merge the snapshots: trees side by side, and the queue shares of each program summed."""
     nodes: list[TreeNode] = []
     queue: dict[str, QueueShare] = {}
     for snapshot in snapshots:

@@ -26,13 +26,13 @@ from ramify.runtime.processes.shares import Share
 log = logging.getLogger("ramify")
 
 RESTART_LIMIT = 3
-"""Most deaths within RESTART_WINDOW_S, those of starting workers included. After one more the supervisor
-gives up."""
+"""Maximum number of deaths within RESTART_WINDOW_S, those of starting workers included. After one more death
+the supervisor gives up."""
 RESTART_WINDOW_S = 60.0
 
 
 class EngineSupervisor:
-    """An engine core on this machine that is restarted when it dies; an `EngineCore`.
+    """An `EngineCore` on this machine, which is restarted when it dies.
 
     All callbacks run on the event loop that `start` ran on.
 
@@ -45,7 +45,7 @@ class EngineSupervisor:
     name
         Name of the replica in the log; "" if there is only one.
     events
-        Callbacks. A death that `died` says is explained by a request does not count for `RESTART_LIMIT`.
+        Callbacks. A death does not count for `RESTART_LIMIT` if `died` returns True: a request is its cause.
     busy
         Returns whether anything waits for an answer of the engine core. If so, silence of `SILENT_S` counts
         as a death.
@@ -86,8 +86,7 @@ class EngineSupervisor:
         self._restart: asyncio.Task[None] | None = None
         self._restart_times: collections.deque[float] = collections.deque()
         self._running = False
-        """Whether an engine core has been started; False again after `close_now`, `aclose` or a failed
-        restart."""
+        """Whether an engine core was started. False after `close_now`, `aclose` or a failed restart."""
         self._files: ModelFiles | None = None
         self._draft_files: ModelFiles | None = None
         self.info: ModelInfo | None = None
@@ -125,8 +124,7 @@ class EngineSupervisor:
             engine.stop()
 
     def send(self, message: ToTokenizer) -> None:
-        """Send a message. It is dropped while there is no engine core. Raises the encoding error if it cannot
-        be encoded."""
+        """Send a message, or drop it if there is no engine core. Raises the error if encoding it fails."""
         if self._engine is not None:
             self._engine.send(message)
 

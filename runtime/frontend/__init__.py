@@ -1,1 +1,1 @@
-"""The frontend's end of the engine core: request ids, answers, cancellation, back-pressure, supervision."""
+"""The frontend: request ids, answers, cancellation, back-pressure and control calls."""

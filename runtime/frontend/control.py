@@ -1,4 +1,4 @@
-"""Control calls: those that the server and `Engine` make, and those that have not been answered."""
+"""Control calls of the server and of `Engine`, and the futures of their answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ControlCall = GetStats | GetSnapshot | FlushCache | LoadLora | UnloadLora | Toke
 
 
 class Replies:
-    """Control calls by id. `send` sends a message to the replicas."""
+    """The control calls that have not been answered. `send` sends a message to the replicas."""
 
     def __init__(self, send: Callable[[ToTokenizer], None]) -> None:
         self._send = send

@@ -34,8 +34,8 @@ def vector_of(pooled: bytes, dimensions: int | None, *, normalize: bool) -> np.n
     """The embedding made from the bytes of a pooled hidden state (`TextChunk.embedding`): (dimensions,)
     float32.
 
-    The vector is truncated to its first `dimensions` entries (Kusupati et al. 2022, "Matryoshka
-    Representation Learning"), if given. With `normalize` it is then divided by its Euclidean length. Raises
+    If `dimensions` is given, only the first `dimensions` entries are kept (Kusupati et al. 2022, "Matryoshka
+    Representation Learning"). With `normalize` it is then divided by its Euclidean length. Raises
     `InvalidRequest` if the vector has fewer than `dimensions` entries.
     """
     vector = np.frombuffer(pooled, "<f4").astype(np.float32)

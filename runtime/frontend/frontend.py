@@ -59,7 +59,7 @@ class Frontend:
     """Sends requests to the replicas and returns their chunks.
 
     workers : processes for the engine core of the first replica, if they were started early
-    make_fleet : makes the fleet from its callbacks; None for `config.replicas` replicas on this machine
+    make_fleet : makes the fleet, given its callbacks; None: `config.replicas` replicas on this machine
     """
 
     def __init__(
@@ -168,8 +168,7 @@ class Frontend:
 
     @property
     def gave_up(self) -> bool:
-        """Whether the frontend is closed: it has not been started, was closed, or its last replica is
-        gone."""
+        """Whether the frontend is not started, is closed, or has lost its last replica for good."""
         return self._closed is not None
 
     @property
@@ -210,8 +209,8 @@ class Frontend:
         return validated(request, chunks) if to_be_validated(request) else chunks
 
     async def _generate_bundled(self, request: Generate) -> AsyncIterator[TextChunk]:
-        """Do as `_generate`, after a thread has added the schemas of the config's folder that the constraint
-        refers to."""
+        """Do as `_generate`, after a thread has added the schemas of the folder `config.schemas` to which the
+        constraint refers."""
         assert request.constraint is not None
         constraint = await asyncio.to_thread(self._with_schemas, request.constraint)
         chunks = self._generate(msgspec.structs.replace(request, constraint=constraint))
@@ -235,7 +234,8 @@ class Frontend:
             self._requests.close(request.rid)
 
     def abort(self, rid_prefix: str | None = None) -> int:
-        """Abort the requests whose id is `rid_prefix` or begins with it and "-" or "#". None aborts all.
+        """Abort the requests whose id is `rid_prefix`, or begins with `rid_prefix` followed by "-" or "#".
+        None aborts all.
 
         Returns the number of aborted requests.
         """

@@ -1,8 +1,8 @@
 """KV events in vLLM's format: what the prefix trees hold, for routers that choose between servers.
 
-A block is a page. Its hash is the 64-bit digest of all tokens up to its end (`ramify.radix.digest`), which is
-equal in every process. Routers use it as a name, and compute their own hashes from `token_ids`. Example with
-pages of 4, after a prompt of ten tokens and a second prompt that shares its first five:
+A block is a page. Its hash is the 64-bit digest of all tokens up to the block's end (`ramify.radix.digest`),
+and is equal in every process. Routers use the hash as a name, and compute their own hashes from `token_ids`.
+Example with pages of 4, after a prompt of ten tokens and a second prompt that shares its first five:
 
     BlockStored   block_hashes [h1, h2]   parent None   token_ids [0, …, 7]
     BlockStored   block_hashes [h3]       parent h1     token_ids [4, 91, 92, 93]
@@ -44,8 +44,8 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     medium: str | None
     lora_name: str | None
     extra_keys: list[tuple[str, ...] | None] | None = None
-    """One entry for each block: (cache scope,) for a block that begins a sequence, None for others. None
-    altogether if no block has one."""
+    """One entry for each block: (cache scope,) for a block that begins a sequence, None for others.
+    `extra_keys` is None if no entry would have a scope."""
     cache_salt: str | None = None
     """The cache scope, for routers that do not read `extra_keys`. This field is not one of vLLM's."""
 
@@ -70,7 +70,7 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
 
 
 class HeldBlocks:
-    """The blocks that any replica holds. `names` returns the engine's LoRA adapters by name."""
+    """The blocks that any replica holds. `names` returns the loaded LoRA adapters by name."""
 
     def __init__(self, names: Callable[[], Mapping[str, LoadedLora]]) -> None:
         self._names = names
@@ -78,8 +78,8 @@ class HeldBlocks:
         self._holders: Counter[int] = Counter()
 
     def events_of(self, replica: str, change: TreeChange | None) -> list[Event]:
-        """The events that a replica's `change` means for subscribers, who see all replicas as one. None as
-        `change`: the replica's tree is gone."""
+        """The events for subscribers that follow from a replica's `change`; None: the replica's tree is gone.
+        Subscribers see all replicas as one."""
         held = self._replicas.setdefault(replica, set())
         if change is None:
             del self._replicas[replica]
@@ -167,7 +167,7 @@ class KVEvents:
         self.publisher.attach(asyncio.get_running_loop())
 
     def publish_change(self, replica: str, change: TreeChange | None) -> None:
-        """Publish the events of a replica's `change`. None: the replica's tree is gone."""
+        """Publish the events that follow from a replica's `change`; None: the replica's tree is gone."""
         if events := self._blocks.events_of(replica, change):
             self._publish(events)
 

@@ -52,8 +52,7 @@ class Loras:
         return self.loaded[name].revision
 
     async def load(self, name: str, path: str) -> None:
-        """Load the adapter in the folder `path` under `name`. Raises `InvalidRequest` and
-        `UnsupportedField`."""
+        """Load the adapter in the folder `path` under `name`. Raises the errors of `Engine.load_lora`."""
         checked_name(name, "name")
         if name in self._reserved():
             raise InvalidRequest(

@@ -1,8 +1,8 @@
 """The chunks of one request, from the engine core to the iterator that a caller reads.
 
-If the engine core dies, the next one gets the request with the output ids that have arrived (`Continuation`).
-Its chunks repeat the output that has arrived. The repeated part is cut off here, so the reader sees one
-output without a gap.
+If the engine core dies, the next engine core gets the request with the output ids that have arrived
+(`Continuation`), and sends that output again. The repetition is cut off here, so the reader sees one output
+without a gap.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ramify.errors import RamifyError, WorkerDied
 from ramify.messages import Continuation, Finish, Generate, TextChunk, TokenLogprobs, Usage
 
 SUSPECT_AT = 2
-"""Number of deaths after which a request is a suspect: it was in flight at all of them and made no progress
-in between, so it may be their cause."""
+"""Number of deaths after which a request is a suspect. A request that was in flight at all of these deaths,
+and made no progress in between, may be their cause."""
 MOST_ALONE = 2
-"""Number of deaths of an engine core after which a request that ran there alone fails."""
+"""Number of deaths after which a request fails that ran alone in the engine core at each of them."""
 PROGRESS = 32
-"""Least output tokens of progress since the last death that clear a request of suspicion. A request that
-kills at some token does so again at the same token. Fewer tokens than this are in transit to the frontend
-when an engine core dies."""
+"""Number of output tokens since the last death that clear a request of suspicion. A request that kills an
+engine core at some token kills the next one at the same token. Fewer tokens than this are in transit to the
+frontend when an engine core dies."""
 
 
 class OutputQueue:
@@ -32,7 +32,7 @@ class OutputQueue:
     one event loop.
 
     request : the request as sent to the engine core
-    rid : the id in the chunks that the reader gets; None for that of `request`
+    rid : the id in the chunks that the reader gets; None: the id of `request`
     """
 
     def __init__(self, request: Generate, rid: str | None = None) -> None:
@@ -55,7 +55,7 @@ class OutputQueue:
         self._text: list[str] = []
         self._repeated_ids = 0
         self._repeated_text = ""
-        """Text that the next chunks will repeat; `_repeated_ids` is the number of its tokens."""
+        """Text that the next chunks will repeat. `_repeated_ids` is the number of tokens of this text."""
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: TextChunk) -> None:
@@ -98,8 +98,8 @@ class OutputQueue:
         return msgspec.structs.replace(request, continues=output)
 
     def _repeats(self, chunk: TextChunk) -> bool:
-        """Whether `chunk` repeats the output that has arrived. A chunk that finishes the request before the
-        end of that output does not."""
+        """Whether `chunk` begins with the text to be repeated, or is a beginning of that text and not the
+        last chunk."""
         expected = self._repeated_text
         return chunk.text.startswith(expected) or (expected.startswith(chunk.text) and chunk.finish is None)
 

@@ -13,19 +13,18 @@ Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 """Text, token ids, or a list of segments, each of which is a text or a list of token ids."""
 
 MAX_TOKEN_CHARACTERS = 128
-"""Most characters of a token, in any vocabulary. The longest tokens are runs of spaces."""
+"""Maximum length of a token in characters, in any vocabulary. The longest tokens are runs of spaces."""
 MAX_CHOICE_CHARACTERS = 1 << 20
-"""Most characters of all choices of a request together: the tokenizer takes about a second for them."""
+"""Maximum total length of a request's choices, in characters: the tokenizer takes about a second for that."""
 MAX_PREAMBLES = 64
 MAX_PARTS = 64
-"""Most entries of `hint.parts`, places at which later prompts part from this one. The text after each place
-is tokenised separately. Programs send two entries."""
+"""Maximum number of entries of `hint.parts`: places at which later prompts diverge from this one. The text
+after each place is tokenised separately. Programs send two entries."""
 KINDS = "a text, a list of token ids, or a list of texts and lists of token ids"
 
 
 def segments_of(given: Any, field: str = "prompt") -> tuple[Segment, ...]:
-    """The segments of one prompt. Raises `InvalidRequest` unless `given` is a `Prompt`. `field` is the name
-    for the error."""
+    """The segments of one prompt. Raises `InvalidRequest`, naming `field`, unless `given` is a `Prompt`."""
     if isinstance(given, str):
         return (given,)
     parts = _items(given, field)
@@ -64,8 +63,7 @@ def check_types(request: Generate) -> None:
 
 
 def check_chat(chat: Sequence[ChatMessage] | None) -> None:
-    """Raise `InvalidRequest` unless `chat` is None or a list of messages whose roles and contents are
-    texts."""
+    """Raise `InvalidRequest` unless `chat` is None or messages whose roles and contents are texts."""
     if chat is None:
         return
     if isinstance(chat, str) or not isinstance(chat, Sequence):
@@ -79,7 +77,7 @@ def check_chat(chat: Sequence[ChatMessage] | None) -> None:
 
 
 def check_prompt(request: Generate, most_tokens: int) -> None:
-    """Check the prompt of a request before it is tokenised, as tokenising one that is too long would delay
+    """Check the prompt of a request before it is tokenised, as tokenising a prompt that is too long delays
     others.
 
     most_tokens : length of the longest prompt that the engine takes
@@ -150,8 +148,7 @@ def _segment(given: Any, field: str) -> Segment:
 
 
 def _items(given: Any, field: str) -> Sequence[Any]:
-    """The items of a sequence, an iterator, or a NumPy or PyTorch array. Raises `InvalidRequest` for
-    others."""
+    """The items of a sequence, iterator, NumPy or PyTorch array. Raises `InvalidRequest` otherwise."""
     items = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(items, Iterator):
         items = list(items)

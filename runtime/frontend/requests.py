@@ -5,8 +5,8 @@ while the last chunks of the earlier request are in transit: the number keeps th
 
 Quarantine: requests that may be the cause of an engine core's deaths run one at a time, apart from others.
 
-deaths 1, 2     the requests of the engine core are sent again at once, together with others
-then            a request that was in flight at both deaths, without progress in between, is a suspect
+after a death   the requests of the engine core are sent again at once, except suspects
+a suspect       was in flight at two deaths, without progress in between
 one at a time   a suspect runs alone until it has produced `PROGRESS` more tokens, or has ended
 a death there   counts only for the suspect that ran; after two such deaths that suspect fails
 """
@@ -56,7 +56,7 @@ class Quarantine:
         return probe is not None
 
     def add_suspects(self, outputs: Iterable[OutputQueue]) -> None:
-        """Queue suspects to run one at a time. The one that was interrupted by the death goes first."""
+        """Queue suspects to run one at a time. The suspect that ran alone before the death goes first."""
         for output in outputs:
             if output is self._probe:
                 self._probe = None
@@ -70,7 +70,7 @@ class Quarantine:
         return any(output is waiting for waiting in self._waiting)
 
     def send_next(self) -> None:
-        """Send the next suspect, unless one is still running that has not made enough progress."""
+        """Send the next suspect, unless a suspect is running that has not made enough progress."""
         probe = self._probe
         if probe is not None and not probe.ended and probe.size < self._until:
             return
@@ -108,7 +108,7 @@ class Requests:
         self._empty = asyncio.Event()
 
     def in_flow(self, request: Generate) -> int:
-        """The number of requests in flight that share a place in the queue with `request`."""
+        """The number of requests in flight of the same flow as `request`."""
         return self._flows[_flow_of(request)]
 
     def send_request(self, request: Generate) -> OutputQueue:
@@ -154,7 +154,7 @@ class Requests:
         return len(rids)
 
     def named(self, rid_prefix: str) -> list[str]:
-        """Ids of the requests in flight that are `rid_prefix` or begin with it and "-" or "#"."""
+        """Ids in flight that are `rid_prefix`, or begin with `rid_prefix` followed by "-" or "#"."""
         begins = (rid_prefix + "-", rid_prefix + "#")
         return [rid for rid in self.outputs if rid == rid_prefix or rid.startswith(begins)]
 
@@ -168,7 +168,7 @@ class Requests:
                 log.warning("requests that were still running after %g s: %d", seconds, len(self.outputs))
 
     def _of(self, engine_id: str) -> OutputQueue | None:
-        """The output of the request with the id `engine_id` in the engine core; None if it has no reader any
+        """The output of the request with the id `engine_id` in the engine core; None if nobody reads it any
         more."""
         output = self.outputs.get(engine_id.rpartition("~")[0])
         return output if output is not None and output.request.rid == engine_id else None
@@ -195,11 +195,11 @@ class Requests:
             output.fail(error)
 
     def move(self, error: WorkerDied | None, rids: Sequence[str]) -> bool:
-        """Send again the requests of a replica that has died, or that is drained if `error` is None.
+        """Send again the requests of a replica that has died with `error`. None: the replica is drained.
 
         rids : ids of the requests in the engine core
 
-        Returns whether a request that ran alone is to blame for the death.
+        Returns whether a suspect that ran alone is to blame for the death.
         """
         outputs = [output for rid in rids if (output := self._of(rid)) is not None]
         to_blame = error is not None and self.quarantine.died(outputs, error)
@@ -225,7 +225,7 @@ class Requests:
 
 
 def _flow_of(request: Generate) -> tuple[str, ...]:
-    """(scope, kind, id) of the request's flow, the requests that share its place in the queue; () if it has a
-    place of its own."""
+    """(scope, kind, id) of the request's flow: requests of one flow share a place in the queue. () if no
+    other request shares the place of `request`."""
     kind, name = flow_key("" if request.hint is None else request.hint.program, request.flow, request.rid)
     return () if kind == "request" else (request.scope, kind, name)

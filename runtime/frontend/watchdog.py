@@ -5,8 +5,8 @@
     2 s, 4 s   the same again
     answered   "The event loop did not run for 5.2 s."
 
-If the loop is waiting for events although it has a call to run, no code blocks it: its thread was not
-scheduled, and the log line says so.
+If the loop is waiting for events although it has a call to run, no code blocks the loop: the loop's thread
+was not scheduled, and the log line says so.
 
 Code that holds the interpreter's lock, such as one long multiplication, stops the watchdog too. Then only the
 last line is logged.
@@ -27,8 +27,7 @@ log = logging.getLogger("ramify")
 
 EVERY_S = 0.5
 BLOCKED_S = 1.0
-"""Shortest blocking that is reported, in seconds. Garbage collection and large bodies take up to about 0.3
-s."""
+"""Shortest blocking that is reported, in seconds. Garbage collection and large bodies take up to 0.3 s."""
 _RUN_ONCE = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 MOST_FRAMES = 12
 """Number of innermost stack frames that are logged."""
@@ -74,8 +73,8 @@ class LoopWatchdog:
                 return
 
     def look(self) -> None:
-        """Schedule a call on the loop, or check whether the last one has run. Raises RuntimeError if the loop
-        is closed."""
+        """Schedule a call on the loop, or check whether the last call has run. Raises RuntimeError if the
+        loop is closed."""
         if self._asked is not None and self._answered is None:
             self._report(self._clock() - self._asked)
             return

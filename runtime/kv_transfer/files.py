@@ -2,9 +2,9 @@
 
 The folder is in shared memory if possible.
 
-Names are made here. A file is always a new one (O_EXCL), is never opened through a link, and is readable only
-by its user. Files are read and written, not mapped, so that a full disk or a truncated file is an error and
-not a signal that ends the process.
+This module makes the names of the files. A file is always a new one (O_EXCL), is never opened through a link,
+and is readable only by its user. Files are read and written, not mapped, so that a full disk or a truncated
+file is an error and not a signal that ends the process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class SnapshotStore(Protocol):
     (`ramify.ray.snapshots.RemoteSnapshots`) on a cluster."""
 
     def new(self) -> str:
-        """A name for a new KV snapshot: the `path` for `ExportPrefix` and `ImportPrefix`. Raises
-        `OSError`."""
+        """A name for a KV snapshot: the `path` for `ExportPrefix` and `ImportPrefix`. Raises `OSError`."""
 
     def has_room(self, size: int) -> bool:
         """Whether there is room for a KV snapshot of `size` bytes. Raises `OSError`."""
@@ -72,7 +71,7 @@ class SnapshotFolder:
         return found.f_bavail * found.f_frsize
 
     def has_room(self, size: int) -> bool:
-        """Whether twice the room of a KV snapshot of `size` bytes is free."""
+        """Whether at least twice `size` bytes are free."""
         return self.room() >= 2 * size
 
     def remove(self, snapshot: str) -> None:
@@ -87,7 +86,7 @@ class SnapshotFolder:
 
 
 def remove_abandoned(below: Path) -> None:
-    """Remove those of this user's snapshot folders in `below` whose processes have died without `close`."""
+    """Remove this user's snapshot folders in `below` whose processes have died without `close`."""
     for path in below.glob(f"{_NAME}*"):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -100,8 +99,7 @@ def remove_abandoned(below: Path) -> None:
 
 
 class NewFile:
-    """A new file, which can be written at any offset. Raises `OSError`, also if a file of this name
-    exists."""
+    """A new file, writable at any offset. Raises `OSError`, also if a file of this name exists."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -29,8 +29,8 @@ OPTIONS = (
     "rope_scaling",
     "seed",
 )
-"""Options of the engine that change keys and values: those of the arithmetic, and those of RoPE, on which the
-context length has an effect. `seed` determines the weights of a dummy model."""
+"""Engine options that change keys and values: options of the arithmetic and of RoPE. The context length has
+an effect on RoPE; `seed` determines the weights of a dummy model."""
 
 HEAD = 1 << 18
 SAMPLES, SAMPLE = 64, 1 << 12
@@ -40,9 +40,9 @@ nearly everywhere."""
 
 
 def kv_identity(config: EngineConfig, pool: KvPool, weights: Path) -> str:
-    """The KV identity of an engine. It is equal on two machines if they compute the same keys and values for
-    a token: it depends on the content of the weights' files, the options and the processor's instructions,
-    and not on paths and dates."""
+    """The KV identity of an engine. Two machines have the same identity if they compute the same keys and
+    values for a token. The identity depends on the content of the weights' files, the options and the
+    processor's instructions, and not on paths and dates."""
     layers, _, *page = pool.k.shape
     parts = (
         VERSION,

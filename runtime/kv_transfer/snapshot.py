@@ -11,7 +11,7 @@ Numbers are little-endian. The token ids are those of all whole pages of the pre
 number `first_page`, for a reader that already holds the earlier ones. Nothing follows the last page.
 
 The writer writes the first 24 bytes last, so that an unfinished KV snapshot has no magic. The checksum is
-CRC-32 as zlib computes it (3 GB/s). It finds every flipped bit and every burst of up to 32 bits, is in the
+CRC-32 as zlib computes it (3 GB/s): it finds every flipped bit and every burst of up to 32 bits, is in the
 standard library, and lets other threads run. It is no signature: anyone who can write to the folder can make
 a KV snapshot that passes. A reader takes numbers and two strings from a KV snapshot; nothing is executed.
 """
@@ -30,7 +30,7 @@ MAGIC = b"RMFYKVIM"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIIII")
 MOST_HEADER = 1 << 20
-"""Most bytes of the header, which contains the cache scope."""
+"""Maximum size of the header in bytes. The header contains the cache scope."""
 
 Bytes = bytes | bytearray | memoryview
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]

@@ -1,14 +1,13 @@
 """Tokenisation of choices after a prompt: the tokens that are scored for each choice.
 
-A choice is tokenised together with the text at the end of the prompt, so its first token may contain the end
-of the prompt:
+A choice is tokenised together with the end of the prompt's text, so its first token may contain that end:
 
     prompt           "Answer: "      →  Answer|:|␣
     prompt + choice  "Answer: Yes"   →  Answer|:|␣Yes
     shared 2 (Answer, :), ids [␣Yes], dropped 0: the score is that of ␣Yes after "Answer:".
 
-`dropped` is the number of leading ids that only spell the end of the prompt, which the prompt alone splits
-into other tokens. They are computed and not scored.
+`dropped` is the number of leading ids that only spell the end of the prompt: the prompt alone splits its end
+into other tokens. These ids are computed and not scored.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from ramify.messages import Choices, Generate, Segment
 
 MAX_SCORED_CHOICES = 1024
 TAIL = 128
-"""Number of characters, about, at the end of the prompt's text that are tokenised again with each choice. If
-this tail has other tokens alone than within the whole text, the whole text is used instead."""
+"""Approximate number of characters at the end of the prompt's text that are tokenised again with each choice.
+If this tail has other tokens alone than within the whole text, the whole text is used instead."""
 
 Encode = Callable[[str, bool], Sequence[int]]
 """(text, whether it begins the prompt) → token ids."""

@@ -30,7 +30,7 @@ class Detokenizer:
     """Turns token ids into text.
 
     `abort` is called with the id of a request that ends at a stop string or by an error. `fail` is called
-    with the error.
+    with the error of a request.
     """
 
     def __init__(
@@ -230,8 +230,8 @@ def joined(chunks: Sequence[TextChunk]) -> TextChunk:
 class _Output:
     """An output that has not ended.
 
-    `every_s` is the least time between two chunks, in seconds. It is enforced here only for outputs with stop
-    strings; for others the scheduler enforces it.
+    `every_s` is the minimum time between two chunks, in seconds. It is enforced here only for outputs with
+    stop strings; for others the scheduler enforces it.
     """
 
     def __init__(self, stream: TextStream, usage: Usage, every_s: float) -> None:

@@ -90,8 +90,8 @@ class FlowQueue:
         self._flows.setdefault(flow, deque()).append((rid, message))
 
     def _past_barrier(self) -> bytes | None:
-        """The barrier, once no message before it is left; None if there is none. The messages that arrived
-        after the barrier are queued then."""
+        """Take the barrier, and queue the messages that arrived after it. Returns None if there is no
+        barrier. Called when no message before the barrier is left."""
         if not self._behind:
             return None
         barrier, *rest = self._behind

@@ -28,7 +28,7 @@ _encoder = msgspec.msgpack.Encoder()
 class Inbox(Generic[T]):
     """The receiving end at `path`, for messages of type `kind` (a union of tagged structs).
 
-    refuse : called with the request id and the reason for a message of another type; None: `recv` raises
+    refuse : called for a message of another type, with the request id and the reason; None: `recv` raises
     """
 
     def __init__(self, path: Path, kind: Any, refuse: Callable[[str, str], None] | None = None) -> None:
@@ -68,8 +68,8 @@ class Inbox(Generic[T]):
             return None
 
     def drain(self) -> list[T]:
-        """All messages that have arrived, without waiting. Messages that cannot be decoded are logged and
-        left out."""
+        """All messages that have arrived, without waiting. Messages that cannot be decoded are only
+        logged."""
         messages: list[T] = []
         while True:
             try:
@@ -118,8 +118,8 @@ class Outbox:
 
 
 class Publisher:
-    """Publishes numbered messages to any number of subscribers by a PUB socket at `address`. With `replay`, a
-    ROUTER socket at that address sends missed messages again.
+    """Publishes numbered messages to any number of subscribers by a PUB socket at `address`. A ROUTER socket
+    at the address `replay`, if given, sends missed messages again.
 
     The frames are those of vLLM's KV events. Numbers have 8 bytes and are big-endian:
 
@@ -131,14 +131,14 @@ class Publisher:
     A delimiter is an empty frame, which REQ sockets add. Answers have one if the request has one.
 
     A subscriber that reads too slowly misses messages, and notices the gap by the numbers. For replays the
-    last messages are kept: at most `KEPT` messages, and at most `KEPT_BYTES` of them. Raises `OSError` if an
+    last messages are kept: at most `KEPT` messages, of `KEPT_BYTES` bytes in all. Raises `OSError` if an
     address cannot be bound. Port 0 means any free port.
     """
 
     KEPT = 10_000
     KEPT_BYTES = 256 << 20
     UNREAD = 100_000
-    """Most messages that are queued for one subscriber."""
+    """Maximum number of messages that are queued for one subscriber."""
     END = (-1).to_bytes(8, "big", signed=True)
 
     def __init__(self, address: str, replay: str | None = None) -> None:

@@ -24,8 +24,8 @@ from ramify.runtime.model.tokenizer.chat_format import template_source
 MARK = "\U0010ffff"
 """A code point that is no character (Unicode, section 23.7). It is removed from the texts of messages."""
 _BEFORE = "\U0010fffe"
-"""A token put before a text that does not begin the prompt, since some tokenizers add a space at the
-beginning of a text."""
+"""Text of a token that is put before a text that does not begin the prompt, since some tokenizers add a space
+at the beginning of a text."""
 
 
 class MessageTexts:

@@ -21,8 +21,8 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """The cores of a replica, and its GPUs as a value for CUDA_VISIBLE_DEVICES, one for each rank. `gpu` is
-    None on the CPU and for the whole machine: the parent's value stays."""
+    """The cores of a replica, and its GPUs as a value for CUDA_VISIBLE_DEVICES, one for each rank. If `gpu`
+    is None (on the CPU, and for the whole machine), the parent's value stays."""
 
     cores: tuple[int, ...]
     gpu: str | None = None
@@ -71,10 +71,10 @@ def shares(config: EngineConfig) -> list[Share]:
 
 
 def share_of(config: EngineConfig, index: int) -> Share:
-    """The share of the replica number `index`, which may be added to those that the engine started with.
+    """The share of replica number `index`, whether the engine starts with this replica or adds it later.
 
     An added replica gets the next GPU. On the CPU it shares cores with others, as the shares of running
-    replicas stay: it gets the last part of the cores divided into `index` + 1 parts.
+    replicas stay: it gets the last of `index` + 1 parts of the cores.
 
     Raises `UnsupportedField` if every GPU or core has a replica.
     """

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 REPLACEMENT = "�"
 LONGEST_UNFINISHED = 16
-"""Most ids that may wait for the rest of a character. UTF-8 has at most 4 bytes per character, so 16 ids
-without a whole character are not valid UTF-8."""
+"""Maximum number of ids that wait for the rest of a character. UTF-8 has at most 4 bytes per character, so 16
+ids without a whole character are not valid UTF-8."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -41,7 +41,7 @@ class TextStream:
 
     `decode` turns token ids into text. `context` holds the last ids of the prompt: some tokenizers decode a
     token differently at the start of a text. `overlap` is the end of the prompt if the output begins by
-    spelling it again (token healing). It is cut off the text. Stop strings count only after all texts in
+    spelling it again (token healing). This repetition is cut off. Stop strings count only after all texts in
     `stop_after` have appeared, in that order. `special` has the spelling of each special token.
     """
 
@@ -149,8 +149,8 @@ class TextStream:
         return kept, self._text[start:end]
 
     def _decode_pending(self) -> bool:
-        """Append the text of the pending ids, unless that text ends inside a character. Returns whether it
-        was appended."""
+        """Append the text of the pending ids, if it is of whole characters. Returns whether it was
+        appended."""
         text = self._pending_text()
         if text.endswith(REPLACEMENT) and len(self._ids) - self._read < LONGEST_UNFINISHED:
             self._whole = len(text.rstrip(REPLACEMENT))

@@ -42,16 +42,17 @@ from ramify.runtime.processes.worker_start import finish_startup
 log = logging.getLogger("ramify")
 
 CACHED_CHARACTERS = 4_000_000
-"""Most characters, together, of the texts whose token ids are cached."""
+"""Maximum total length, in characters, of the texts whose token ids are cached."""
 TEMPLATE_S = 5.0
-"""Most seconds of processor time for rendering a chat template, which is a program from the model's files. No
-other prompt is tokenised meanwhile."""
+"""Limit of processor time for rendering a chat template, in seconds. A template is a program from the model's
+files. No other prompt is tokenised meanwhile."""
 CACHED_FROM = 24
-"""Least characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
+"""Minimum characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
 
 
 class ProcessorTimeOver(BaseException):
-    """Raised within the block when its time is over. An `except Exception` in the block does not catch it."""
+    """Raised in the block of `processor_time_limit` when time is over. `except Exception` does not catch
+    it."""
 
 
 @contextlib.contextmanager
@@ -182,10 +183,10 @@ class PromptTokenizer:
         return prompt, ids
 
     def _forks(self, request: Generate, prompt: tuple[Segment, ...], ids: list[int]) -> tuple[int, ...]:
-        """Numbers of ids after which later prompts are expected to part from this one: at the places that the
-        hint names, and after the last message of a chat.
+        """Numbers of ids after which later prompts are expected to diverge from this one: at the places that
+        the hint names, and after the last message of a chat.
 
-        Each is found by tokenising the text after the place alone, and comparing its tokens with the end of
+        A number is found by tokenising the text after the place, and comparing its tokens with the end of
         `ids`.
         """
         tails: list[tuple[Segment, ...]] = []
@@ -291,8 +292,7 @@ class PromptTokenizer:
         return ids
 
     def _encode_joint(self, text: str, start: bool) -> tuple[list[int], list[int]]:
-        """Do as `_encode`, and also return the position in `text`, in characters, at which each token
-        ends."""
+        """Do as `_encode`, and also return the position in `text`, in characters, of each token's end."""
         found = self._tokenizer(text, add_special_tokens=start, return_offsets_mapping=True)
         ids, ends = found["input_ids"], [end for _, end in found["offset_mapping"]]
         return (ids[1:], ends[1:]) if start and self._has_two_bos(ids) else (ids, ends)

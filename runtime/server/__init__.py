@@ -1,7 +1,6 @@
 """The HTTP server: one folder for each API dialect, above the modules that the dialects share.
 
-- `service`: the frontend, metrics and recent requests. All endpoints get their chunks from
-  `Service.generate`.
+- `service`: the state that all endpoints share. They get the chunks of generations from `Service.generate`.
 - `metrics`, `recent`: counters, and the latest requests for the dashboard.
 - `body`: reads and inflates a body. `fields`: parses it field by field, and refuses unknown fields.
 - `params`: sampling options, prompts and constraints, under the names of each dialect.

@@ -1,4 +1,4 @@
-"""Reads the body of a request, within limits of size (before and after inflating) and time."""
+"""Reads the body of a request. Its size, before and after inflating, and the time to read it are limited."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ramify.errors import InvalidRequest
 from ramify.runtime.server.errors import ClientGone
 
 MAX_BODY_BYTES = 32 << 20
-"""Most bytes of a body, both as sent and inflated. A batch of 700 prompts of 8,000 token ids each is about 32
-MB of JSON."""
+"""Maximum size of a body in bytes, both as sent and inflated. A batch of 700 prompts of 8,000 token ids each
+is about 32 MB of JSON."""
 MAX_GZIP_MEMBERS = 16
-"""Most members of a gzip body. The bound is needed since zlib copies the bytes after each member, so that the
-time grows with members times bytes."""
+"""Maximum number of members of a gzip body. zlib copies the remaining bytes after each member, so the time
+grows with members times bytes."""
 BODY_IDLE_S = 60.0
 """Longest time without a byte of the body, in seconds."""
 
@@ -82,7 +82,7 @@ _WINDOWS = {"identity": 0, "gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 def _inflated(body: bytes, encoding: str) -> bytes:
-    """`body` without its content encoding, at most `MAX_BODY_BYTES`. A gzip body may have
+    """`body` without its content encoding, at most `MAX_BODY_BYTES`. A gzip body may have at most
     `MAX_GZIP_MEMBERS` members."""
     window = _WINDOWS[encoding]
     if encoding == "deflate" and (body[0] & 15 != 8 or int.from_bytes(body[:2]) % 31):

@@ -1,4 +1,4 @@
-"""The endpoint ``POST /v1/calls``: one request of a program by Ramify's own client, in runtime structs.
+"""The endpoint ``POST /v1/calls``: one call of a program, sent by Ramify's own client as runtime structs.
 
 ``request`` is a `Generate` with a prompt of segments. ``model`` is the fingerprint of the model that the
 program started on: the prompt may contain token ids of that model, so a server that has another model by now
@@ -61,7 +61,7 @@ router.add_route(PATH, answer_call, methods=["POST"])
 
 
 def _check(generate: Generate, service: Service) -> None:
-    """Check the fields that the frontend does not check."""
+    """Raise `InvalidRequest` for a wrong value of a field that the frontend does not check."""
     for field in UNSUPPORTED:
         if getattr(generate, field):
             raise UnsupportedField(

@@ -52,8 +52,8 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
 
 
 def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:
-    """Log one line about an error response: as information if the request was aborted or its client is gone
-    (499), else as a warning."""
+    """Log one line about an error response: at level INFO if the request was aborted or its client is gone
+    (499), else at WARNING."""
     client = scope.get("client")
     # Many messages begin with the field: "top_p is 2.0; …", "At /items: regex: …".
     if field and not re.match(rf"(At /.*?: )?{re.escape(field)}[ :]", message):

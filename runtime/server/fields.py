@@ -21,7 +21,7 @@ from ramify.spelling import nearest
 from ramify.text import shortened
 
 MAX_OBJECTS = 10_000
-"""Most objects in a list, such as messages. Each object takes about 10 us of the event loop's time."""
+"""Maximum number of objects in a list, such as messages. The event loop takes about 10 us for each."""
 
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 
@@ -65,7 +65,7 @@ class Fields:
         return f'"{name}"'.encode() in bytes(self._values.get(field, b""))
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
-        """The value of `field` as `kind` (any type that msgspec decodes), or `default`."""
+        """The value of `field` as `kind` (any type that msgspec decodes); `default` if not given."""
         raw = self._take_raw(field)
         return default if raw is None else decode(raw, kind, self.path(field))
 
@@ -77,8 +77,8 @@ class Fields:
         return value
 
     def take_text(self, field: str) -> str | None:
-        """The JSON text of `field` exactly as the client wrote it, with its key order and numbers; None if
-        not given."""
+        """The JSON text of `field` as the client wrote it, with its key order and numbers; None if not
+        given."""
         raw = self._take_raw(field)
         if raw is None:
             return None
@@ -86,14 +86,13 @@ class Fields:
         return bytes(raw).decode()
 
     def take_json(self, field: str) -> str | None:
-        """The JSON text of `field`. If the field holds a string, that string is the JSON text. None if not
-        given."""
+        """The JSON text of `field`, or the JSON text in `field` if that is a string; None if not given."""
         text = self.take_text(field)
         return msgspec.json.decode(text, type=str) if text and text.lstrip().startswith('"') else text
 
     def take_struct(self, field: str, kind: type[T]) -> T | None:
-        """The object in `field` as a `kind`; None if not given. Unlike `take`, this refuses unknown fields by
-        name."""
+        """The object in `field` as a `kind`; None if not given. This refuses unknown fields, `take` does
+        not."""
         inner = self.take_object(field)
         return None if inner is None else inner.as_struct(kind)
 
@@ -130,7 +129,7 @@ class Fields:
         ]
 
     def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
-        """Take fields that have no effect, and add the names of those that were given to `ignored`.
+        """Take fields that have no effect. `ignored` gets the names of the given ones.
 
         `fields` maps each field to its allowed values, or to None if any value is allowed. Another value
         raises `UnsupportedField`, with `remedy`.
@@ -177,8 +176,8 @@ class Fields:
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
-    """Decode `data` as `kind`. Raises `InvalidRequest`. `path` is the place of `data` in the body, "" for the
-    whole body."""
+    """Decode `data` as `kind`. Raises `InvalidRequest`. `path` is the place of `data` in the body ("" for the
+    whole body)."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -200,7 +199,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
 
 
 def _ends(data: bytes | msgspec.Raw) -> bool:
-    """True if `data` is complete JSON by Python's parser, which accepts unpaired surrogates."""
+    """Whether Python's JSON parser, which accepts unpaired surrogates, finds `data` complete."""
     try:
         json.loads(bytes(memoryview(data)))
     except (ValueError, RecursionError):

@@ -20,15 +20,15 @@ _REQUEST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 
 MOST_LORAS = 256
-"""Most LoRA adapters that can be loaded. Equals `ramify.kernels.lora.MOST_SLOTS`, whose module needs
-torch."""
+"""Maximum number of loaded LoRA adapters. Equals `ramify.kernels.lora.MOST_SLOTS`; importing that module
+would import torch."""
 
 
 class PromptTotals(NamedTuple):
     """The usage of all choices of one prompt. The prompt's tokens count once.
 
     The first of several choices computes the prompt, and the others find it cached. So `cached` is the
-    smallest number of cached tokens of any choice.
+    minimum of the choices' cached tokens.
     """
 
     prompt: int
@@ -54,8 +54,7 @@ class ChoiceUsages:
         self._ended: list[Usage] = []
 
     def end_choice(self, usage: Usage) -> PromptTotals | None:
-        """Add the usage of a choice that has ended. Returns the totals after the last choice, before that
-        None."""
+        """Add the usage of a choice that has ended. Returns the totals after the last choice, else None."""
         self._ended.append(usage)
         return PromptTotals.of_choices(self._ended) if len(self._ended) == self._n else None
 
@@ -128,8 +127,8 @@ class _LoopCollector:
 
 
 class _SchedulerCollector:
-    """Collector of the scheduler's counters, which start at 0 again after its restart. Names follow vLLM and
-    SGLang."""
+    """Collector of the scheduler's counters, which start at 0 again when the scheduler restarts. The names of
+    the metrics follow vLLM and SGLang."""
 
     def __init__(self) -> None:
         self.stats: SchedulerStats | None = None
@@ -178,8 +177,8 @@ _Rows = Iterable[tuple[Sequence[str], float]]
 
 
 class _Family(NamedTuple):
-    """A metric made from the scheduler's counters. `rows` returns its values, each with the values of
-    `labels`."""
+    """A metric made from the scheduler's counters. `rows` returns pairs: the values of `labels`, and the
+    metric's value for them."""
 
     kind: type[GaugeMetricFamily | CounterMetricFamily]
     name: str

@@ -24,8 +24,7 @@ _KINDS["stop"] = str | tuple[str, ...]
 
 _OWN = ("n", "max_tokens", "logprobs", "prompt_logprobs_start")
 COMMON = {name: name for name in _KINDS if name not in _OWN}
-"""Sampling options that every dialect takes under our names. A new field of `SamplingParams` is included
-automatically."""
+"""Sampling options that every dialect takes under our names, including new fields of `SamplingParams`."""
 
 _ALL_TOKENS = -1
 """The value of top_k that means "no top-k" in vLLM and SGLang."""
@@ -43,8 +42,8 @@ def take_sampling(
 
     `spelling` maps the dialect's name of an option to ours. `values` are further options, under our names. An
     error names the field as the client spelled it. `least_tokens` is the smallest allowed max_tokens; for a
-    chat it is 1, since an empty answer is useless. `unlimited` is the remedy for a max_tokens of -1, which
-    means "no limit" on other servers.
+    chat it is 1, since an empty answer is useless. A max_tokens of -1, which means "no limit" on other
+    servers, is refused with the remedy `unlimited`.
     """
     spelled: dict[str, str] = {}
     for theirs, ours in spelling.items():
@@ -127,7 +126,7 @@ def only_constraint(found: Sequence[FieldConstraint]) -> FieldConstraint | None:
 
 
 def make_constraint(path: str, make: Callable[[Any], Constraint], value: Any) -> Constraint:
-    """Call `make(value)`. An error names the field at `path`, or the wrong one of `BESIDE` next to it."""
+    """Return `make(value)`. Errors name the field `path`, or the wrong field of `BESIDE` next to `path`."""
     try:
         return make(value)
     except InvalidConstraint as error:
@@ -239,8 +238,8 @@ async def explained(
     tell: Tell | None = None,
 ) -> AsyncGenerator[TextChunk, None]:
     """The chunks of `stream`, in the client's terms. `explain` is applied to errors in constraints, and
-    `tell` to the enforcement of the grammar. In other errors the field is replaced by its name in `spelled`,
-    which maps our names to the client's."""
+    `tell` to the enforcement of the grammar. In other errors the field is replaced by means of `spelled`: our
+    name → the client's."""
     async with aclosing(stream):
         try:
             async for chunk in stream:
@@ -256,7 +255,7 @@ async def explained(
 
 
 def split_choices(sampling: SamplingParams) -> list[SamplingParams]:
-    """Options for each of n choices, with n = 1. Choice i has the seed `sampling.seed + i`."""
+    """The options of each of the n choices, with n = 1. If a seed is given, choice i gets `seed + i`."""
     one = msgspec.structs.replace(sampling, n=1)
     if sampling.seed is None:
         return [one] * sampling.n

@@ -107,7 +107,7 @@ class ProgramRecord:
     ended: bool = False
     """True once the client has ended the program."""
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
-    """Sums over all requests that have ended, kept or not."""
+    """Sums over all requests of the program that have ended."""
 
     def summary(self, now: float) -> dict[str, Any]:
         """The program in plain types, without its requests."""
@@ -135,8 +135,7 @@ class ProgramRecord:
 
 
 class Recent:
-    """The most recent requests. With `texts`, the ends of prompts and the beginnings of outputs are kept
-    too."""
+    """The most recent requests; with `texts`, also the ends of prompts and the beginnings of outputs."""
 
     def __init__(self, *, texts: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._texts = texts
@@ -181,8 +180,7 @@ class Recent:
         return self._clock()
 
     def _make_room(self) -> None:
-        """Drop one program if there are already `PROGRAMS`: the oldest idle one, or the oldest if none is
-        idle."""
+        """Drop one program if there are `PROGRAMS` already: the oldest idle one, or the oldest of all."""
         if len(self._programs) >= PROGRAMS:
             idle = (key for key, program in self._programs.items() if not program.running)
             del self._programs[next(idle, next(iter(self._programs)))]

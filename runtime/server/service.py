@@ -25,7 +25,7 @@ IGNORED_HEADER = "x-ramify-ignored"
 
 
 class FrontendProtocol(Protocol):
-    """The members of `Frontend` that the HTTP layer uses. Tests replace them by another implementation."""
+    """The members of `Frontend` that the HTTP layer uses. Tests have an implementation without an engine."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -72,7 +72,7 @@ class Service:
 
     @property
     def max_running(self) -> int:
-        """Most requests in one batch of a replica."""
+        """Maximum number of requests in one batch of a replica."""
         return self.config.max_running or self.frontend.info.max_running
 
     @classmethod
@@ -123,8 +123,7 @@ class Service:
         user: str | None = None,
         choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
-        """The chunks of a generation by the frontend. Records metrics, and logs one line when the generation
-        ends in any way.
+        """The chunks of a generation. Records metrics, and logs a line when the generation ends in any way.
 
         `choices` collects the usages of all choices of the prompt; None if there is only this one.
         """

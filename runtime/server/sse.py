@@ -41,9 +41,9 @@ def error_event(error: RamifyError) -> bytes:
 class EventStream(Response):
     """Sends events as they come, and closes `events` when the client disconnects.
 
-    Bytes that end in `DONE` are the last, and are sent together with the end of the response. The headers are
-    sent with the first event, so that an error before that is answered with its own status. A later error
-    becomes the last event, made by `failed`.
+    An item of `events` that ends in `DONE` is the last, and is sent together with the end of the response.
+    The headers are sent with the first event, so that an error before that is answered with its own status. A
+    later error becomes the last event, made by `failed`.
     """
 
     media_type = "text/event-stream"

@@ -22,13 +22,13 @@ from ramify.runtime.server.service import FrontendProtocol, Service
 router = APIRouter()
 
 NODES = 240
-"""Most nodes of the radix tree that are shown."""
+"""Maximum number of nodes of the radix tree that are shown."""
 QUEUED = 40
-"""Most queued programs that are shown."""
+"""Maximum number of queued programs that are shown."""
 MAX_AGE_S = 0.5
 """Seconds for which a snapshot is reused, by all open dashboards."""
 WAIT_S = 1.5
-"""Longest wait of a response for the scheduler, in seconds. The scheduler replies between two steps."""
+"""Longest time, in seconds, that a response waits for the scheduler, which replies between two steps."""
 
 
 class CachedSnapshot(NamedTuple):
@@ -78,8 +78,7 @@ async def dashboard_page(request: Request) -> Response:
 
 @router.get("/live")
 async def live_figures(request: Request) -> Response:
-    """The data that the dashboard shows. The query parameter ``program`` names the program whose requests are
-    listed."""
+    """The dashboard's data. The query parameter ``program`` names the program whose requests are listed."""
     service = Service.serving(request)
     snapshots = request.app.state.snapshots
     assert isinstance(snapshots, SnapshotCache)

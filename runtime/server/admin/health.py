@@ -30,8 +30,8 @@ class Unhealthy(EngineError):
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """Liveness: 200 while this process answers, even if it drains or its engine processes restart; 503 once
-    the engine has closed for good."""
+    """Liveness: 200 while this process answers, also while the server drains or engine processes restart; 503
+    once the engine has closed for good."""
     service = Service.serving(request)
     if service.frontend.gave_up and not service.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
@@ -49,8 +49,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """Health check by a generation: 200 if one token is generated within `GENERATE_LIMIT_S` seconds; else
-    503."""
+    """Health check by a generation: 200 if it yields a token within `GENERATE_LIMIT_S` seconds; else 503."""
     service = Service.serving(request)
     _check(service)
     info = service.frontend.info

@@ -1,7 +1,7 @@
-"""Refuses requests that a web page makes a browser send to this machine (docs/security.md).
+"""Protection against requests that web pages send through the browser of a user (docs/security.md).
 
-There are three checks: of Host, of Origin and Sec-Fetch-Site, and of the Content-Type of a body. Sources: RFC
-9110 section 7.2, RFC 6454, W3C Fetch Metadata Request Headers.
+Three checks refuse such requests: of Host, of Origin and Sec-Fetch-Site, and of the Content-Type of a body.
+Sources: RFC 9110 section 7.2, RFC 6454, W3C Fetch Metadata Request Headers.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ class RefuseWebPages:
         return None
 
     def _is_allowed(self, hosts: list[bytes], origins: list[bytes], site: bytes) -> bool:
-        """True if the page that sent the request is one of this server, or one whose origin ``cors``
-        names."""
+        """Whether the request comes from a page of this server, or from an origin that ``cors`` names."""
         if b"*" in self._origins:
             return True
         if len(origins) != 1:
@@ -103,7 +102,7 @@ class RefuseWebPages:
 
 
 def _host_check(config: ServerConfig) -> Callable[[bytes], bool] | None:
-    """The check that a Host header must pass; None if every header may pass."""
+    """The check that a Host header must pass; None if every Host is allowed."""
     names = split_names(config.allowed_hosts)
     if "*" in names or (config.api_key is not None and not names):
         return None

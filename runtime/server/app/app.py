@@ -25,8 +25,7 @@ from ramify.runtime.server.sglang import endpoints as sglang
 
 
 def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
-    """Make the application for `frontend`, which must have been started on the event loop that will serve
-    it."""
+    """Make the application for `frontend`, to be served on the event loop that started `frontend`."""
     # No generated schema: bodies are parsed field by field, and FastAPI's pages that show a schema need a
     # CDN.
     app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)

@@ -6,8 +6,8 @@
 - CONNECT is refused with 400, whatever its target: this server is no proxy.
 - A body of unknown length is sent to an HTTP/1.0 client without chunks, and ended by closing the connection,
   since HTTP/1.0 has no chunked encoding (RFC 9112, section 6.1).
-- A connection without a pending response is closed after `timeout_keep_alive` seconds without a byte, also
-  before its first request and within a head.
+- A connection without a pending response is closed after `timeout_keep_alive` seconds without a byte. So is a
+  connection that has sent no request yet, or only a part of a head.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class Connection(HttpToolsProtocol):
         return self.parser.should_upgrade() and not self._is_connect()
 
     def _renew_parser(self) -> None:
-        """Replace the parser, since one that has read a head with ``Connection: close`` reads nothing
-        more."""
+        """Replace the parser. After a head with ``Connection: close`` a parser reads nothing more."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
 
@@ -85,7 +84,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _send_until_close(cycle: RequestResponseCycle) -> None:
-    """Let `cycle` send a body without a length unchunked, until the connection is closed."""
+    """Let `cycle` send a body of unknown length without chunks: the body ends when the connection closes."""
     send = cycle.send
     sized = True
 

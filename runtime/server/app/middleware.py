@@ -19,8 +19,7 @@ logger = logging.getLogger("ramify.server")
 
 _OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
-"""Read-only paths that also accept the key as the password of basic authentication, for which browsers
-prompt."""
+"""Read-only paths that also take the key as the password that browsers prompt for: basic authentication."""
 
 
 class OneFormOfPath:
@@ -45,11 +44,10 @@ class OneFormOfPath:
 
 
 class RequireApiKey:
-    """Middleware that answers 401 without ``Authorization: Bearer <key>`` (RFC 6750). The paths of probes and
-    `open_paths` need no key.
+    """Middleware that answers 401 to requests without ``Authorization: Bearer <key>`` (RFC 6750). The paths
+    of probes and `open_paths` need no key.
 
-    The dashboard also accepts basic authentication (RFC 7617), with any user name, and the key as the
-    password.
+    The dashboard also accepts basic authentication (RFC 7617) with any user name and the key as the password.
     """
 
     def __init__(self, app: ASGIApp, api_key: str, open_paths: Iterable[str] = ()) -> None:
@@ -112,8 +110,8 @@ class UnexpectedErrors:
     client.
 
     Starlette's own handler would raise the exception again after the response, and uvicorn would close the
-    connection. A request is cancelled if it is still open when the server's drain ends. If its response has
-    not begun, it is answered with 503; otherwise the connection ends.
+    connection. A request that is still open when the server's drain ends is cancelled. If its response has
+    not begun, the client gets 503; otherwise the connection ends.
     """
 
     def __init__(self, app: ASGIApp) -> None:

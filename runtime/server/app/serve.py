@@ -88,7 +88,7 @@ async def _serve(
 
 
 def _import_application(routes: Routes) -> Sequence[APIRouter]:
-    """Import the HTTP application. This takes 0.6 s, and runs while the model is loaded. Returns the
+    """Import the HTTP application. Called while the model is loaded, since importing takes 0.6 s. Returns the
     additional routers."""
     import ramify.runtime.server.app.app  # noqa: F401
 
@@ -179,8 +179,7 @@ def stop_signals() -> Iterator[StopSignal]:
 
 
 class _Server(uvicorn.Server):
-    """The server of uvicorn without its signal handling, which would end the process by the signal instead of
-    with status 0."""
+    """The server of uvicorn without its signal handling: the process ends with status 0, not by a signal."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)

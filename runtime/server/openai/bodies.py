@@ -19,8 +19,8 @@ def choice_extras(violations: Sequence[Violation] | None, enforcement: Enforceme
 
     unenforced : schema keywords that the grammar leaves out (``strict: false``)
     grammar_backend : the library that compiled the grammar, if it is not Ramify's own
-    narrowed : descriptions of valid texts that the grammar of such a library does not allow
-    may_be_cut : whether with such a library an output that reaches max_tokens may be incomplete
+    narrowed : descriptions of valid texts that the other library's grammar does not allow
+    may_be_cut : whether, with the other library, an output that reaches max_tokens may be incomplete
     violations : schema keywords that the output does not satisfy (``strict: "validate"``)
     """
     extras = {} if enforcement is None else enforcement.fields()
@@ -30,7 +30,7 @@ def choice_extras(violations: Sequence[Violation] | None, enforcement: Enforceme
 
 
 def usage_body(usages: Sequence[Usage], n: int) -> Body:
-    """The total usage of all choices. Each prompt has `n` consecutive choices."""
+    """The total usage of all choices. `usages` has `n` consecutive entries for each prompt."""
     totals = [PromptTotals.of_choices(usages[i : i + n]) for i in range(0, len(usages), n)]
     prompt = sum(one.prompt for one in totals)
     cached = sum(one.cached for one in totals)
@@ -53,7 +53,7 @@ def usage_body(usages: Sequence[Usage], n: int) -> Body:
 
 
 def chat_logprobs(runs: Sequence[TokenLogprobs]) -> list[Body]:
-    """`runs` as the entries in which chat completions write log-probabilities."""
+    """The entries for the log-probabilities of `runs`, as in chat completions."""
     content = []
     for run in runs:
         for i, (text, logprob) in enumerate(zip(run.texts, run.logprobs, strict=True)):
@@ -72,8 +72,8 @@ def _token(text: str, logprob: float | None) -> Body:
 
 def completion_logprobs(prompt: Sequence[TokenLogprobs], output: Sequence[TokenLogprobs], echo: str) -> Body:
     """The log-probabilities of the prompt and of the output, in the form of completions. `echo` is the text
-    of the prompt; without prompt log-probabilities, `prompt` is empty. ``text_offset`` has for each token the
-    place in the text of the first character that the token is a part of."""
+    of the prompt; without prompt log-probabilities, `prompt` is empty. ``text_offset`` has the position of
+    each token: that of the first character that the token is a part of."""
     tokens: list[str] = []
     logprobs: list[float | None] = []
     top: list[dict[str, float] | None] = []
@@ -99,9 +99,9 @@ def completion_logprobs(prompt: Sequence[TokenLogprobs], output: Sequence[TokenL
 
 
 def _places(tokens: Sequence[str], text: str) -> list[int]:
-    """The place in `text`, in characters, of each of `tokens`, which spell the text. A token that is not part
-    of the text has no width, such as a special token that the tokenizer adds, or SentencePiece's space before
-    the first word."""
+    """The position in `text`, in characters, of each of the `tokens` that spell it. A token that is not part
+    of the text has no width: a special token that the tokenizer adds, or SentencePiece's space before the
+    first word."""
     data, at, begun, places = text.encode(), 0, 0, []
     for token in tokens:
         places.append(begun - (at < len(data) and not _begins(data[at])))

@@ -27,7 +27,7 @@ class Dialect:
     """Name of the field with the messages or items."""
     take_turns: Callable[[Fields, ChatFormat], tuple[ChatMessage, ...]]
     take_format: Callable[[Fields], FieldConstraint | None]
-    """The function that takes the constraint on the answer, and the field that it is in."""
+    """Function that takes the constraint on the answer; returns None if there is no constraint."""
     nested_tools: bool
     """Whether the fields of a function tool are in an inner object ``function``."""
 
@@ -49,7 +49,7 @@ class Chat:
     tool_use: ToolUse | None
 
     def explain(self, error: InvalidConstraint) -> None:
-        """Set the field of an error in the constraint to the client's field."""
+        """Replace the field of `error` by the field in which the client sent the constraint or the tool."""
         if self.tool_use is not None:
             self.tool_use.explain(error)
         if self.found is not None and not (error.field or "").startswith("tools["):
@@ -59,13 +59,12 @@ class Chat:
                 error.pointer = error.pointer.partition("/json_schema")[2]
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
-        """`enforcement` with each unenforced keyword located by the name of its tool."""
+        """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
         return enforcement if self.tool_use is None else self.tool_use.tell(enforcement)
 
 
 def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect, rid: str) -> Chat:
-    """Take the chat from `fields`, as a request with the id `rid`. Raises `InvalidRequest`, which names the
-    field."""
+    """Take the chat from `fields`, as a request with the id `rid`. Raises `InvalidRequest` with the field."""
     if chat_format is None:
         raise InvalidRequest(
             "The model has no chat template.", field=dialect.turns, remedy="Use /v1/completions."

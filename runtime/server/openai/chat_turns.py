@@ -52,7 +52,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
 
 
 def take_role(item: Fields, chat_format: ChatFormat) -> str:
-    """The role of a message, by its name in chat templates."""
+    """The role of a message, under its name in chat templates."""
     role: str = item.need("role")
     if role not in _ROLES and role not in chat_format.suffix:
         path = item.path("role")

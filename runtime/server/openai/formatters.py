@@ -39,8 +39,7 @@ class ResponseFormatter(ABC):
 
     @abstractmethod
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
-        """The choice objects for the text of `chunk` of choice `index`. Each is sent in an event of its
-        own."""
+        """The choice objects for the text of `chunk` of choice `index`: one for each event to send."""
 
     def stream_body(self, choices: list[Body]) -> Body:
         """The body of one stream event."""
@@ -56,8 +55,7 @@ class ResponseFormatter(ABC):
 
 
 class ChatFormatter(ResponseFormatter):
-    """Makes the bodies of /v1/chat/completions. In a stream, the first event of a choice contains the
-    role."""
+    """Makes the bodies of /v1/chat/completions. In a stream, the first event of a choice has the role."""
 
     kind = "chat.completion.chunk"
 
@@ -195,8 +193,8 @@ class CompletionFormatter(ResponseFormatter):
 
 
 def _chat_finish(finish: Finish, called: bool) -> str:
-    """OpenAI's finish reason for `finish`. It is "tool_calls" for a turn that stopped after complete calls
-    (`called`), which waits for their results."""
+    """OpenAI's finish reason for `finish`. With `called` (the turn has complete calls), "tool_calls" takes
+    the place of "stop"."""
     return "tool_calls" if called and finish.reason == "stop" else finish.reason
 
 

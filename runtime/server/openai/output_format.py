@@ -143,7 +143,7 @@ def _json_object(form: Fields) -> FieldConstraint | None:
 
 
 def _tag_in_place(form: Fields) -> FieldConstraint | None:
-    """The structural tag whose fields stand beside ``type``, as XGrammar, SGLang and vLLM write them."""
+    """The structural tag with its fields beside ``type``, as in requests for XGrammar, SGLang and vLLM."""
     parts = {field: form.take_text(field) for field in ("format", "structures", "triggers")}
     given = {field: msgspec.Raw(text.encode()) for field, text in parts.items() if text is not None}
     if not given:
@@ -170,8 +170,7 @@ _TYPES: dict[str, Taker] = {
 
 
 def _structured_outputs(fields: Fields) -> FieldConstraint | None:
-    """The constraint in vLLM's object ``structured_outputs``, which holds it in one of its fields; None if
-    there is none."""
+    """The constraint in a field of vLLM's object ``structured_outputs``; None if there is none."""
     form = fields.take_object("structured_outputs")
     if form is None:
         return None

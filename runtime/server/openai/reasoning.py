@@ -18,8 +18,7 @@ from ramify.runtime.server.fields import Fields
 from ramify.text import shortened
 
 START, END = "<think>", "</think>"
-"""The marks of DeepSeek R1, Qwen 3 and most later models. They are used for templates without marks of their
-own."""
+"""The marks of DeepSeek R1, Qwen 3 and most later models, used for templates without marks of their own."""
 
 BOUND = 1024
 """Default reasoning budget, in tokens, for a model that is not a reasoning model: such a model seldom writes
@@ -40,7 +39,7 @@ class ReasoningUse:
     """The reasoning that a request asks for."""
 
     preamble: Preamble | None
-    """The free text for the reasoning; None if the prompt does not ask for reasoning."""
+    """The preamble (free text before the answer) for the reasoning; None if no reasoning is asked for."""
     wanted: bool | None
     """Whether the request asks for reasoning; None if it leaves that to the model."""
     apart: bool
@@ -54,8 +53,7 @@ class ReasoningUse:
 
 
 class _ReasoningSwitch:
-    """The decision whether to reason. Several fields may set it, and must agree; other fields only suggest
-    reasoning."""
+    """The decision whether to reason. Fields that set it must agree; other fields only suggest reasoning."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self.thinks = chat_format.thinking is not None or any(
@@ -86,8 +84,8 @@ class _ReasoningSwitch:
     def wanted(self) -> bool | None:
         """The decision; None leaves it to the model's default.
 
-        A model that is not a reasoning model would never end its reasoning, and the answer would suffer. So
-        it reasons only if the request gives a budget or marks; a switch alone has no effect on it.
+        A model that is not a reasoning model would never end its reasoning, and the answer would suffer. Such
+        a model reasons only if the request gives a budget or marks; a switch alone has no effect.
         """
         if self._said and not self.thinks and not self._suggested:
             for fields, field in self._asked:
@@ -100,7 +98,7 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """Take the reasoning options, and all variables for the chat template.
 
     A budget, or marks in the request, switch reasoning on. For a reasoning model ``enabled``,
-    ``enable_thinking``, an effort other than none, and ``separate_reasoning`` do so too. Otherwise the
+    ``enable_thinking``, ``separate_reasoning`` and an effort other than none also switch it on. Otherwise the
     model's default holds.
     """
     switch = _ReasoningSwitch(chat_format)

@@ -42,8 +42,7 @@ Ignored = Mapping[str, Sequence[Any] | None]
 """Field that has no effect on the answer → its allowed values, or None if any is allowed."""
 
 DEFAULT_VERBOSITY = ("medium",)
-"""The only accepted value of ``verbosity``, OpenAI's default. Another verbosity has to be asked for in the
-messages."""
+"""The only accepted value of ``verbosity``: OpenAI's default. Messages can ask for another verbosity."""
 
 IGNORED: Ignored = {
     "prompt_cache_key": None,  # chooses among caches, and there is only one

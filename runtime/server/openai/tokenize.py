@@ -26,7 +26,7 @@ from ramify.runtime.server.service import Service
 router = APIRouter()
 
 PART_TEXTS, PART_SIZE = 256, 65_536
-"""Most texts, and most characters or ids, in one part of a request (`in_parts`): they take about 20 ms."""
+"""Limits of one part of a request (`in_parts`): texts, and characters or ids. A part takes about 20 ms."""
 
 T = TypeVar("T", bound=Sized)
 R = TypeVar("R")

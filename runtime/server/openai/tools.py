@@ -27,7 +27,7 @@ from ramify.tool_calls.grammar import (
 )
 
 MAX_TOOLS = 128
-"""Most tools in a request, as in OpenAI's API."""
+"""Maximum number of tools in a request, as in OpenAI's API."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
@@ -44,8 +44,7 @@ Mode = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request. `callable` holds the indices in `tools` of the tools that this turn may
-    call."""
+    """The tools of a request. `callable` has the indices in `tools` of those that this turn may call."""
 
     tool_format: ToolFormat
     tools: tuple[Tool, ...]
@@ -91,7 +90,7 @@ class ToolUse:
         return (), calls_or_content(self.tool_format, tools, parallel=self.parallel, content=content)
 
     def explain(self, error: InvalidConstraint) -> None:
-        """If an error is in the schema of a tool, set its field to the client's field of that tool."""
+        """If `error` is in a tool's schema, replace its field by the field of that tool in the request."""
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
@@ -99,7 +98,7 @@ class ToolUse:
             error.field = f"tools[{self.callable[index]}]{inside}.parameters"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
-        """`enforcement` with each unenforced keyword located by the name of its tool."""
+        """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
         return naming_tools(enforcement, self._callable)
 
     @property
@@ -179,7 +178,7 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
 
 
 def _object_schema(parameters: str, function: Fields) -> str:
-    """`parameters`, with ``"type": "object"`` added if they have no type. Raises `InvalidRequest` for another
+    """`parameters`, with ``"type": "object"`` if no type is given. Raises `InvalidRequest` for another
     type."""
     path = function.path("parameters")
     members: dict[str, msgspec.Raw] = decode(msgspec.Raw(parameters.encode()), dict[str, msgspec.Raw], path)
@@ -232,8 +231,7 @@ def _take_allowed(allowed: Fields, names: Sequence[str], nested: bool) -> _Choic
 
 
 def _inner(fields: Fields, field: str, nested: bool) -> Fields:
-    """The fields of a function: with `nested`, those in the inner object `field`; otherwise `fields`
-    itself."""
+    """The fields of a function: with `nested`, the inner object `field`; otherwise `fields` itself."""
     if not nested:
         return fields
     inner = fields.take_object(field) or Fields({}, fields.path(field))

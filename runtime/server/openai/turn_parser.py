@@ -34,8 +34,7 @@ class TurnParser:
         self._held = ""
         self._calls = None if turn_format.tools is None else CallParser(turn_format.tools)
         self.answered = 0
-        """Number of characters after the end of the reasoning, in the text of the `push` that ended the
-        reasoning."""
+        """Number of characters after the end of the reasoning, in the `push` that contained this end."""
 
     @property
     def reasoning(self) -> bool:

@@ -114,8 +114,7 @@ def model_info(service: Service) -> dict[str, Any]:
 
 
 async def server_info(service: Service) -> dict[str, Any]:
-    """The body of SGLang's /server_info: the configuration without the API key, and the scheduler's
-    counters."""
+    """The body of SGLang's /server_info: configuration, without the API key, and scheduler counters."""
     config = dataclasses.asdict(service.config)
     config["api_key"] = None if config["api_key"] is None else "set"
     return {

@@ -4,8 +4,8 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 
 - An unsupported field is refused by name.
 - ``logprob_start_len`` p returns the prompt's tokens from position p on, each with its log-probability.
-  Position 0 has none (null). With ``max_new_tokens: 0`` the default is 0, since such a request can ask for
-  nothing else.
+  Position 0 has none (null). With ``max_new_tokens: 0`` the default of p is 0, since such a request can only
+  ask for log-probabilities.
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint``, ``preambles``,
   ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left, limits},
   ``cache_scope``; in sampling_params token_healing; the routes /end_program and /await_tools.
@@ -191,7 +191,7 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 @contextmanager
 def _fields_of_body() -> Iterator[None]:
-    """Change the fields in errors of the frontend to those of the request's body."""
+    """Replace the fields in errors of the frontend by the names that they have in the request's body."""
     try:
         yield
     except RamifyError as error:
@@ -200,8 +200,7 @@ def _fields_of_body() -> Iterator[None]:
 
 
 def _loading(request: Request) -> FrontendProtocol:
-    """The frontend of a server that lets requests load adapters. Raises `LoadingNotAllowed` for other
-    servers."""
+    """The frontend, if requests may load adapters. Raises `LoadingNotAllowed` if they may not."""
     service = Service.serving(request)
     if not service.config.lora_loading:
         raise LoadingNotAllowed(
@@ -212,7 +211,7 @@ def _loading(request: Request) -> FrontendProtocol:
 
 
 def _adapters(frontend: FrontendProtocol) -> Response:
-    """The response in SGLang's form. Clients of vLLM read only the status."""
+    """The response to loading or unloading, in SGLang's form. Clients of vLLM read only the status."""
     loaded = {name: lora.path for name, lora in frontend.loras.loaded.items()}
     return json_response({"success": True, "loaded_adapters": loaded})
 
@@ -336,8 +335,8 @@ def _take_options(
     """The sampling options and the constraint of each prompt. The request gives one object for all prompts,
     or a list of objects.
 
-    `max_tokens` is the default for ``max_new_tokens``. An explicit null allows as many as fit into the
-    context.
+    `max_tokens` is the default for ``max_new_tokens``. With an explicit null only the context limits the
+    output.
     """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])

@@ -40,11 +40,10 @@ PATH = "/v1/responses"
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-"""The second of the two values that ``include`` may contain; `LOGPROBS` is the first."""
+"""The two values that ``include`` may contain: `LOGPROBS` and `ENCRYPTED`."""
 
 MAX_METADATA = 16
-"""Most pairs of ``metadata``. The two limits below are the most characters of a key and of a value. All three
-are OpenAI's."""
+"""Maximum number of pairs of ``metadata``. The two limits below are in characters. All three are OpenAI's."""
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 

@@ -24,9 +24,9 @@ from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 ItemStatus = Literal["completed", "incomplete"]
 
 MARK = "ramify1."
-"""Version mark of the ``encrypted_content`` of reasoning items, which clients send back without reading it.
-OpenAI encrypts this string, as it hides the reasoning. Here nothing is hidden and there is no key: the mark
-is followed by the text in base64."""
+"""Prefix of the ``encrypted_content`` of reasoning items, with the version of the format. Clients send this
+string back without reading it. OpenAI encrypts it to hide the reasoning. Here nothing is hidden and there is
+no key: the prefix is followed by the reasoning in base64."""
 
 
 class ResponseWriter:
@@ -126,7 +126,7 @@ class ResponseWriter:
         return "" if self._open is None else str(self._open["type"])
 
     def _begin_item(self, prefix: str, fields: Body) -> None:
-        """Begin the item with these `fields`; `prefix` is that of its id."""
+        """Begin an item with these `fields`; its id begins with `prefix`."""
         self._close_item("completed")
         _, _, rid = self.response["id"].partition("_")
         item_id = f"{prefix}_{rid}_{len(self.response['output'])}"
@@ -183,8 +183,8 @@ class ResponseWriter:
         self._emit(f"response.{response['status']}", response=response)
 
     def _take_logprobs(self, characters: int) -> list[Body]:
-        """The log-probability entries of the tokens in the next `characters` characters. A token counts as
-        lying where its first character is."""
+        """The log-probability entries of the tokens in the next `characters` characters. The position of a
+        token is that of its first character."""
         taken: list[Body] = []
         while characters and self._logprobs:
             entries, length = self._logprobs.popleft()
@@ -215,8 +215,8 @@ class ResponseWriter:
 
 
 def _usage(usage: Usage, reasoning_tokens: int) -> Body:
-    """The usage of a response. ``cache_write_tokens`` counts the prompt tokens that were computed, and can be
-    found in the cache by later requests."""
+    """The usage of a response. ``cache_write_tokens`` counts the prompt tokens that were computed: later
+    requests find them in the cache."""
     chat = usage_body([usage], 1)
     cached = chat["prompt_tokens_details"]["cached_tokens"]
     written = chat["ramify"]["computed_tokens"]
@@ -231,7 +231,7 @@ def _usage(usage: Usage, reasoning_tokens: int) -> Body:
 
 
 def _problem(error: RamifyError) -> Body:
-    """`error` in the form for a response that has begun. OpenAI defines only a few codes for that form."""
+    """`error` as the object ``error`` of a response, for which OpenAI defines only a few codes."""
     kind = type_of(error.status)
     codes = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
     code = codes.get(kind, "server_error")
