@@ -47,7 +47,8 @@ ORDER = operator.attrgetter("order")
 
 @dataclasses.dataclass(eq=False)
 class Lifecycle:
-    """The requests of one scheduler by their state. Spans of choices are in `waiting` and `running` only."""
+    """The requests of one scheduler by their state. Requests for further spans of choices are only in
+    `waiting` and `running`."""
 
     pages: RequestPages
     grammars: GrammarStore
@@ -145,20 +146,21 @@ class Lifecycle:
         self._end(request)
 
     def refuse(self, rid: str, error: RamifyError) -> None:
-        """Answer `rid` with `error`. For a request that has not arrived, or that the caller ends."""
+        """Report `error` to the client of `rid`. Ends no request: `rid` has not arrived, or the caller ends
+        it."""
         self.reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager
     def failing_alone(self, request: Request) -> Iterator[None]:
-        """A block in which an exception fails `request` alone: the exception does not leave the block."""
+        """A context in which an exception fails `request` alone, and does not leave the context."""
         try:
             yield
         except Exception as error:
             self.fail_alone(request, error)
 
     def fail_alone(self, request: Request, error: Exception) -> None:
-        """Fail `request` with `error`, inside the `except` block that handles `error`. Loops over requests
-        call this where a `failing_alone` block for each request would cost too much."""
+        """Fail `request` with `error`, inside the `except` block that handles `error`. For loops over
+        requests in which a `failing_alone` context for each request would cost too much."""
         if not isinstance(error, RamifyError):
             log.exception("request %s failed", request.rid)
             error = EngineError(f"The request failed: {error}")
