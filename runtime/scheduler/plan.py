@@ -161,7 +161,6 @@ class Precedence:
         return min(lower, key=lambda rank: (self._served.get(rank, 0), rank))
 
     def _sat_out_after(self, seconds: float) -> float:
-        """`_sat_out_s` once the current step has taken `seconds`."""
         if self.rule.leaves_out:
             return self._sat_out_s + seconds
         left = self._sat_out_s - seconds * (1 - self.rule.share) / self.rule.share

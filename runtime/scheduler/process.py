@@ -60,7 +60,7 @@ log = logging.getLogger("ramify")
 
 IDLE_S = 0.3
 """The compiler's process starts after IDLE_S seconds without work, so that requests queued at start-up go
-first. It starts earlier with the first constraint that is not on disk."""
+first. The first constraint whose grammar is not on disk starts the process earlier."""
 
 
 def main() -> None:

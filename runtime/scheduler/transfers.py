@@ -53,15 +53,15 @@ class _Transfer:
     snapshot: SnapshotWriter | SnapshotReader
     pages: list[int]
     """The pages to be exported, or private pages of an import for the tokens behind the lock. The first
-    `copied` are written to the file, or read from it."""
+    `copied` pages are already written to the file, or read from it."""
     copied: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class Transfers:
-    """Works on one transfer after the other, in the order of their messages.
+    """Works on one transfer at a time, in the order of the messages.
 
-    identity : returns the KV identity of the engine; if None, all transfers are refused
+    identity : returns the KV identity of the engine; if `identity` is None, all transfers are refused
     overwritten : called with pages that an import has overwritten
     """
 
@@ -72,7 +72,7 @@ class Transfers:
     identity: Callable[[], str] | None
     overwritten: Callable[[Sequence[int]], None]
     ranks: int = 1
-    """Number of processes that the model is divided among (`tensor_parallel`)."""
+    """Number of ranks among which the model is divided (`tensor_parallel`)."""
     piece_bytes: int = TUNED.piece_bytes
     """Bytes that are copied after one step, at least a page."""
     queue: deque[ExportPrefix | ImportPrefix] = dataclasses.field(default_factory=deque)
@@ -202,7 +202,7 @@ class Transfers:
         return snapshot
 
     def _take(self, missing: int) -> list[int]:
-        """At most `missing` private pages. Takes free pages, and evicts cached pages without a lease. Raises
+        """At most `missing` private pages: free pages, then evicted pages that had no lease. Raises
         `Overloaded` if no page can be taken."""
         counts = self.requests.pages.cache.counts()
         room = counts.free + counts.evictable - RESERVED_PAGES * len(self.requests.running)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 CHUNKS = 8
 """A light flow has at most this number of chunks of prompt tokens to compute. So prompts of usual length stay
-light, and are computed beside decoding requests. With 2, flows with prompts of 2,000 tokens got only a third
-of the time while others decoded."""
+light, and are computed beside decoding requests. With 2 chunks as the limit, flows with prompts of 2,000
+tokens got only a third of the time while others decoded."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -42,13 +42,13 @@ class Flow:
     """Number of running and waiting requests. Spans of choices count as requests, so `queued` may exceed
     `open_requests`."""
     prefill_tokens: int = 0
-    """The sum of `Request.uncached` of its waiting and prefilling requests. A long prompt counts in full
-    until all of it is computed."""
+    """The sum of `Request.uncached` of the flow's waiting and prefilling requests. A long prompt counts in
+    full until all of it is computed."""
     heavy: bool = False
     yields: bool = False
     """True if the flow's requests go behind other requests of the same priority."""
     newest: Request | None = None
-    """The last request of the flow that was enqueued for the first time; None if it has ended."""
+    """The request of the flow whose first enqueueing was the latest; None if that request has ended."""
 
 
 class Flows:
@@ -63,7 +63,7 @@ class Flows:
         self._most_tokens = CHUNKS * chunk_tokens
         self._flows: dict[tuple[int, str, str, str], Flow] = {}
         self.share = 0.0
-        """Among the flows of the highest priority, the share of those that yield, from 0 to 1."""
+        """The share of the flows of the highest priority that yield, from 0 to 1."""
 
     def __len__(self) -> int:
         return len(self._flows)

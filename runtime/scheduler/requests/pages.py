@@ -58,8 +58,8 @@ class ProgramLeases:
             forks[fork] = prompt if known is None else known[: common_prefix(known, prompt)]
 
     def await_tools(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
-        """Expect the next request of `branch` when all `tools` have returned. The tools were not known yet
-        when the last request of the branch was sent."""
+        """Expect the next request of `branch` of the program `name` when all `tools` have returned. The tools
+        were not known yet when the last request of the branch was sent."""
         expected = [self._intervals.set_kind(program.intervals, branch, f"tool {tool}") for tool in tools]
         known = [seconds for seconds in expected if seconds is not None]
         if known:
@@ -74,7 +74,8 @@ class ProgramLeases:
                 self._cache.end_leases(request.owner, part)
 
     def end_own(self, request: Request) -> None:
-        """Release the lease that was taken while `request` was retracted, or for the spans that follow it."""
+        """Release the lease that was taken while `request` was retracted, or for the spans behind its
+        span."""
         self._cache.end_leases(request.owner, request.rid)
 
     def retracted(self, request: Request) -> None:
@@ -85,8 +86,8 @@ class ProgramLeases:
             self._cache.lease(lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
     def ended(self, request: Request, now: float) -> None:
-        """Lease the computed pages of `request`, which ends, as its hint says. Called before its lock is
-        released."""
+        """Lease the computed pages of `request`, which ends, as `request.hint` says. Called before its lock
+        is released."""
         if request.stats.retractions:
             self.end_own(request)
         hint, lock, program = request.hint, request.pages.lock, request.program
@@ -161,15 +162,15 @@ class RequestPages:
     def admit_alone(self, request: Request) -> bool:
         """Evict everything that is cached, and admit `request`. No other request may be running.
 
-        Each fork of the tree inside a page keeps one more page locked, so a shared prefix may need more pages
+        Each fork of the tree inside a page keeps one more page locked, so a shared prefix may lock more pages
         than its tokens fill. Without shared pages, any request within `Limits` fits.
         """
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
-        """Take pages until all tokens of `request`, and `ahead` more, have a place. Returns False, and takes
-        none, if too few pages are available."""
+        """Take pages until there is room for all tokens of `request` and `ahead` more. Returns False, and
+        takes none, if too few pages are available."""
         missing = self._slots(request.target_len + ahead) - len(request.pages.ids)
         if missing <= 0:
             return True

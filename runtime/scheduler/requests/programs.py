@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 PRIORS = {"soon": 0.05, "join": 1.0, "tool": 2.0, "unknown": 20.0}
-"""Expected seconds by kind, before any interval has been seen. Each has the weight of one interval in the
-mean over all programs."""
+"""Expected seconds by kind, before any interval has been seen. Each number has the weight of one interval in
+the mean over all programs."""
 
 MEMORY = 50
-"""The mean over all programs is that of about this number of the last intervals."""
+"""The mean over all programs covers about this number of the last intervals."""
 
 COMMON_WEIGHT = 2.0
-"""The mean over all programs has the weight of this number of intervals of the program itself."""
+"""The mean over all programs weighs as much as this number of intervals of the program itself."""
 
 MAX_KINDS = 4096
 """The number of kinds that are remembered. It needs a bound, because tool names are part of the kinds and
@@ -95,7 +95,7 @@ class ReuseIntervals:
 
 
 def _mean(means: dict[str, Mean], kind: str) -> Mean:
-    """The mean of `kind` in `means`. A new kind is added to `means`; if these are full, the oldest kind is
+    """The mean of `kind` in `means`. A new kind is added to `means`; if `means` is full, the oldest kind is
     dropped."""
     if kind not in means and len(means) >= MAX_KINDS:
         del means[next(iter(means))]
@@ -103,8 +103,8 @@ def _mean(means: dict[str, Mean], kind: str) -> Mean:
 
 
 FORGET_S = 600.0
-"""A program without open requests is forgotten this many seconds after its last request has arrived. Its
-client may have gone away without ending it."""
+"""A program without open requests is forgotten this many seconds after its last request has arrived. The
+client may have gone away without ending the program."""
 
 STEP_TOKENS = 16.0
 """Each step of a request counts as this many tokens of service, in addition to the tokens that it
@@ -123,7 +123,8 @@ MAX_NAMES = 4096
 """The number of program names whose usual service is remembered."""
 
 NAME_MEMORY = 50
-"""The usual service of a name is the mean over about this number of the last programs of that name."""
+"""The usual service of a program name is the mean over about this number of the last programs of that
+name."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -152,7 +153,7 @@ class Program:
 
     last_arrival: float = 0.0
     name: str = ""
-    """The program's name, for people."""
+    """The program's name, for display."""
     open_requests: int = 0
     """Requests that have not ended."""
     ended_requests: int = 0
@@ -175,8 +176,8 @@ class Program:
 
         `calls_left` is the number of calls after the present one; None if it is not known. If it is known and
         some calls have ended, the estimate is `calls_left` + 1 times the mean service of the ended calls.
-        Otherwise it is the usual service of programs of the same name, less the service attained. If no
-        program of that name has ended, the usual service of all programs takes its place.
+        Otherwise the estimate is the usual service of programs of the same name, less the service attained.
+        If no program of that name has ended, the usual service of all programs takes its place.
         """
         if calls_left is not None and self.ended_requests:
             return self.served / self.ended_requests * (calls_left + 1)
