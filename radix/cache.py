@@ -313,8 +313,7 @@ class PrefixCache:
         self._unlease(covered)
 
     def expect(self, owner: str, part: str, needed_in: float) -> None:
-        """Expect `owner` to need its leases of `part` in `needed_in` seconds (0: `owner` is waiting for the
-        pages)."""
+        """Expect `owner` to need its leases of `part` in `needed_in` seconds; 0 if `owner` is waiting now."""
         for node in self._leases.expect(owner, part, needed_in):
             self.usage.offer(node)
 

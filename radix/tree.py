@@ -123,8 +123,7 @@ class RadixTree:
         return leaf
 
     def trim(self, leaf: Node, count: int) -> tuple[int, ...]:
-        """Cut the last `count` pages off `leaf`, which has more than `count` pages, and return the cut
-        pages."""
+        """Cut the last `count` pages, fewer than all, off `leaf`, and return the cut pages."""
         assert not leaf.children
         assert 0 < count < len(leaf.pages)
         kept, cut = leaf.pages[:-count], leaf.pages[-count:]
@@ -154,10 +153,9 @@ class RadixTree:
         """Join `child` and its parent into one node, `child`, if the parent has no other child and no state,
         and both nodes have the same number of locks and of leases.
 
-        The caller makes sure that both were last used together. Joining undoes a split after one of its
-        branches is gone, so that paths stay short. Returns the pages that are no longer needed: an empty
-        tuple, or the parent's page for the slot in which the two nodes meet. Returns None if the nodes cannot
-        be joined.
+        The caller makes sure that both were last used together. Joining undoes a split after one branch is
+        gone, so that paths stay short. Returns the pages that are no longer needed: (), or the parent's page
+        for the slot in which the nodes meet. Returns None if the nodes cannot be joined.
         """
         parent = child.parent
         assert parent is not None

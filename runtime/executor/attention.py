@@ -140,8 +140,7 @@ def has_cascade(ops: Ops) -> bool:
 def attention_of(
     ops: Ops, model: ModelShape, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention | FlashInferAttention:
-    """The attention of a model on its pages. `cascade` has no effect if the kernels have no cascade
-    attention."""
+    """The attention of a model on its pages. `cascade` has no effect if the kernels have no cascade."""
     shape: dict[str, Any] = {
         "heads": model.num_heads,
         "kv_heads": model.num_kv_heads,

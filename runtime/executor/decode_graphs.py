@@ -1,15 +1,15 @@
 """Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded.
 
 At each size there is a graph for each level of the flat plans of attention, which have no cascade
-(`attention_graph.Form`). So a step launches at most about twice the programs that have work. Powers of two,
-the means of adjacent powers and the largest size are coarse. Other sizes have graphs of the two lowest levels
-alone, because large batches rarely need a higher level. A step with a higher level is padded to the next size
-that has a graph of this level.
+(`attention_graph.Form`). So a step launches at most about twice the programs that have work. Sizes other than
+powers of two, the means of adjacent powers and the largest size have graphs of the two lowest levels alone,
+because large batches rarely need a higher level. A step with a higher level is padded to the next size that
+has a graph of it.
 
 Two kinds of plans have too many forms to capture all at start: cascade plans, and flat plans that merge few
 tokens because few sequences are long. Each of these forms is captured when it has come up `OFTEN` times.
-Until then, a cascade plan runs eagerly, and a flat plan takes the graph of its level that has room to merge
-every token.
+Until then, a cascade plan runs eagerly, and a flat plan takes the graph of its level with room to merge every
+token.
 """
 
 from __future__ import annotations

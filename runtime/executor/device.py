@@ -218,8 +218,7 @@ def cpu_ops(config: EngineConfig) -> Ops:
 
 
 def _uses_tiles(dtype: torch.dtype) -> bool:
-    """Whether products of `dtype` use AMX tiles. If so, the kernel of a product depends on its number of
-    rows."""
+    """Whether products of `dtype` use AMX tiles. The kernel then depends on the number of rows."""
     try:
         from ramify.kernels.cpu.linear import tiles_allowed
     except ImportError:  # `ops` says what is missing

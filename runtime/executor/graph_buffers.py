@@ -39,8 +39,7 @@ class Captures:
 
     seconds : of the captures, and of the runs over padding before them
     bytes : of the device's memory, including the driver's share
-    awaited : steps that ran before the graph of their form was captured, for forms that are captured once
-    they have come up often
+    awaited : steps that ran without a graph of their form, which is captured once the form has come up often
     """
 
     graphs: int = 0
@@ -87,8 +86,7 @@ class GraphBuffers:
         self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.dtype, device=device)
         self._hidden: Tensor | None = None
         self.space: Tensor | None = None
-        """Memory for the softmax states of all steps. None before `reserve`: then each run allocates its
-        own."""
+        """Memory for the softmax states of all steps. None before `reserve`: each run allocates memory."""
         self._memory: Any = None
         """The memory that all graphs share."""
         self.captured = Captures()

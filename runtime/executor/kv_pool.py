@@ -143,8 +143,7 @@ class StatePool:
     """The states in all slots, float32: `conv` (layers, num_slots + 1, channels, width - 1) and
     `recurrent` (layers, num_slots + 1, heads, key_dim, value_dim).
 
-    No request is given the last slot (`padding_slot`): padded steps write the state of their padding to this
-    slot.
+    No request is given the last slot (`padding_slot`): padded steps write their padding's state to it.
     """
 
     def __init__(self, shape: StateShape, *, num_slots: int, device: torch.device | str = "cpu") -> None:

@@ -54,8 +54,7 @@ def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_l
 def quantization_of(
     config: EngineConfig, files: ModelFiles, shape: ModelShape, *, packed: bool
 ) -> Quantization:
-    """The format of the weights. `packed` says whether the kernels multiply by packed or quantised
-    weights."""
+    """The format of the weights. `packed`: the kernels multiply by packed or quantised weights."""
     return resolve_quantization(
         "none" if config.quantization == "auto" and not packed else config.quantization,
         files.weights,

@@ -117,8 +117,7 @@ def pages_in(
     device: torch.device,
     draft: ModelShape | None = None,
 ) -> int | None:
-    """The number of pages by `config`; None on a CUDA device if `config` sets neither their number nor their
-    memory.
+    """The number of pages by `config`; None if the memory left on the CUDA device decides.
 
     A page holds KV of `model` and, if given, of the draft model of shape `draft`.
     """

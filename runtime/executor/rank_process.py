@@ -1,7 +1,6 @@
 """The process of a rank other than the first: it runs the passes that the scheduler's process sends.
 
-The process is started with the number of its rank as argument. Its model has no head, so it computes no
-logits and samples nothing.
+The argument is the number of the rank. This rank has no head, so it computes no logits and samples nothing.
 """
 
 from __future__ import annotations

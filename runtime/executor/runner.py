@@ -60,8 +60,7 @@ class Compiled(NamedTuple):
 class Runner:
     """Owns the model, its KV pages and the states of its linear attention layers.
 
-    cascade : whether attention reads shared prefixes once (cascade attention), if the kernels can do so and
-    where this is faster
+    cascade : whether attention reads shared prefixes once, if the kernels can and where this is faster
     states : the pool of states, for models that have states
     compiled : counts of the kernels that were compiled before the runner was made
     """

@@ -72,8 +72,7 @@ class HostSampler:
     ) -> HostDrawing:
         """Choose a token for each row of `logits`, (R, vocab), which may be changed.
 
-        asked : rows for which the log-probabilities of the chosen token and of the `top` most likely tokens
-        are wanted
+        asked : rows that need log-probabilities: of the chosen token and of the `top` most likely tokens
         """
         logits = logits.float()
         original = logits[list(asked)].clone() if asked else None

@@ -40,8 +40,7 @@ def compile_warm_up(
 ) -> Compiled:
     """Compile, on all cores, every form that a warm-up of `model` asks for and Triton's cache lacks.
 
-    device : the model's device: a CUDA device, or inside `ahead.absent` the meta device, whose tensors have
-    no data
+    device : the model's: a CUDA device, or inside `ahead.absent` the meta device, whose tensors have no data
 
     A form that does not compile is logged. Its launch fails with the compiler's message.
     """

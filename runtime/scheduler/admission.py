@@ -51,8 +51,7 @@ class FirstComeFirstServed:
     needs_match = False
     """True if `key` depends on `matched`."""
     siblings_together = False
-    """True if the branches of a fork are admitted one right after the other, from the place of the first
-    branch on."""
+    """True if the branches of a fork are admitted one after the other, from the place of the first on."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -140,9 +139,9 @@ class Admission:
 
     The rank decides which requests overtake others; within a rank, the policy does. A request that has
     reached its `deadline` goes first, and is not retracted to admit others. Deadlines are counted in
-    admissions (`OVERTAKING`), so that no request starves at any load and on any engine. Requests past their
-    deadlines go in the order of these deadlines, each with the branches of its fork if the policy keeps them
-    together.
+    admissions (`OVERTAKING`), so that no request starves at any load. Requests past their deadlines go in the
+    order of these deadlines, together with the branches of their forks if the policy sets
+    `siblings_together`.
 
     retract : retracts a running request: it leaves the list of running requests and gives its pages back
     give_way : aborts the transfer of pages in progress; returns False if there is none

@@ -47,8 +47,7 @@ ORDER = operator.attrgetter("order")
 
 @dataclasses.dataclass(eq=False)
 class Lifecycle:
-    """The requests of one scheduler by their state. Requests for further spans of choices are only in
-    `waiting` and `running`."""
+    """All requests by state. Requests that compute spans of choices are in `waiting` and `running` only."""
 
     pages: RequestPages
     grammars: GrammarStore
@@ -146,8 +145,7 @@ class Lifecycle:
         self._end(request)
 
     def refuse(self, rid: str, error: RamifyError) -> None:
-        """Report `error` to the client of `rid`. Ends no request: `rid` has not arrived, or the caller ends
-        it."""
+        """Reply to `rid` with `error`. Ends no request: `rid` has not arrived, or the caller ends it."""
         self.reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager

@@ -58,8 +58,7 @@ class Rule(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """True if the step is given to a lower rank. Requests of that rank then prefill and join before
-        others."""
+        """True if the step is given to a lower rank: requests of that rank prefill and join before others."""
         return self.most < MOST_RANK
 
 
@@ -153,8 +152,7 @@ class Precedence:
         return Turn(Rule(least=top, share=share), high)
 
     def _next_rank(self, lower: set[int]) -> int:
-        """The rank in `lower` that was served longest ago. Prefills and admissions of that rank go first in
-        the step.
+        """The rank in `lower` that was served longest ago: the rank whose prefills and admissions go first.
 
         Ranks take turns, because the prefills of one rank could fill the chunk of every shared step.
         """
@@ -407,8 +405,7 @@ class StepPlanner:
         """Add the part of each of `running` to `plan`: all tokens of a decoding request, a chunk out of
         `budget` of a prefilling request. Returns the budget that is left, and whether a request got no pages.
 
-        make_room : finds pages for all tokens of a request; returns False if it has retracted that request
-        instead
+        make_room : finds pages for all tokens of a request; returns False if it has retracted the request
         """
         short_of_pages, page_size = False, self._pages.page_size
         for request in running:
@@ -431,7 +428,7 @@ class StepPlanner:
 
     def _make_room(self, request: Request) -> bool:
         """Find pages for all tokens of `request`. If too few are available, drop its draft tokens, abort a
-        transfer, then retract the newest requests of the lowest rank. Returns False if `request` itself was
+        transfer, then retract the newest requests of the lowest rank. Returns False if `request` is
         retracted."""
         while not self._pages.grow(request):
             if request.drop_draft() or self._give_way():

@@ -51,8 +51,7 @@ class ComputedSpan(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Scorer:
-    """Computes the scores of choices from the hidden states of a step, and enqueues the spans behind each
-    fork."""
+    """Computes the scores of choices from hidden states, and enqueues the spans behind each fork."""
 
     runner: Runner
     requests: Lifecycle
@@ -68,8 +67,7 @@ class Scorer:
             self.advance(head, head.arrival)
 
     def read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor, now: float) -> None:
-        """Record the log-probabilities of tokens of choices, and `advance` each request whose span is
-        computed.
+        """Record log-probabilities of tokens of choices, and `advance` requests whose spans are computed.
 
         hidden : (tokens, hidden size), the hidden states of the step
         """
@@ -203,8 +201,7 @@ class StepResults:
     def read(
         self, plan: Sequence[ScheduledRequest], hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
     ) -> None:
-        """Read `hidden`, (tokens, hidden size): the hidden states of the scheduled tokens, in the order of
-        `plan`.
+        """Read the hidden states of the scheduled tokens, (tokens, hidden size), in the order of `plan`.
 
         planned_ahead : the part of the next step that may be launched now (`StepPlanner.ahead`)
         """
@@ -277,8 +274,7 @@ class StepResults:
         now: float,
         planned_ahead: PlannedAhead,
     ) -> Predicting:
-        """Choose tokens. ``place[row]`` is the row of `logits` computed from row `row` of the step's hidden
-        states.
+        """Choose tokens. ``logits[place[row]]`` are the logits of row `row` of the step's hidden states.
 
         Returns the requests whose known or draft tokens were accepted, each with the row of the hidden state
         that predicts its next token.

@@ -168,8 +168,8 @@ class ConstrainedOutput:
         return Jump(replaced, tokens, draft) if tokens or draft is not None else None
 
     def _single(self, room: int) -> Jump | None:
-        """A jump over the token that the mask allows, if it allows exactly one and this is no stop token;
-        else None."""
+        """A jump over the only token that the mask allows; None if there are several, or it is a stop
+        token."""
         if room < 1 or (self.complete and self._stop_ids) or not self._restricts(room):
             return None
         token = single_token(self._row)

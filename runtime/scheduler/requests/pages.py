@@ -74,8 +74,7 @@ class ProgramLeases:
                 self._cache.end_leases(request.owner, part)
 
     def end_own(self, request: Request) -> None:
-        """Release the lease that was taken while `request` was retracted, or for the spans behind its
-        span."""
+        """Release the lease taken when `request` was retracted, or for the spans behind its span."""
         self._cache.end_leases(request.owner, request.rid)
 
     def retracted(self, request: Request) -> None:

@@ -123,8 +123,7 @@ MAX_NAMES = 4096
 """The number of program names whose usual service is remembered."""
 
 NAME_MEMORY = 50
-"""The usual service of a program name is the mean over about this number of the last programs of that
-name."""
+"""The usual service of a program name is the mean over about this number of its last programs."""
 
 
 @dataclasses.dataclass(slots=True)

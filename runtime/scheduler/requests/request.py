@@ -99,8 +99,7 @@ class Request:
         """The number of tokens whose KV is in pages."""
         self.reported_len = self.prompt_len
         """The number of tokens already reported, the prompt included. With logprobs a forced token is
-        reported one step late, because the hidden state before it must be computed to give its
-        log-probability."""
+        reported one step late: its log-probability needs the hidden state before it."""
         self.known_len = 0
         self.draft_len = 0
         self.computes_ahead = True
@@ -391,8 +390,7 @@ class Request:
 
     def verify_draft(self, start: int, draft: np.ndarray) -> int:
         """Compare the tokens that were appended from position `start` on with `draft`, (n,) int32, which was
-        computed for these positions. Keep the rest of `draft` as draft tokens if all appended tokens agree
-        with it.
+        computed for these positions. If they all agree, keep the rest of `draft` as draft tokens.
 
         Example: the draft 5 6 7 was computed, and 5 6 were appended (6 was forced). Then both are computed, 7
         stays a draft token, and the result is 2. If 5 9 had been appended, 9 would still have to be computed,

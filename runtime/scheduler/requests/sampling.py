@@ -91,9 +91,8 @@ class RequestSampler:
         """For each row of logits, the mask of the tokens whose logits are needed, or None if all are needed.
         The list is empty if no request has a mask.
 
-        The list begins with one row per request: None if log-probabilities are asked for, because they need
-        the logits of all tokens. The rows of known and draft tokens follow, each None, because their masks
-        are not known yet.
+        One entry per request comes first: None if log-probabilities are asked for, which need the logits of
+        all tokens. Then each known or draft token has None, because its mask is not known yet.
         """
         if not any(each.constrained is not None or each.healing is not None for each in requests):
             return []

@@ -31,8 +31,7 @@ MOST_ROWS = 256
 
 
 class DeviceRows(NamedTuple):
-    """The assumed cost of rows on a kind of device, used before any step was measured, and the bounds of a
-    step.
+    """The cost of rows assumed for a kind of device before any step was measured, and bounds of a step.
 
     base : the number of rows whose computation takes as long as reading the weights
     drafts : the most draft tokens of all requests in one step

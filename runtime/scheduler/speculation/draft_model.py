@@ -333,8 +333,7 @@ class ModelDrafts:
 
     def is_better(self, request: Request, chance: float, step: StepDrafts) -> bool:
         """True if a token by the draft model, less the cost of its pass, promises more than a looked-up token
-        that is accepted with probability `chance`. False if the draft model lacks more than `READY`
-        tokens."""
+        that is accepted with probability `chance`. False if the model lacks more than `READY` tokens."""
         if not self._drafts or self._model.missing(request) > READY:
             return False
         return self.chance(request) - step.price_of(self._model.cost.seconds_of(1)) > chance
