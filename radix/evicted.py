@@ -14,8 +14,8 @@ MAX_TOKENS = 1 << 20
 
 
 class Lost(NamedTuple):
-    """The number of evicted tokens of a prompt behind its matched prefix, and the `taker` of most of these;
-    (0, "") if there are none."""
+    """The number of evicted tokens of a prompt after its matched prefix, and the `taker` of most of these
+    tokens; (0, "") if none were evicted."""
 
     tokens: int
     taker: str

@@ -168,8 +168,8 @@ class Admission:
         """Take pages for the requests that join now, and return these requests.
 
         The round ends when the requests have `budget` or more tokens to compute. It also ends with the first
-        request for which there are too few pages: no smaller request overtakes it. If places or pages are
-        short, running requests of lower rank are retracted.
+        request for which there are too few pages: no smaller request overtakes it. If `max_running` is
+        reached or pages are short, running requests of lower rank are retracted.
 
         joining : the least and the greatest rank of requests that may join; requests past their `deadline`
         may join from below the least rank as well
@@ -252,8 +252,8 @@ class Admission:
 
     def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
         """Reorder the candidates of each rank: of several heavy flows, the flow with fewer running requests
-        goes first. So two long lists of prompts get equally many places. The calls of programs stay in the
-        order of the policy, which weighs whole programs."""
+        goes first. So two long lists of prompts get equal numbers of running requests. The calls of programs
+        stay in the order of the policy, which weighs whole programs."""
         taken: dict[Flow, int] = {}
         order: list[tuple[bool, int, int]] = []
         for request, _ in candidates:
@@ -272,7 +272,7 @@ class Admission:
         """The number of tokens that `request` shares with a prefilling request and that are not computed yet.
 
         None if no request in `prefilling` shares more than the first `matched` tokens, which are in the tree
-        already. Also None if the model has states and none will be kept at the end of the shared tokens.
+        already. Also None if the model has states and no state will be kept at the end of the shared tokens.
         """
         limit = request.match_limit
         if matched >= limit:
@@ -317,8 +317,8 @@ def _victim(running: Sequence[Request], request: Request) -> Request | None:
 
 
 def together(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """`candidates`, with the branches of each fork moved right behind the first of them. They then run in one
-    batch, which reads their common prefix once."""
+    """`candidates`, with the branches of each fork moved right after the first branch. Branches in one batch
+    read their common prefix only once."""
     groups: dict[object, list[Candidate]] = {}
     for found in candidates:
         hint = found.request.hint

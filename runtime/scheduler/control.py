@@ -41,8 +41,8 @@ log = logging.getLogger("ramify")
 
 
 def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]:
-    """The numbers of requests of the `most` largest programs, largest first, and the number of programs left
-    out. A program is larger if it has more requests."""
+    """The numbers of requests of the `most` programs with the most requests, largest first, and the number of
+    other programs."""
     counted: dict[str, collections.Counter[str]] = {}
     for state, members in (
         ("running", requests.running),

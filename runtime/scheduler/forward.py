@@ -7,13 +7,13 @@
 
 In most steps a decoding request computes one token, and a prefilling request its next chunk. So as soon as a
 step's tokens are chosen on the device, a pass over these tokens and the next chunks is launched, for all
-requests that may go on. Then the host waits for the tokens, appends them, ends requests that are done, sends,
-receives and schedules. For each entry of the next plan that equals a part of the launched pass, the hidden
-states of the launched pass are taken. All other entries, such as those of newly admitted requests, are
+requests that may continue. Then the host waits for the tokens, appends them, ends requests that are done,
+sends, receives and schedules. For each entry of the next plan that equals a part of the launched pass, the
+hidden states of the launched pass are taken. All other entries, such as those of newly admitted requests, are
 computed in a second pass.
 
 The launched rows of a request are void if the request has ended, was retracted, or has another entry in the
-plan. A void row does no harm: its KV is in a page of the row's own request, behind the computed tokens, where
+plan. A void row does no harm: its KV is in a page of the row's own request, after the computed tokens, where
 every row is written again before it is read.
 """
 
@@ -199,7 +199,7 @@ class OverlapScheduling:
         """Record `tokens`, (R,), which were chosen and have arrived on the host.
 
         A step chooses tokens several times if known or draft tokens are accepted. At most one of these
-        choices launches a pass, over the same tokens; `record` has an effect for that choice only.
+        choices launches a pass, over `tokens`; `record` has an effect for that choice only.
         """
         for entry in self._launched:
             if entry.choice is not None and entry.token is None:

@@ -1,5 +1,5 @@
-"""The life of requests: where each of them is, from its arrival to its end, and the moves in between. At its
-arrival a request is checked against the model's limits, and its prompt may be healed.
+"""The states of requests from arrival to end, and the moves between states. On arrival a request is checked
+against the model's limits, and its prompt may be healed.
 
 arrival ──▶ compiling ──▶ waiting ──▶ running ──▶ end
                               ▲           │
@@ -105,7 +105,7 @@ class Lifecycle:
             self.running.remove(request)
 
     def retract(self, request: Request) -> None:
-        """Move `request` from `running` back to `waiting`. It keeps its tokens, matcher and random
+        """Move `request` from `running` back to `waiting`. The request keeps its tokens, matcher and random
         numbers."""
         request.drop_draft()
         self.pages.retract(request)

@@ -118,7 +118,7 @@ class StepOutputs:
 
 def _is_due(pending: _Pending, now: float) -> bool:
     """True if `pending` is to be sent now. Tokens of a request with stop strings are never held back, because
-    the detokenizer looks for the stop strings."""
+    the detokenizer searches for these strings."""
     request = pending.request
     if pending.finish is not None or request.every_s <= 0 or request.sampling.stop:
         return True
@@ -153,8 +153,8 @@ class OutputAppender:
     jump_forward: bool
 
     def accept(self, request: Request, token: int, logprob: Logprob | None, now: float) -> bool:
-        """Append a sampled token, and the tokens that the grammar forces behind it. Returns True if the
-        request goes on."""
+        """Append a sampled token, and the tokens that the grammar forces after it. Returns True if the
+        request continues."""
         if request.stats.first_token is None:
             request.stats.first_token = now
         request.append(token)
@@ -177,8 +177,8 @@ class OutputAppender:
         """Append `token`, which equals the next draft token. The KV of all current draft tokens is computed
         already.
 
-        Returns the distance in rows from the hidden state that predicted `token` to the one that predicts the
-        next token; 0 if the latter is not computed.
+        Returns the distance in rows from the hidden state that predicted `token` to the hidden state that
+        predicts the next token; 0 if that one is not computed.
         """
         start = request.length
         draft = request.target_ids[start:].copy()
@@ -187,7 +187,7 @@ class OutputAppender:
         return request.verify_draft(start, draft)
 
     def accept_known(self, request: Request, token: int, logprob: Logprob | None) -> bool:
-        """Append the next known token, which was chosen. Returns True if the request goes on and the hidden
+        """Append the next known token, which was chosen. Returns True if the request continues and the hidden
         state of that token is computed."""
         if request.constrained is not None:
             request.constrained.accept(token)

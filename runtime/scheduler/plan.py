@@ -15,8 +15,8 @@ Example, with a chat of priority 0 beside 128 requests of priority -1:
     step of all           90 ms            owed 0.16 s
     chat alone            0.18 s, until 0.25 s are owed again: the others have a third of the time
 
-Decoding requests of lower rank still take part in such steps, as long as their rows lengthen a step by at
-most the factor `Tuning.ride`, by measurement.
+Decoding requests of lower rank still take part while their rows lengthen a step by at most the factor
+`Tuning.ride`, by the measured times of steps.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Rule(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The requests of one step, in this order: the running requests `first`, the waiting requests that join,
-    the running requests `last`."""
+    """The requests of one step, in order: running requests `first`, waiting requests that join, running
+    requests `last`."""
 
     rule: Rule
     first: list[Request]
@@ -87,7 +87,7 @@ class Precedence:
         self._served: dict[int, int] = {}
         """By rank, the number of the last shared step that was given to it."""
         self._usual_s = {False: 0.0, True: 0.0}
-        """The average seconds of recent steps: by False, steps of all requests; by True, steps that some sat
+        """The average seconds of recent steps: False for steps of all requests, True for steps that some sat
         out."""
         self.rule = Rule()
         """The rule of the current step."""
@@ -262,7 +262,7 @@ class Alternation:
         self._seconds[self.drafts] += seconds
 
     def end_step(self) -> None:
-        """Go on to the next step."""
+        """Move to the next step."""
         self.drafts = self.next_drafts
         self._left -= 1
         if self._left > 0:

@@ -1,6 +1,6 @@
 """Results of a step: next tokens, verified known and draft tokens, and scores of choices.
 
-Example: a request's sequence ends in 4, and the draft tokens 5 6 7 were computed behind it. The hidden states
+Example: a request's sequence ends in 4, and the draft tokens 5 6 7 were computed after it. The hidden states
 of 4, 5, 6 and 7 each predict a token. The state of 4 gives 5: this draft token is right, so the state of 5 is
 used next. The state of 5 gives 6, and the state of 6 gives 9. So the step appends 5 6 9 to the sequence, and
 7 is void. The tokens are the same as without a draft, because each is chosen with the request's own random
@@ -51,7 +51,7 @@ class ComputedSpan(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Scorer:
-    """Computes the scores of choices from hidden states, and enqueues the spans behind each fork."""
+    """Computes the scores of choices from hidden states, and enqueues the spans after each fork."""
 
     runner: Runner
     requests: Lifecycle
@@ -164,8 +164,8 @@ Predicting = list[tuple[Request, int]]
 """Requests, each with the row of the hidden state that predicts its next token."""
 
 PlannedAhead = Callable[[Sequence[Request]], list[ScheduledRequest] | None]
-"""A function of the requests whose next tokens are being chosen. It returns the prompt chunks that the next
-step computes beside these tokens, or None if nothing is to be launched."""
+"""A function from the requests whose next tokens are being chosen to the prompt chunks that the next step
+computes beside these tokens, or to None if nothing is to be launched."""
 
 
 class StepResults:
@@ -350,8 +350,8 @@ class StepResults:
 
     def fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
         """Fail `requests`, because a pass or a choice of tokens for all of them has failed with `error`.
-        Called inside the `except` block that handles `error`; `what` names the failure. The engine goes on
-        with other requests."""
+        Called inside the `except` block that handles `error`; `what` names the failure. Other requests
+        continue."""
         log.exception("%s", what)
         self._runner.check_device()  # raises if the device is lost: only a new process can use it again
         for request in requests:

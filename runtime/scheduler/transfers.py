@@ -7,7 +7,7 @@ Example with pages of 16 tokens, 360 KB each, and `piece_bytes` = 8 MB, so 22 pa
                               are private until all of them are read and checked; then they join the tree
 
 A page that is locked in the tree is never written, and the private pages of an import are read by no request.
-So requests go on between the pieces, and find all pages of an import in the tree or none.
+So requests continue between the pieces, and find all pages of an import in the tree or none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Transfer:
     file: NewFile | ExistingFile
     snapshot: SnapshotWriter | SnapshotReader
     pages: list[int]
-    """The pages to be exported, or private pages of an import for the tokens behind the lock. The first
+    """The pages to be exported, or private pages of an import for the tokens after the lock. The first
     `copied` pages are already written to the file, or read from it."""
     copied: int = 0
 
@@ -97,8 +97,7 @@ class Transfers:
         return bool(self.queue) or self.current is not None
 
     def copy_piece(self) -> None:
-        """Copy the next piece of the current transfer. If there is none, begin the oldest one in the
-        queue."""
+        """Copy the next piece of the current transfer. If there is none, begin the oldest queued transfer."""
         if self.current is None and self.queue:
             message = self.queue.popleft()
             with self._failing_alone(message):

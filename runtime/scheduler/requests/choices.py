@@ -1,5 +1,4 @@
-"""The choices that one request scores: for each choice, the log-probabilities of its tokens behind the
-prompt.
+"""The choices that one request scores: for each choice, the log-probabilities of its tokens after the prompt.
 
 The tokens of all choices form a tree. Each token of the tree is computed once:
 
@@ -12,7 +11,7 @@ The tokens of all choices form a tree. Each token of the tree is computed once:
 A span goes from one fork of the tree to the next. The hidden state of a token scores all tokens that may
 follow it, so leaves are scored and never computed. The first span, which begins with the prompt, is computed
 by the submitted request itself (the head). Each other span is computed by a request that exists inside the
-scheduler only. That request finds the tokens before its span in the prefix cache, and the spans behind one
+scheduler only. That request finds the tokens before its span in the prefix cache, and the spans after one
 fork are admitted together. If the choices are also scored without the prompt, they form a second tree.
 """
 
@@ -32,7 +31,7 @@ from ramify.runtime.scheduler.requests.request import Request
 
 
 class Choice(NamedTuple):
-    """The tokens of one choice. In the tree behind the prompt, the tokens follow the part of the prompt that
+    """The tokens of one choice. In the tree after the prompt, the tokens follow the part of the prompt that
     all choices share. In the tree without the prompt, the tokens are the whole sequence."""
 
     ids: tuple[int, ...]
@@ -75,7 +74,7 @@ class ScoredSpan:
             choice.values[position + 1 - self._base - choice.first] = value
 
     def following(self) -> list[ScoredSpan]:
-        """The spans behind the fork at the end of this span; empty if only leaves follow."""
+        """The spans after the fork at the end of this span; empty if only leaves follow."""
         branches: dict[int, list[Choice]] = {}
         for choice in self._longer:
             branches.setdefault(choice.ids[self._end], []).append(choice)
@@ -145,7 +144,7 @@ class ChoiceTree:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScoringState:
-    """The span that one request computes for the choices of `head`. The request may be the head itself."""
+    """The span that one request computes for the choices of `head`. That request may be `head` itself."""
 
     choices: ChoiceTree
     span: ScoredSpan
@@ -157,8 +156,8 @@ def _choice(ids: tuple[int, ...], first: int) -> Choice:
 
 
 def _roots(root: ScoredSpan) -> list[ScoredSpan]:
-    """The first spans of the tree that begins with `root`: `root` itself, or the spans behind it if the tree
-    forks at once, so that `root` has no tokens."""
+    """The first spans of the tree that begins with `root`: `root` itself, or the spans after `root` if the
+    tree forks at once, so that `root` has no tokens."""
     return [root] if root.tokens else root.following()
 
 

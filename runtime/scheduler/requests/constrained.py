@@ -36,8 +36,8 @@ class Jump(NamedTuple):
     """Forced tokens, already accepted by the matcher.
 
     `tokens` replace the last `replaced` tokens of the output. `draft` is the probable next token, or None.
-    The forced text goes on with the text of `draft`, but longer tokens that begin with this text are allowed
-    too, so the model must choose.
+    The forced text continues with the text of `draft`, but longer tokens that begin with this text are
+    allowed too, so the model must choose.
     """
 
     replaced: int
@@ -93,7 +93,7 @@ class ConstrainedOutput:
 
     @property
     def answer_tokens(self) -> int | None:
-        """The number of output tokens behind the `apart` preambles; None before these preambles have ended,
+        """The number of output tokens after the `apart` preambles; None before these preambles have ended,
         and for a request without preambles."""
         found: int | None = getattr(self._matcher, "answer_tokens", None)  # of a PreambleMatcher
         return found
@@ -134,7 +134,7 @@ class ConstrainedOutput:
         return min(stops) if stops else None
 
     def jump(self, before: Sequence[int], loose: int, room: int) -> Jump | None:
-        """The jump over the tokens that are forced behind `before`, the last output tokens; None if no token
+        """The jump over the tokens that are forced after `before`, the last output tokens; None if no token
         is forced.
 
         The last `loose` tokens of `before` may be replaced. At most `room` tokens may follow `before`, and

@@ -3,7 +3,7 @@
 A request's page table is split at `PrefixLock.private_from`. The tree owns the pages before it, and the
 request's lock keeps them in the tree. The request owns the other pages. New tokens are always written to rows
 that no other request reads: either in a page of the request, or in a page that the request itself has put
-into the tree, behind its committed rows.
+into the tree, after its committed rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProgramLeases:
     program.
 
     The lease of a branch covers all tokens of its last request. The lease of a fork covers the common prefix
-    of the prompts of all requests inside the fork, because the parent goes on from that prefix after the
+    of the prompts of all requests inside the fork, because the parent continues from that prefix after the
     join.
     """
 
@@ -74,7 +74,7 @@ class ProgramLeases:
                 self._cache.end_leases(request.owner, part)
 
     def end_own(self, request: Request) -> None:
-        """Release the lease taken when `request` was retracted, or for the spans behind its span."""
+        """Release the lease taken when `request` was retracted, or for the spans after its span."""
         self._cache.end_leases(request.owner, request.rid)
 
     def retracted(self, request: Request) -> None:

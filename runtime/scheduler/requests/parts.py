@@ -76,7 +76,8 @@ class RequestStats:
     """The number of prompt tokens found in the tree at the first admission; None before the first
     admission."""
     reached: int = 0
-    """The most tokens whose KV the request has had in its pages. Updated whenever it gives its pages back."""
+    """The most tokens whose KV the request has had in its pages. Updated whenever the request gives its pages
+    back."""
     lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
     """The number of prompt tokens that would have been found in the tree if they had not been evicted, and
     the taker of most of them."""
@@ -143,8 +144,8 @@ class SpeculationState:
     pause: int = 0
     """Steps to go until the next lookup."""
     next_pause: int = 1
-    """The length of the next pause in steps. It doubles after each lookup that found no draft worth its
-    rows."""
+    """The length of the next pause in steps. The length doubles after each lookup that found no draft worth
+    its rows."""
 
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -159,12 +160,12 @@ class DraftKv:
     computed: int
     """The number of tokens of the sequence whose KV is computed."""
     ahead: np.ndarray = dataclasses.field(default_factory=lambda: NONE)
-    """The known and draft tokens behind the `computed` ones whose KV is computed as well, (n,) int32. Their
+    """The known and draft tokens after the first `computed` tokens whose KV is computed too, (n,) int32. This
     KV can be used only if the same tokens have joined the sequence."""
 
 
 class PooledStates:
-    """Pools the hidden states of a prompt, which are taken chunk by chunk, in order.
+    """Pools the hidden states of a prompt, taken chunk by chunk, in order.
 
     Sums are in float64, in the order of the positions, so that the result does not depend on the sizes of the
     chunks.

@@ -50,8 +50,8 @@ LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
 class Request:
     """One generation, or one span of choices to be scored.
 
-    Tokens ``[0, length)`` are the sequence: the prompt, then the output. Behind the sequence there may be
-    `known_len` known tokens and `draft_len` draft tokens. They are computed together with the sequence. A
+    Tokens ``[0, length)`` are the sequence: the prompt, then the output. After the sequence there may be
+    `known_len` known tokens and `draft_len` draft tokens, which are computed together with the sequence. A
     known or draft token joins the sequence if the same token is chosen in its place. Known tokens come from
     text that the grammar forces, or are the end of the prompt (token healing). Only a longer token that
     begins with the same text can be chosen in place of a known token. Draft tokens are speculative.
@@ -66,7 +66,7 @@ class Request:
         self.preambles = submit.preambles
         self.hint: ProgramHint | None = submit.hint
         self.adapter = adapter
-        """The LoRA adapter of the request. It keeps its slot until the request ends."""
+        """The LoRA adapter of the request. The adapter keeps its slot until the request ends."""
         self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)
         self.every_s = submit.every_s
         self.continues = submit.continues
@@ -87,7 +87,7 @@ class Request:
         self.max_tokens = max_tokens
         own_limit = any(one.uncounted for one in submit.preambles)
         self.answer_tokens = self.sampling.max_tokens if own_limit else None
-        """The most tokens of the answer, which begins behind the `apart` preambles. None once the answer has
+        """The most tokens of the answer, which begins after the `apart` preambles. None once the answer has
         begun, and if `max_tokens` counts the preambles too."""
         self.answer_start = None if any(one.apart for one in submit.preambles) else 0
         """The number of output tokens before the answer; None before the answer begins. `min_tokens` and stop
@@ -132,8 +132,8 @@ class Request:
         """Once the scheduler has made this number of admissions since its start, the request goes first. None
         until the policy has looked at the request."""
         self.expired = False
-        """True if the `deadline` had passed when the request was admitted. It is then not retracted to admit
-        others."""
+        """True if the `deadline` had passed when the request was admitted. The request is then not retracted
+        to admit others."""
 
     def count_uncached(self, found: int) -> None:
         """Set `uncached` by the first `found` tokens, which need not be computed. If a prefill of the request
@@ -193,8 +193,8 @@ class Request:
         return int(self._ids[self.length - 1])
 
     def token_counts(self) -> TokenCounts:
-        """Counts of the tokens in `ids`, for the penalties. The object is kept, and the next call updates
-        it."""
+        """Counts of the tokens in `ids`, for the penalties. The same object is updated and returned by the
+        next call."""
         if self._counts is None:
             self._counts = TokenCounts(prompt=self.sampling.repetition_penalty != 1.0)
         self._counts.extend(self.ids, self.prompt_len)
@@ -334,7 +334,7 @@ class Request:
 
     @property
     def next_ahead(self) -> int | None:
-        """The known or draft token right behind the sequence; None if there is none."""
+        """The known or draft token right after the sequence; None if there is none."""
         return int(self._ids[self.length]) if self.known_len or self.draft_len else None
 
     def append(self, token: int) -> None:

@@ -102,7 +102,7 @@ class RequestSampler:
     def row(
         self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None = None
     ) -> SamplingRow:
-        """The sampling options of the token that comes `ahead` tokens behind the end of the sequence.
+        """The sampling options of the token `ahead` tokens after the end of the sequence.
 
         mask : the mask of the allowed tokens, (words,) int32; None if all are allowed
         counts : the token counts that penalties use; None: the counts of the sequence

@@ -1,8 +1,8 @@
 """States of linear attention layers: a slot for each running request, and copies where others will begin.
 
-A state belongs to one position, and cannot be cut shorter as KV pages can. So a request can begin only where
-the tree holds a state. A state is worth its slot only at a position where a later request parts from the
-request that computes it. Such positions are known before they are computed:
+A state belongs to one position. Unlike KV pages, it cannot be cut to fewer tokens. So a request can begin
+only where the tree holds a state. A state is worth its slot only at a position where a later request parts
+from the request that computes it. Such positions are known before they are computed:
 
     a waiting request shares its beginning with one that prefills      where the two part
     the tree has more tokens of a prompt than it has a state for       where that prompt parted from others
@@ -78,7 +78,7 @@ class RequestStates:
         return counts.in_use < counts.total
 
     def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
-        """Give a slot to `request`, which is admitted behind the tokens of `lock`. A slot must be
+        """Give a slot to `request`, which is admitted after the tokens of `lock`. A slot must be
         available."""
         source = self._cache.use_state(lock)
         slot = self._cache.allocate_state()
@@ -96,8 +96,8 @@ class RequestStates:
             self._mark(request, min(position, request.length - 1))
 
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
-        """True if `other`, which prefills, can keep a state for `request`. Adds a mark to `other` if it has
-        none near enough.
+        """True if `other`, which prefills, can keep a state for `request`. Adds a mark to `other` if no mark
+        is near enough.
 
         shared : the number of tokens that both have in common
         matched : the number of tokens that `request` finds in the tree without that state
@@ -147,8 +147,8 @@ class RequestStates:
         """Add a mark at `position` to `request`, if a state there saves enough tokens. Returns True if the
         mark was added.
 
-        Marks stay at least `least` tokens apart. A mark closer behind `position` is replaced by the new mark.
-        If a mark is closer before `position`, no mark is added.
+        Marks stay at least `least` tokens apart. A mark closer after `position` is replaced by the new mark.
+        With a mark closer before `position`, none is added.
         """
         pages, marks = request.pages, request.marks
         if (

@@ -8,7 +8,7 @@ Example, in pages of 4 rows: the main model has computed 7 of 8 tokens of a requ
 
 A page has the same number in the pools of both models. So one page table serves both models, and sharing,
 copying or evicting a page applies to both. The draft model computes the tokens of a request only when draft
-tokens are wanted for it. So requests without draft tokens cost it nothing.
+tokens are wanted for that request. So requests without draft tokens cost no time of the draft model.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Drafted(NamedTuple):
 
 
 class DraftModel:
-    """Runs the draft model: computes its KV of requests, and proposes their next tokens.
+    """Runs the draft model: computes KV of requests, and proposes their next tokens.
 
     `cost` models the time of one pass, the choice of tokens included, by the number of rows.
     """
@@ -195,8 +195,8 @@ class DraftModel:
             self._spent(MOST_ROWS - room, began)
 
     def next_tokens(self, requests: Sequence[Request]) -> list[Drafted]:
-        """Run one pass. Returns the token behind the draft tokens of each request, chosen by the request's
-        own options, random number and grammar. Requests for which no page is free, or whose grammar allows no
+        """Run one pass. Returns the token after the draft tokens of each request, chosen by the request's own
+        options, random number and grammar. Requests for which no page is free, or whose grammar allows no
         token there, are left out."""
         began = self._clock()
         ready: list[Request] = []
@@ -282,7 +282,7 @@ class DraftModel:
         return Extension(request.target_ids, start, stop, request.pages.ids)
 
     def _compute(self, request: Request, kv: DraftKv, computed: int, ahead: np.ndarray) -> None:
-        """Record that the first `computed` tokens of `request` are computed, and the tokens `ahead` behind
+        """Record that the first `computed` tokens of `request` are computed, and the tokens `ahead` after
         them."""
         size = self._pages.page_size
         first, (full, rows) = kv.computed // size, divmod(computed, size)
@@ -380,9 +380,9 @@ class ModelDrafts:
         return bool(promised) and sum(promised.values()) >= needed
 
     def _is_due(self, request: Request, missing: int, step: StepDrafts, among: int) -> bool:
-        """True if the draft model is to catch up with `request`: it lacks more than `READY` tokens, and
-        `request` has decoded for as long as computing these takes. A long output will probably get much
-        longer. If it does not, the time lost is at most the time that the output has taken.
+        """True if the draft model is to catch up with `request`: the model lacks more than `READY` tokens,
+        and `request` has decoded for as long as computing these tokens takes. A long output will probably get
+        much longer. If not, the time lost is at most the time that the output has taken.
 
         missing : the number of tokens that the draft model lacks
         among : the number of requests that share the time of a step
@@ -418,7 +418,7 @@ class ModelDrafts:
 
     def _probe(self, request: Request, step: StepDrafts) -> None:
         """Draft one token of `request`, if the saved seconds allow. If the draft model lacks more than
-        `READY` of its tokens, compute some of these instead."""
+        `READY` tokens of `request`, compute some of these instead."""
         missing = self._model.missing(request)
         seconds = self._model.cost.seconds_of(min(missing, MOST_ROWS))
         if seconds > self._probe_s:

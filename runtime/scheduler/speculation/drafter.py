@@ -42,10 +42,10 @@ log = logging.getLogger("ramify")
 
 
 CAPACITY = 8192
-"""The number of output tokens that are remembered of each scope. Searching them takes about 8 us."""
+"""The number of output tokens remembered for each cache scope. Searching them takes about 8 us."""
 SCOPES = 64
 CONTEXT = LONGEST_MATCH
-"""The number of prompt tokens that are remembered in front of each output, so that a match can find its first
+"""The number of prompt tokens remembered before each output, so that a match can find the output's first
 tokens."""
 _END = -1
 
@@ -58,8 +58,8 @@ class Found(NamedTuple):
 
 
 def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
-    """The longest match of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32; of several, the
-    last one.
+    """The longest match of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32; of equally long
+    ones, the last.
 
     A match at the very end of `tokens` does not count, because no token follows it. None if there is no
     match.
@@ -94,7 +94,7 @@ class RecentOutputs:
         self._scopes: OrderedDict[str, _Ring] = OrderedDict()
 
     def remember(self, scope: str, tokens: np.ndarray) -> None:
-        """Remember an output, (n,) int32, with the end of its prompt in front."""
+        """Remember `tokens`, (n,) int32: the end of a prompt and its output."""
         ring = self._scopes.get(scope)
         if ring is None:
             ring = self._scopes[scope] = _Ring()
