@@ -42,15 +42,17 @@ class ForwardBatch:
     page_table : (B, max_pages) int32
         Rows are padded with page 0, which is not read: `kv_lens` says where a row ends.
     query_starts : (B + 1,) int32
-    kv_lens : (B,) int32 Tokens in pages after the step, including the new tokens.
+    kv_lens : (B,) int32
+        Tokens in pages after the step, including the new tokens.
     copies : list of (source, destination)
         Pages to be copied first (copy-on-write).
-    next_ids : (T,) int64, optional Token ids on the model's device, used instead of the ids in `tokens` while
-        the host does not have them yet.
+    next_ids : (T,) int64, optional
+        Token ids on the model's device, used instead of those in `tokens`: the host does not have them yet.
     states : (B,) int64, optional
         The slot of each request's state, all distinct. The step reads a slot at the request's first token and
         writes it after its last one. A request whose first token is at position 0 begins from zeros.
-    lora : LoraRows, optional The LoRA adapters of the tokens; None if no request has an adapter.
+    lora : LoraRows, optional
+        The LoRA adapters of the tokens; None if no request has an adapter.
     """
 
     tokens: Tensor

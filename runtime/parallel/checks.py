@@ -1,4 +1,4 @@
-"""Checks for models and options that several ranks cannot run. They read configs and headers, before weights
+"""Checks for models and options that several ranks cannot run, by configs and headers, before weights
 load."""
 
 from __future__ import annotations

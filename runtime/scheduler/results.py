@@ -106,8 +106,8 @@ class Scorer:
             span.note(position, list(itertools.islice(values, len(some))))
 
     def advance(self, request: Request, now: float) -> None:
-        """Enqueue the spans that follow the span of `request`, which is computed and scored. If no span is
-        open any more, finish the submitted request."""
+        """Enqueue the spans that follow the span of `request`, which is computed and scored. If no spans are
+        open any more, finish `request.head`."""
         assert request.scoring is not None
         head, choices = request.head, request.scoring.choices
         following = request.scoring.span.following()
@@ -333,7 +333,7 @@ class StepResults:
     def _launcher(
         self, requests: Sequence[Request], planned_ahead: PlannedAhead
     ) -> Callable[[torch.Tensor], None] | None:
-        """A function that launches a pass over the chosen tokens, its argument, and the next prompt chunks.
+        """A function that takes the chosen tokens and launches a pass over these and the next prompt chunks;
         None if nothing is to be launched."""
         overlap = self._overlap
         if overlap is None or not overlap.idle:

@@ -1,4 +1,4 @@
-"""Fair queueing by flow: requests that came together share one place beside those of others.
+"""Fair queueing by flow: requests that were sent together count as one flow beside the flows of others.
 
 The requests of one program are a flow, and so are the prompts and choices of one body (`Generate.flow`). Any
 other request is a flow of its own.
@@ -10,9 +10,9 @@ Example, with chunks of 512 tokens:
     essay   1 request, 5,000 tokens of its prompt to be computed     heavy: more than 8 chunks,
                                                                      until all of them are computed
 
-While the chat is there, list and essay yield: `Request.rank` puts them between the chat's priority and the
-next lower one. So they give up places and pages, and sit out steps, as requests of lower priority do. Two of
-three flows yield, so these two together get two thirds of the time. Without the chat no flow yields.
+While the chat is there, list and essay yield: `Request.rank` puts these two between the chat's priority and
+the next lower one. So they give up places and pages, and sit out steps, as requests of lower priority do. Two
+of three flows yield, so these two together get two thirds of the time. Without the chat no flow yields.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ tokens got only a third of the time while others decoded."""
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Flow:
-    """One flow: requests of the same priority that share one place."""
+    """One flow: the requests of one program, of one body, or a single request, all of one priority."""
 
     priority: int = 0
     open_requests: int = 0

@@ -78,15 +78,15 @@ class ProgramLeases:
         self._cache.end_leases(request.owner, request.rid)
 
     def retracted(self, request: Request) -> None:
-        """Lease all computed pages of `request`, because it runs again as soon as there is room. Called
-        before its lock is released."""
+        """Lease all computed pages of `request`, which runs again as soon as there is room. Called before the
+        request's lock is released."""
         lock = request.pages.lock
         if lock is not None:
             self._cache.lease(lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
     def ended(self, request: Request, now: float) -> None:
-        """Lease the computed pages of `request`, which ends, as `request.hint` says. Called before its lock
-        is released."""
+        """Lease the computed pages of `request`, which ends, as `request.hint` says. Called before the
+        request's lock is released."""
         if request.stats.retractions:
             self.end_own(request)
         hint, lock, program = request.hint, request.pages.lock, request.program
@@ -180,8 +180,7 @@ class RequestPages:
         return True
 
     def commit(self, request: Request) -> None:
-        """Put all computed tokens of `request` into the tree, so that other requests can share their
-        pages."""
+        """Put all computed tokens of `request` into the tree, so that other requests can share the pages."""
         pages = request.pages
         if request.computed_len == pages.committed_len:
             return
@@ -192,14 +191,14 @@ class RequestPages:
         pages.committed_len = request.computed_len
 
     def retract(self, request: Request) -> None:
-        """Give back all pages of `request`. Computed pages are leased until it is admitted again."""
+        """Give back all pages of `request`. Computed pages are leased until `request` is admitted again."""
         self.commit(request)
         self.leases.retracted(request)
         self._let_go(request, keep_state=True)
 
     def rest(self, request: Request, now: float, *, awaited: bool = False) -> None:
         """Give back all pages of `request`, which ends. Computed pages stay in the tree until evicted. With
-        `awaited`, they are leased, because spans that follow the request need them at once."""
+        `awaited`, these pages are leased, because spans that follow the request need them at once."""
         self.commit(request)
         self.leases.ended(request, now)
         if awaited:

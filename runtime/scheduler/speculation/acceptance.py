@@ -20,14 +20,14 @@ LEARNING_RATE = 1 / 32
 MOST = 15
 """The most draft tokens of a request in one step."""
 MOST_IN_STEP = 32
-"""The most draft tokens of all requests in one step. They add at most some 10 ms to the inter-token
+"""The most draft tokens of all requests in one step. These add at most about 10 ms to the inter-token
 latency."""
 WAITING_SHARE = 0.25
 """While some decoding request has no draft, the drafts of other requests may lengthen a step by at most this
 share of its time: the request without a draft still gets only one token from the step, and waits longer for
 it."""
 MOST_ROWS = 256
-"""Steps with more rows than this are prefills. Their time says nothing about the cost of one more row."""
+"""Steps with more rows than this are prefills, whose time says nothing about the cost of one more row."""
 
 
 class DeviceRows(NamedTuple):
@@ -47,7 +47,7 @@ ON_CPU = DeviceRows(12.0, MOST_IN_STEP, MOST_ROWS)
 """Measured with 135 million int4 weights on two cores: 5.3 ms for a step and 0.42 ms for each row."""
 ON_CUDA = DeviceRows(128.0, 256, 2048)
 """Assumed, not measured (docs/kernels.md). From the peak rates in data sheets (A100, H200, H100), the base
-would be 150 to 300 rows with 16-bit weights; a lower one is assumed. With it, 256 draft tokens triple the
+would be 150 to 300 rows with 16-bit weights; a lower base is assumed, with which 256 draft tokens triple the
 time of a step."""
 
 
