@@ -1,5 +1,6 @@
-"""Leases on prefixes that programs will use again. Leased prefixes are evicted after all others; of leased
-prefixes, the one needed latest goes first.
+"""Leases on prefixes that programs will use again.
+
+Leased prefixes are evicted after all others; of leased prefixes, the one needed latest goes first.
 
 Example, with the clock at 100 s:
 

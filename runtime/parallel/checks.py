@@ -1,5 +1,4 @@
-"""Checks for models and options that several ranks cannot run, by configs and headers, before weights
-load."""
+"""Checks, before weights load, for models and options that several ranks cannot run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The states of requests from arrival to end, and the moves between states. On arrival a request is checked
-against the model's limits, and its prompt may be healed.
+"""The states of requests from arrival to end, and the moves between states.
+
+On arrival a request is checked against the model's limits, and its prompt may be healed.
 
 arrival ──▶ compiling ──▶ waiting ──▶ running ──▶ end
                               ▲           │

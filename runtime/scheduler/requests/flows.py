@@ -32,7 +32,7 @@ tokens got only a third of the time while others decoded."""
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Flow:
-    """One flow: the requests of one program, of one body, or a single request, all of one priority."""
+    """One flow: the requests of one program, of one body, or a single request, of one priority and scope."""
 
     priority: int = 0
     open_requests: int = 0
