@@ -1,4 +1,4 @@
-"""States of linear attention layers, kept at the ends of nodes: KV pages alone do not resume such a model.
+"""States of linear attention layers at the ends of nodes: their slots, and the order of eviction.
 
 A model with linear attention layers can continue after n tokens only from the state that has seen exactly
 these n tokens. So a match ends at the deepest node on its path that holds a state. Example:

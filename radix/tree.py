@@ -153,9 +153,9 @@ class RadixTree:
         """Join `child` and its parent into one node, `child`, if the parent has no other child and no state,
         and both nodes have the same number of locks and of leases.
 
-        The caller makes sure that both were last used together. Joining undoes a split after one branch is
-        gone, so that paths stay short. Returns the pages that are no longer needed: (), or the parent's page
-        for the slot in which the nodes meet. Returns None if the nodes cannot be joined.
+        The caller makes sure that both nodes were last used together. Joining undoes a split after one branch
+        is gone, so that paths stay short. Returns the pages that are no longer needed: (), or the parent's
+        page for the slot in which the nodes meet. Returns None if the nodes cannot be joined.
         """
         parent = child.parent
         assert parent is not None

@@ -24,7 +24,7 @@ FLOAT8 = 89
 
 
 def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
-    """The device of the rank `rank`, which becomes torch's current device.
+    """The device of rank `rank`. Makes this device torch's current device.
 
     Raises `UnsupportedField` if cuda is asked for and torch finds no CUDA device, or fewer CUDA devices than
     ranks.

@@ -85,7 +85,7 @@ class Precedence:
         """Seconds that requests have sat out and that have not been paid back yet."""
         self._steps_shared = 0
         self._served: dict[int, int] = {}
-        """By rank, the number of the last shared step that was given to it."""
+        """By rank, the number of the last shared step that was given to that rank."""
         self._usual_s = {False: 0.0, True: 0.0}
         """The average seconds of recent steps: False for steps of all requests, True for steps that some sat
         out."""

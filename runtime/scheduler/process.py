@@ -155,8 +155,7 @@ def _grammar_files(vocabulary: Vocabulary, backend: str) -> GrammarFiles:
 def _prepare_engines(
     config: EngineConfig, vocabulary: Vocabulary, load_tokenizer: Callable[[], object]
 ) -> None:
-    """Load in advance what the first constraint needs, and the tokenizer, which the first forced text
-    needs."""
+    """Load, in advance, the engine for the first constraint and the tokenizer for the first forced text."""
     compile_grammars()
     from ramify.grammar.engine.load import prepare
 

@@ -320,8 +320,8 @@ class StepResults:
         return more
 
     def _append(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
-        """Append a chosen token. Returns the distance in rows to the hidden state that predicts the next
-        token; 0 if that state has not been computed."""
+        """Append a chosen token. Returns a distance in rows as `OutputAppender.accept_draft` does: 0 if the
+        hidden state that predicts the next token has not been computed."""
         if token != request.next_ahead:
             self.appender.accept(request, token, logprob, now)
             return 0

@@ -144,8 +144,8 @@ class Budgets:
             del self._ended[next(iter(self._ended))]
 
     def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:
-        """Yield each request that must end, with the report of the limit that it exceeds. The caller ends the
-        request before it asks for the next one.
+        """Yield each request that must end, with the report of the limit that it exceeds. The caller must end
+        each request before it continues the iteration.
 
         Reservations are updated for `running` only: other requests' reservations have not grown since the
         last call.

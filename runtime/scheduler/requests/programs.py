@@ -158,7 +158,7 @@ class Program:
     ended_requests: int = 0
     waited: float = 0.0
     """The service that the engine gave to any request while requests of this program waited for their first
-    admission. Requests that waited at the same time count about once."""
+    admission. Each wait is divided by the number of open requests, so simultaneous waits count about once."""
     usual: Usual = dataclasses.field(default_factory=lambda: Usual(PRIOR_SINGLE))
     """The usual service of programs of the same name."""
     served: float = 0.0
@@ -201,7 +201,7 @@ class Programs:
         return len(self._programs)
 
     def find(self, name: str) -> Program | None:
-        """The program with the id `name`; None if no request of it is known."""
+        """The program with the id `name`; None if no request of that program is known."""
         return self._programs.get(name)
 
     def join(self, request: Request) -> None:
@@ -239,7 +239,7 @@ class Programs:
         self.served += STEP_TOKENS + tokens
 
     def leave(self, request: Request) -> None:
-        """Count `request`, which ends, and add its computed tokens to those of its program."""
+        """Count `request`, which ends, and add its computed tokens to `Program.calls`."""
         program = request.program
         program.open_requests -= 1
         program.ended_requests += 1
