@@ -15,7 +15,8 @@ class EvictionQueue:
     Then leased leaves go, beginning with the leaf that is needed furthest in the future.
 
     With `states`, leaves without a state go before all other unleased leaves, because no request can continue
-    from their pages. Among leased leaves they go first only where the times of need are equal.
+    from their pages. Leased leaves without a state go first only among leased leaves that are needed at the
+    same time.
 
     A binary heap with lazy deletion: stale entries are skipped when they surface, so every operation costs
     O(log n) amortised. An entry is live while its id is the node's `queue_entry`.

@@ -29,8 +29,8 @@ class NodeState:
 
     slot: int
     uses: float
-    """The number of requests that were expected to begin from the state when it was made, plus the number
-    that have begun from it."""
+    """The number of requests that were expected to begin from the state when the state was made, plus the
+    number of requests that have begun from it."""
     since: int
     """`States.now` when the state was made."""
 

@@ -100,7 +100,7 @@ class DecodeGraphs:
         self._steps = {key: self._step_of(key) for key in self.planned_keys()}
         self._seen: Counter[Key] = Counter()
         self._late: Counter[bool] = Counter()
-        """Number of graphs captured while serving: of cascade plans (True) and of flat ones (False)."""
+        """Number of graphs captured while serving: of cascade plans (True) and of flat plans (False)."""
 
     def planned_keys(self) -> Iterator[Key]:
         """Keys of the graphs that are captured at start, the largest size first."""

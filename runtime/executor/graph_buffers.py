@@ -52,9 +52,9 @@ class GraphBuffers:
     """Steps of up to `tokens` tokens of up to `rows` requests, padded to the token count of a graph. On a
     device without CUDA graphs the same padded steps run eagerly.
 
-    Padding tokens compute token 0 at position 0, write its keys and values into the pool's spare page, and
-    attend to nothing. The steps run one after the other, so all share one set of buffers. The hidden states
-    of a step are valid until the next step.
+    Padding tokens compute token 0 at position 0, write their keys and values into the pool's `padding_page`,
+    and attend to nothing. The steps run one after the other, so all share one set of buffers. The hidden
+    states of a step are valid until the next step.
 
     Parameters
     ----------

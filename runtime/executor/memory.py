@@ -136,8 +136,8 @@ def pages_in(
 def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: torch.device) -> int:
     """The number of slots for states, beside KV pages of `kv_bytes`; 0 for a model without states.
 
-    By default states take as much memory as KV pages. On the CPU they take up to `CPU_BYTES` if that is
-    needed for one slot for each of `max_running` requests: with a short context the KV pages are small.
+    By default states take as much memory as KV pages. On the CPU states take more, up to `CPU_BYTES`, if one
+    slot for each of `max_running` requests needs more: with a short context the KV pages are small.
 
     Raises `EngineError` if the slots are too few for any request.
     """

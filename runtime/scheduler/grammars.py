@@ -101,8 +101,8 @@ class GrammarStore:
         return None
 
     def deliver(self, message: GrammarReady | GrammarFailed) -> Outcomes:
-        """Take an answer of the compiler's process. Returns the ids of the requests that waited for it, each
-        with the outcome. A grammar is kept even if no request waits for it any more."""
+        """Take an answer of the compiler's process. Returns the ids of the requests that waited for the
+        grammar, each with the outcome. A grammar is kept even if no request waits for it any more."""
         outcome: Grammar | RamifyError
         if isinstance(message, GrammarFailed):
             outcome = from_info(message.error)

@@ -136,8 +136,8 @@ def pack_logprobs(entries: list[Logprob]) -> TokenLogprobs:
 
 
 JUMP_CONTEXT = 16
-"""Number of output tokens before a jump that the retokenizer sees. The last of them may be replaced, so that
-they are spelled together with the forced text."""
+"""Number of output tokens before a jump that the retokenizer sees. The last of these tokens may be replaced,
+to be spelled together with the forced text."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -3,8 +3,8 @@
 Token healing (Lundberg, "The Art of Prompt Design", 2023) repairs a prompt that ends inside a token. The
 prompt ``"http:"`` ends with the token ``":"``. The model has never seen ``"//"`` after that token, because
 its training text has the one token ``"://"``. So the last tokens of a prompt that ends in plain text are only
-proposed to the model. If the model prefers a longer token that begins with their text, that token replaces
-them. Otherwise they are kept.
+proposed to the model. If the model prefers a longer token that begins with their text, the longer token
+replaces the proposed tokens. Otherwise these are kept.
 """
 
 from __future__ import annotations
