@@ -61,7 +61,7 @@ FLUSH = "flush"
 class PrefixCache:
     """Maps token sequences to KV pages; sharing is exact to the token at every page size.
 
-    Not thread-safe. `clock` returns seconds and is monotonic; leases expire by it. A method that raises has
+    Not thread-safe. `clock` returns monotonic seconds, by which leases expire. A method that raises has
     changed nothing. `num_states` is the number of state slots, 0 for a model without states
     (`ramify.radix.states`). `log` records the pages that enter and leave the tree. The parts of the cache
     (`tree`, `usage`, `states`, `record`, `log`) are public for reading only.
@@ -127,7 +127,7 @@ class PrefixCache:
         return lock
 
     def lost(self, tokens: Tokens, scope: str, found: int) -> Lost:
-        """The number of `tokens` (n,) behind the first `found` that were in the tree and have been evicted.
+        """The tokens that follow the first `found` of `tokens` (n,) and have been evicted, as a `Lost`.
 
         Only evictions that are still on record count (`ramify.radix.evicted`). Costs O(n).
         """
@@ -242,15 +242,14 @@ class PrefixCache:
 
     def use_state(self, lock: PrefixLock) -> int | None:
         """The slot of the state at the end of `lock`, or None if the tree holds no state there. The request
-        of `lock` begins from that state, which counts as a use of it. The next `allocate_state` may evict the
-        state and hand out its slot."""
+        of `lock` begins from that state, which counts as a use of it. The next `allocate_state` may evict
+        that state and hand out its slot."""
         node = self._checked_lock(lock)
         return None if node.state is None else self.states.use(node)
 
     def keep_state(self, lock: PrefixLock, slot: int) -> None:
-        """Hand `slot` of a request, which has the state after the last token of `lock`, to the tree. If the
-        tree has a state there already, the slot is freed. Raises `ValueError` for a slot that no request
-        has."""
+        """Hand `slot` of a request to the tree. `slot` has the state after the last token of `lock`. If the
+        tree has that state already, `slot` is freed. Raises `ValueError` for a slot that no request has."""
         node = self._checked_lock(lock)
         if node.parent is None or node.state is not None:
             self.states.give_back(slot)
@@ -294,8 +293,8 @@ class PrefixCache:
 
         The lease outlives the lock. The owner is expected to use the tokens in `needed_in` seconds. Leased
         pages are evicted after all others, those needed furthest in the future first (`ramify.radix.lease`).
-        When some of the pages are evicted, the lease goes on for the remaining prefix. `part` is a name by
-        which `expect` and `end_leases` refer to some of the owner's leases.
+        When some of the pages are evicted, the lease goes on for the remaining prefix. `part` names some of
+        the owner's leases, for `expect` and `end_leases`.
         """
         node = self._checked_lock(lock)
         end = lock.length if length is None else length
@@ -314,7 +313,7 @@ class PrefixCache:
         self._unlease(covered)
 
     def expect(self, owner: str, part: str, needed_in: float) -> None:
-        """Expect `owner` to need its leases of `part` in `needed_in` seconds; 0 if it is waiting already."""
+        """Expect `owner` to need its leases of `part` in `needed_in` seconds; 0 if `owner` is waiting now."""
         for node in self._leases.expect(owner, part, needed_in):
             self.usage.offer(node)
 
@@ -455,7 +454,7 @@ class PrefixCache:
             self._drop(leaf, taker)
 
     def _drop(self, leaf: Node, taker: str) -> None:
-        """Take `leaf` out of the tree and free its pages. It has no lock and is no longer queued."""
+        """Take `leaf`, which has no lock and is no longer queued, out of the tree, and free its pages."""
         self.record.note(leaf, leaf.start, taker)
         if self.log is not None:
             self.log.removing(leaf, leaf.start)

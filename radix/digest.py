@@ -25,8 +25,8 @@ class Digests:
         self._factors = _random(1 << 10)
 
     def weigh(self, tokens: bytes, start: int) -> int:
-        """The sum that `tokens` (native int32) at the positions from `start` on add to a digest; not reduced
-        to [0, 2^64)."""
+        """The sum that `tokens` (native int32) add to a digest if they stand at the positions from `start`
+        on. The sum is not reduced to [0, 2^64)."""
         ids = np.frombuffer(tokens, np.int32)
         return int(np.dot(ids + _ONE, self._until(start + len(ids))[start:]))
 

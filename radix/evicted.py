@@ -14,8 +14,8 @@ MAX_TOKENS = 1 << 20
 
 
 class Lost(NamedTuple):
-    """The number of evicted tokens of a prompt behind its matched prefix, and the `taker` of most of these;
-    (0, "") if there are none."""
+    """The number of evicted tokens of a prompt after its matched prefix, and the `taker` of most of these
+    tokens; (0, "") if none were evicted."""
 
     tokens: int
     taker: str
@@ -24,8 +24,8 @@ class Lost(NamedTuple):
 class EvictionRecord:
     """Evicted edges of the tree, each keyed by the digest of the prefix before it.
 
-    A node's digest is that of all tokens up to its end, so it stays valid when nodes are split or joined.
-    Recording an edge costs O(tokens of the edge) once the digests of its ancestors are known.
+    A node's digest covers all tokens up to the end of the node, so it stays valid when nodes are split or
+    joined. Recording an edge costs O(tokens of the edge) once the digests of its ancestors are known.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
@@ -55,7 +55,7 @@ class EvictionRecord:
         return digest
 
     def lost(self, key: bytes, scope: str, found: int) -> Lost:
-        """The evicted tokens that continue the first `found` tokens of `key`. Costs O(tokens of `key`)."""
+        """The evicted tokens of `key` that follow its first `found` tokens. Costs O(tokens of `key`)."""
         takers: Counter[str] = Counter()
         if not self._edges:
             return Lost(0, "")

@@ -12,10 +12,11 @@ from ramify.radix.node import Node
 
 class EvictionQueue:
     """The leaves that may be evicted. Leaves without a lease go first, the least recently used before others.
-    Then leased leaves, those needed furthest in the future first.
+    Then leased leaves go, beginning with the leaf that is needed furthest in the future.
 
-    In a cache with `states`, leaves without a state are the first of their kind: no request can go on from
-    their pages.
+    With `states`, leaves without a state go before all other unleased leaves, because no request can continue
+    from their pages. Leased leaves without a state go first only among leased leaves that are needed at the
+    same time.
 
     A binary heap with lazy deletion: stale entries are skipped when they surface, so every operation costs
     O(log n) amortised. An entry is live while its id is the node's `queue_entry`.

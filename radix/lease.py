@@ -1,5 +1,6 @@
-"""Leases on prefixes that programs will use again. Leased prefixes are evicted last, those that are needed
-latest first.
+"""Leases on prefixes that programs will use again.
+
+Leased prefixes are evicted after all others; of leased prefixes, the one needed latest goes first.
 
 Example, with the clock at 100 s:
 
@@ -24,8 +25,8 @@ from typing import TypeVar
 from ramify.radix.node import Node
 
 IMPATIENCE = 0.5
-"""Factor for leases past their expected time of reuse. An owner that has been away for t seconds is expected
-back in IMPATIENCE * t seconds more."""
+"""Factor for leases past their expected time of reuse: an owner that has been away for t seconds is expected
+back after another IMPATIENCE * t seconds."""
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -47,11 +48,11 @@ class Lease:
     needed: float
     """The clock when the owner is expected to come back; infinite if unknown."""
     queued: float = math.inf
-    """The time of its live entry in the book's queue; infinite if it has none."""
+    """The time of the lease's live entry in `LeaseBook._queue`; infinite if there is no such entry."""
 
 
 class LeaseBook:
-    """All leases, by owner, by node, and by the time of their next event.
+    """All leases, by owner, by node, and by the next time at which the lease expires or its owner is late.
 
     There is at most one lease for each owner, part and node. A lease ends the leases of the same owner and
     part on shorter prefixes of its tokens, unless these expire later. The book does not change the counts on
@@ -63,8 +64,8 @@ class LeaseBook:
         self._by_owner: dict[str, dict[str, dict[Node, Lease]]] = {}
         self._by_node: dict[Node, dict[tuple[str, str], Lease]] = {}
         self._queue: list[tuple[float, int, Lease]] = []
-        """A heap by time. Each live lease has one live entry, whose time is that of the lease's next event or
-        an earlier one. Other entries are stale."""
+        """A heap by time. Each live lease has one live entry, at the time of the lease's next event or
+        earlier. Other entries are stale."""
         self._numbers = itertools.count()
         self._live = 0
 
@@ -126,8 +127,8 @@ class LeaseBook:
         return list(owned)
 
     def tick(self) -> tuple[list[Node], list[Node]]:
-        """End the leases that have expired, and postpone `needed` of those whose owner is late (see
-        `IMPATIENCE`). Returns the nodes of both.
+        """End the leases that have expired, and postpone `needed` of the leases whose owner is late (see
+        `IMPATIENCE`). Returns the nodes of the ended leases and the nodes of the postponed ones.
 
         Leases that are needed at once (`needed_in` 0) are not postponed: their owner is waiting for pages.
         """

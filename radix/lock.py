@@ -9,8 +9,8 @@ from ramify.radix.node import Node
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The result of `PrefixCache.match`. It locks nothing: `acquire` matches again if the tree has changed
-    since."""
+    """The result of `PrefixCache.match`. A match locks nothing: `acquire` matches again if the tree has
+    changed since."""
 
     length: int
     """The number of matched tokens. In a cache with states the match ends at the deepest state on its
@@ -35,7 +35,7 @@ class PrefixLock:
     private_from: int
     """The first slot whose page the request owns."""
     node: Node | None
-    """The node whose end is token `length`; None once released."""
+    """The node that ends at token `length`; None once the lock is released."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class PageCounts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateCounts:
-    """Numbers of state slots: free + held + in_use == total. `evicted` is the number of states that were
-    dropped for others since the cache was made."""
+    """Numbers of state slots: free + held + in_use == total. `evicted` is the number of states evicted since
+    the cache was made, to free their slots."""
 
     free: int
     held: int
-    """Slots that nodes of the tree hold. Each can be evicted for a request."""
+    """Slots that nodes of the tree hold. The state in each of them can be evicted for a request."""
     in_use: int
     total: int
     evicted: int

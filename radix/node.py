@@ -17,7 +17,7 @@ class Node:
 
     `pages` are the pages of slots ``start // P`` to ``(end - 1) // P``, P being the page size. If `start` is
     not a multiple of P, an ancestor has a page for the first of these slots too. If several nodes of a path
-    have a page for a slot, the page of the deepest one counts. The node's page for such a shared slot also
+    have a page for a slot, the page of the deepest node counts. The node's page for such a shared slot also
     holds the slot's tokens before `start`. The page is either the node's own copy or, with `borrows_head`,
     the ancestor's page.
 

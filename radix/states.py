@@ -1,7 +1,7 @@
-"""States of linear attention layers at the ends of nodes, for models that cannot go on from KV pages alone.
+"""States of linear attention layers at the ends of nodes: their slots, and the order of eviction.
 
-A model with linear attention layers can go on behind n tokens only with the state that has seen exactly these
-n tokens. So a match ends at the deepest node on its path that holds a state. Example:
+A model with linear attention layers can continue after n tokens only from the state that has seen exactly
+these n tokens. So a match ends at the deepest node on its path that holds a state. Example:
 
     tree        [0, 900) with a state ── [900, 1000) ── [1000, 1400) with a state
     prompt      shares the first 1200 tokens: its match is [0, 900), and 300 tokens are computed again
@@ -29,8 +29,8 @@ class NodeState:
 
     slot: int
     uses: float
-    """The number of requests that were expected to begin from the state when it was made, plus the number
-    that have begun from it."""
+    """The number of requests that were expected to begin from the state when the state was made, plus the
+    number of requests that have begun from it."""
     since: int
     """`States.now` when the state was made."""
 
@@ -51,7 +51,7 @@ class States:
         self.in_use: set[int] = set()
         self.evicted = 0
         self.now = 0
-        """The number of states made plus the number of requests that began from one: a clock for `_value`."""
+        """A clock for `_value`: the number of states made plus the number of requests that began from one."""
 
     def at_or_above(self, node: Node | None, length: int) -> Node | None:
         """The deepest node on the path to `node` that holds a state and has ``end <= length``; None if there
@@ -106,7 +106,7 @@ class States:
         return state.slot
 
     def drop(self, node: Node) -> None:
-        """Drop the state of `node`, if it holds one; its pages stay."""
+        """Drop the state of `node`, if it holds a state; its pages stay."""
         state = self.holders.pop(node, None)
         if state is not None:
             node.state = None
@@ -124,13 +124,13 @@ class States:
         self.in_use.remove(slot)
 
     def _saved(self, node: Node) -> int:
-        """The tokens that must be computed again without a state at the end of `node`."""
+        """The number of tokens that must be computed again if no state is at the end of `node`."""
         above = self.at_or_above(node.parent, node.end)
         return node.end - (0 if above is None else above.end)
 
     def lowest(self) -> Node:
-        """The node whose state is evicted next: among the states that no lease needs, the one of the least
-        value; if leases need all states, the one that is needed furthest in the future. Costs O(states); if
+        """The node whose state is evicted next: among the states that no lease needs, the state of the least
+        value; if leases need all states, the state that is needed furthest in the future. Costs O(states); if
         leases need all states, O(leases and the nodes above each)."""
         if unleased := self._unleased():
             return min(unleased, key=self._value)
@@ -154,7 +154,7 @@ class States:
 
     def _value(self, node: Node) -> float:
         """The value of the state of `node`: the tokens that it saves, times its uses per tick of `now` since
-        the state was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). Sizes do not matter, as
-        all slots have the same."""
+        the state was made (hyperbolic caching, Blankstein, Sen and Freedman, ATC 17). All slots have the same
+        size, so the size is left out."""
         state = self.holders[node]
         return self._saved(node) * state.uses / (self.now - state.since + 1)

@@ -60,8 +60,8 @@ class RadixTree:
         return node, position
 
     def following(self, node: Node, position: int, count: int) -> list[int]:
-        """At most `count` tokens of the tree from `position` on, which lies in `node`. At each fork follows
-        the most recently used child."""
+        """At most `count` tokens of the tree from `position`, which lies in `node`. Follows the most recently
+        used child at each fork."""
         found = ids(node.tokens)[position - node.start :][:count].tolist()
         while len(found) < count and node.children:
             node = max(node.children.values(), key=attrgetter("last_used"))
@@ -123,7 +123,7 @@ class RadixTree:
         return leaf
 
     def trim(self, leaf: Node, count: int) -> tuple[int, ...]:
-        """Cut the last `count` pages off `leaf`, but not all of its pages, and return them."""
+        """Cut the last `count` pages, fewer than all, off `leaf`, and return the cut pages."""
         assert not leaf.children
         assert 0 < count < len(leaf.pages)
         kept, cut = leaf.pages[:-count], leaf.pages[-count:]
@@ -153,9 +153,9 @@ class RadixTree:
         """Join `child` and its parent into one node, `child`, if the parent has no other child and no state,
         and both nodes have the same number of locks and of leases.
 
-        The caller makes sure that both were last used together. Joining undoes splits of which one branch is
-        gone, so that paths stay short. Returns the pages that are no longer needed: none, or the parent's
-        page for the slot in which the two nodes meet. Returns None if the nodes cannot be joined.
+        The caller makes sure that both nodes were last used together. Joining undoes a split after one branch
+        is gone, so that paths stay short. Returns the pages that are no longer needed: (), or the parent's
+        page for the slot in which the nodes meet. Returns None if the nodes cannot be joined.
         """
         parent = child.parent
         assert parent is not None

@@ -15,8 +15,8 @@ from ramify.radix.node import Node, Root
 
 
 class Page(NamedTuple):
-    """A whole page of tokens, ``[end - page size, end)``, of a sequence of which the tree has
-    ``[0, end)``."""
+    """A full page: tokens ``[end - page size, end)`` of a sequence whose tokens ``[0, end)`` are in the
+    tree."""
 
     digest: int
     """Digest of tokens ``[0, end)``."""
@@ -28,8 +28,8 @@ class Page(NamedTuple):
 
 
 class TreeLog:
-    """Collects the page ends that were added and removed since the last `take`. Without `tokens`, a `Page`
-    has its digest only."""
+    """Collects the page ends that were added and removed since the last `take`. If `tokens` is False, a
+    `Page` has only its digest."""
 
     def __init__(self, page_size: int, *, tokens: bool = False) -> None:
         self.tokens = tokens
@@ -56,7 +56,7 @@ class TreeLog:
 
     def take(self) -> tuple[list[Page], list[int]]:
         """(added, removed): the pages that entered the tree since the last call, and the digests of those
-        that left it. An added page stands before those that continue it."""
+        that left the tree. An added page comes before the pages that continue it."""
         taken = list(self._added.values()), list(self._removed)
         self._added, self._removed = {}, {}
         return taken

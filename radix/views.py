@@ -40,7 +40,7 @@ def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int
     """A sample of at most `most` nodes, parents before their children.
 
     Nodes in use are preferred, then the most recently used ones. Looks at no more than the `most` newest
-    children of a node, and at 4 * `most` nodes in all: so costs O(most * log most) at any size of the tree.
+    children of a node, and at 4 * `most` nodes in all: so the cost is O(most * log most) for any tree.
     """
     views: list[NodeView] = []
     heap: list[tuple[bool, int, int, Node, int]] = []

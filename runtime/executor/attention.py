@@ -51,8 +51,8 @@ class CalledAttention:
 
 
 class PlannedAttention:
-    """Attention planned on the host. A step has one plan for each window size; the layers that share it only
-    launch kernels."""
+    """Attention planned on the host. A step has one plan for each window size; all layers of that size share
+    the plan and only launch kernels."""
 
     def __init__(self, planners: Mapping[int, Planner], model: ModelShape) -> None:
         self.planners = planners
@@ -68,7 +68,7 @@ class PlannedAttention:
             self.planners[window].warm_up(k_pages, v_pages, soft_cap=self.soft_cap, sinks=sinks)
 
     def most_state_bytes(self) -> int:
-        """The most bytes of softmax states in an eager step. Each part of a cut sequence leaves a state, to
+        """The most bytes of softmax states in an eager step. Each part of a split sequence leaves a state, to
         be merged."""
         from ramify.kernels.triton.plan.attention_plan import STATE_BYTES
 
@@ -88,7 +88,7 @@ class PlannedAttention:
     ) -> StepAttention:
         """The attention of a step by `plans`.
 
-        out : (T, heads, head_dim), overwritten by every layer in turn; None: each layer allocates its own
+        out : (T, heads, head_dim), overwritten by every layer in turn; None: each layer allocates its output
         """
 
         def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int, sinks: Tensor | None) -> Tensor:
@@ -127,7 +127,7 @@ class FlashInferAttention:
             planner.warm_up(k_pages, v_pages)
 
     def most_state_bytes(self) -> int:
-        """The bytes of all workspaces."""
+        """The bytes of all workspaces of FlashInfer."""
         from ramify.kernels.flashinfer import OWN_BYTES, WORKSPACE
 
         return WORKSPACE + OWN_BYTES * len(self.planners)
@@ -140,7 +140,7 @@ def has_cascade(ops: Ops) -> bool:
 def attention_of(
     ops: Ops, model: ModelShape, pool: KvPool, *, cascade: bool
 ) -> CalledAttention | PlannedAttention | FlashInferAttention:
-    """The attention of a model on its pages. `cascade` has no effect if the kernels cannot do it."""
+    """The attention of a model on its pages. `cascade` has no effect if the kernels have no cascade."""
     shape: dict[str, Any] = {
         "heads": model.num_heads,
         "kv_heads": model.num_kv_heads,

@@ -19,8 +19,8 @@ class Extension(NamedTuple):
     """The new tokens of one request in one step: positions ``[start, stop)`` of its `ids`.
 
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)``; together the pages reach to `stop`.
-    Where `ids` is None the tokens are in the batch's `next_ids`. `state` is the slot of the request's state,
-    for models that have states. `lora` is the slot of its LoRA adapter, below 0 for none.
+    If `ids` is None, the tokens are in the batch's `next_ids`. `state` is the slot of the request's state,
+    for models that have states. `lora` is the slot of the request's LoRA adapter, below 0 without an adapter.
     """
 
     ids: np.ndarray | None
@@ -43,16 +43,16 @@ class ForwardBatch:
         Rows are padded with page 0, which is not read: `kv_lens` says where a row ends.
     query_starts : (B + 1,) int32
     kv_lens : (B,) int32
-        Tokens in pages after the step, new ones included.
+        Tokens in pages after the step, including the new tokens.
     copies : list of (source, destination)
         Pages to be copied first (copy-on-write).
     next_ids : (T,) int64, optional
-        Token ids on the model's device, instead of those in `tokens`: the host does not have them yet.
+        Token ids on the model's device, used instead of those in `tokens`: the host does not have them yet.
     states : (B,) int64, optional
         The slot of each request's state, all distinct. The step reads a slot at the request's first token and
         writes it after its last one. A request whose first token is at position 0 begins from zeros.
     lora : LoraRows, optional
-        The LoRA adapters of the tokens; None where no request has one.
+        The LoRA adapters of the tokens; None if no request has an adapter.
     """
 
     tokens: Tensor
@@ -121,7 +121,7 @@ class Pass(Message, frozen=True, kw_only=True):
     """A `ForwardBatch` as the first rank sends it to the others, with its arrays as bytes.
 
     tokens : (3, T) int64; page_table : (B, width) int32; query_starts : (B + 1,) int32; kv_lens : (B,) int32
-    ahead : whether the ids are on the first rank's device alone; the group then broadcasts them
+    ahead : whether the token ids are on the first rank's device alone; the group then broadcasts the ids
     """
 
     tokens: bytes

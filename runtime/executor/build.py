@@ -46,7 +46,7 @@ log = logging.getLogger("ramify")
 
 
 def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
-    """The runner that `config` describes. `load` loads its model.
+    """The runner that `config` describes. `load` loads the runner's model.
 
     Raises `UnsupportedField` for options that cannot be honoured here, and `EngineError` if memory is too
     small.
@@ -58,7 +58,7 @@ def build_runners(
     config: EngineConfig, load: LoadModel, load_draft: LoadModel | None, ranks: Ranks | None = None
 ) -> tuple[Runner, Runner | None]:
     """The runners of the model, which `load` loads, and of the draft model, which `load_draft` loads. The
-    second is None without `load_draft`.
+    second runner is None if `load_draft` is None.
 
     Both runners have the same number of pages, and share the memory for KV. With `ranks`, `load` loads one
     rank's part of the model, and all ranks get the same number of pages.
@@ -181,12 +181,12 @@ def measured_memory(
     device: torch.device,
     graphs: bool = False,
 ) -> DeviceMemory:
-    """Measures the device's memory with the weights on it, and the workspace of a step, on a few pages.
+    """Measure the device's memory with the weights loaded, and the workspace of a step, on a few pages.
 
-    The workspace is that of the largest prefill chunk plus that of the largest decode, each with its logits.
-    All CUDA graphs share the memory of the largest decode or bucket of tokens; steps that are not captured
-    have their own. The measured steps see few positions, so the memory that long sequences and graphs need in
-    addition is added (`_unmeasured`).
+    The workspace is the sum for the largest prefill chunk and the largest decode, each with its logits. All
+    CUDA graphs share the memory of the largest decode or bucket of tokens. Steps that are not captured need
+    their own memory. The measured steps see few positions, so `_unmeasured` adds the further memory of long
+    sequences and graphs.
     """
     shape = model.config
     assert config.max_running is not None
@@ -229,7 +229,7 @@ def measured_memory(
 
 
 def _buckets(config: EngineConfig, longest: int) -> list[int]:
-    """Token counts of the captured steps that are not decodes, for contexts of up to `longest` tokens."""
+    """Token counts of the captured steps other than decodes, for contexts of up to `longest` tokens."""
     assert config.max_running is not None
     assert config.chunk_tokens is not None
     return buckets(config.max_running + min(config.chunk_tokens, config.max_running * longest))
@@ -238,8 +238,8 @@ def _buckets(config: EngineConfig, longest: int) -> list[int]:
 def _unmeasured(
     config: EngineConfig, runner: Runner, hidden_bytes: int, device: torch.device, graphs: bool
 ) -> int:
-    """Bytes that the measured steps do not show: softmax states of steps that cut sequences into parts, and
-    the memory of graphs."""
+    """Bytes that the measured steps do not show: softmax states of steps that split sequences, and the memory
+    of graphs."""
     attention = runner.attention
     if isinstance(attention, CalledAttention):
         return 0

@@ -1,13 +1,15 @@
 """Decoding steps as CUDA graphs, captured at a ladder of batch sizes; batches in between are padded.
 
-At each size there is a graph for each level of attention's flat plans (`attention_graph`), so that a step
-launches at most about twice the programs that have work. Sizes other than powers of two and the means of
-adjacent ones have graphs of the two lowest levels alone, because large batches rarely need a higher level. A
-step whose plan has a higher level is padded to the next size that has a graph of this level.
+At each size there is a graph for each level of the flat plans of attention, which have no cascade
+(`attention_graph.Form`). So a step launches at most about twice the programs that have work. Sizes other than
+powers of two, the means of adjacent powers and the largest size have graphs of the two lowest levels alone,
+because large batches rarely need a higher level. A step with a higher level is padded to the next size that
+has a graph of it.
 
-Two kinds of plans have too many forms to capture all at start. Each of these forms is captured when it has
-come up `OFTEN` times. Until then, a cascade plan runs eagerly. A flat plan that merges few tokens (because
-few sequences are long) takes the graph of its level that has room to merge every token.
+Two kinds of plans have too many forms to capture all at start: cascade plans, and flat plans that merge few
+tokens because few sequences are long. Each of these forms is captured when it has come up `OFTEN` times.
+Until then, a cascade plan runs eagerly, and a flat plan takes the graph of its level with room to merge every
+token.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_plan import Plan
 
 OFTEN = 8
-"""Steps with a form after which the form is captured, so that rare forms are not. The number is not based on
-a measurement: see docs/kernels.md."""
+"""Number of steps of a form after which the form is captured, so that rare forms are not captured. The number
+is not based on a measurement: see docs/kernels.md."""
 MOST_LATE = 64
 """The most graphs that are captured while serving, for each of the two kinds: cascade plans, and flat plans
 that merge few tokens."""
 FINE = ((256, 8), (1 << 30, 16))
-"""(largest size, step) of adjacent ranges of sizes. In a range the ladder has all multiples of the step, in
-addition to the coarse sizes."""
+"""(largest size, step) of adjacent ranges of sizes. In each range the ladder has all multiples of the step,
+in addition to the coarse sizes."""
 FINE_LEVELS = 2
 """Number of levels of flat plans, the lowest ones, that have a graph at every size. Higher levels have graphs
 at coarse sizes alone."""
@@ -53,8 +55,8 @@ Key = tuple[int, tuple["Form", ...]]
 
 
 def ladder(largest: int) -> list[int]:
-    """Batch sizes up to `largest`: powers of two, the means of adjacent powers, multiples of 8 up to 256, and
-    multiples of 16 above."""
+    """Batch sizes up to `largest`: powers of two, the means of adjacent powers, multiples of 8 up to 256,
+    multiples of 16 above, and `largest`."""
     sizes = {1, largest}
     power = 2
     while power < largest:
@@ -77,7 +79,7 @@ def is_coarse(size: int) -> bool:
 
 class DecodeGraphs:
     """Decodes of up to ``max(sizes)`` requests, padded to the next of `sizes`. `sizes` ascend. Padding rows
-    write their state into the spare slot.
+    write their state into `StatePool.padding_slot`.
 
     buffers : with room for ``max(sizes)`` tokens and rows
     states : the pool of states, for models that have states
@@ -98,7 +100,7 @@ class DecodeGraphs:
         self._steps = {key: self._step_of(key) for key in self.planned_keys()}
         self._seen: Counter[Key] = Counter()
         self._late: Counter[bool] = Counter()
-        """Number of graphs captured while serving: of cascade plans (True) and of flat ones (False)."""
+        """Number of graphs captured while serving: of cascade plans (True) and of flat plans (False)."""
 
     def planned_keys(self) -> Iterator[Key]:
         """Keys of the graphs that are captured at start, the largest size first."""
@@ -122,7 +124,7 @@ class DecodeGraphs:
         )
 
     def _largest_keys(self) -> Iterator[Key]:
-        """The keys that can need the most softmax states: those of the largest size, with and without a
+        """The keys that can need the most softmax states: all keys of the largest size, with and without a
         cascade."""
         for index, forms in self.planned_keys():
             if index == len(self.sizes) - 1:
@@ -132,7 +134,7 @@ class DecodeGraphs:
                 yield index, tuple(listed)
 
     def _highest(self, index: int) -> dict[int, int]:
-        """Window size → the highest level of flat plans, at the size `index`."""
+        """(window size → highest level of flat plans) at the size `index`."""
         size, positions = self.sizes[index], self._positions(index)
         return {
             window: planner.highest_level(size, positions)
@@ -174,8 +176,8 @@ class DecodeGraphs:
         )
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
-        """The hidden states of a batch of decodes; None if the batch is larger than every size, or its plan
-        has no graph."""
+        """The hidden states of a batch of decodes; None if the batch is larger than every size, or if its
+        plan has no graph."""
         count = len(batch.kv_lens)
         if count > self.sizes[-1]:
             return None
@@ -194,8 +196,8 @@ class DecodeGraphs:
         return self.buffers.compute(step, size, partial(self._run, index, step))[:count]
 
     def _find(self, index: int, plans: dict[int, Plan]) -> tuple[int, GraphStep | None]:
-        """(index of the size, step) for these plans, at the size `index` or the next that has a graph of
-        their level. The step is None if there is none."""
+        """(index of the size, step) for `plans`, at the size `index` or the next size that has a graph of
+        their level. The step is None if no size has such a graph."""
         while True:
             key = self._key(index, plans)
             full = self._full(key)
@@ -237,8 +239,8 @@ class DecodeGraphs:
 def bytes_beside(
     attention: PlannedAttention, sizes: Sequence[int], positions: int, results: int, space: int = 0
 ) -> int:
-    """The most bytes that graphs of `sizes` take in addition to the largest step: softmax states, results and
-    library workspaces.
+    """The most bytes that graphs of `sizes` need beside the memory of the largest step: softmax states,
+    results and library workspaces.
 
     positions : the most positions that the KV pages can have
     results : bytes of the hidden states and the outputs of attention that all steps share

@@ -24,9 +24,9 @@ FLOAT8 = 89
 
 
 def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
-    """The device of the rank `rank`, which becomes torch's current device.
+    """The device of rank `rank`. Makes this device torch's current device.
 
-    Raises `UnsupportedField` if cuda is asked for and torch finds no CUDA device, or fewer devices than
+    Raises `UnsupportedField` if cuda is asked for and torch finds no CUDA device, or fewer CUDA devices than
     ranks.
     """
     available = torch.cuda.is_available()
@@ -52,7 +52,7 @@ def resolve_device(config: EngineConfig, rank: int = 0) -> torch.device:
 
 
 def capability_of(device: torch.device) -> int | None:
-    """Compute capability, such as 90, of a CUDA device, or of the absent GPU that the meta device stands for;
+    """Compute capability, such as 90, of a CUDA device, or of the absent GPU that a meta device represents;
     None for the CPU."""
     if device.type == "meta":
         from ramify.kernels.triton.tiles import launch
@@ -65,8 +65,8 @@ def capability_of(device: torch.device) -> int | None:
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The model's dtype: bfloat16, or float32 if that is faster. It is faster on GPUs that cannot multiply
-    bfloat16 and, for torch's products, on CPUs that cannot. The compiled CPU kernels read bfloat16 faster on
+    """The model's dtype by `config`. "auto": bfloat16, or float32 where it is faster: on GPUs and, for
+    torch's products, on CPUs that cannot multiply bfloat16. The compiled CPU kernels read bfloat16 faster on
     any CPU."""
     if config.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
@@ -108,8 +108,8 @@ def resolve_page_dtype(
 def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Ops]:
     """The backend for `device`, and its kernels.
 
-    "auto" falls back to the torch kernels where the compiled CPU kernels cannot run. Raises
-    `UnsupportedField` where the backend that was asked for cannot run on the device.
+    "auto" falls back to the torch kernels if the compiled CPU kernels cannot run. Raises `UnsupportedField`
+    if the configured backend cannot run on the device.
     """
     backend = config.attention_backend
     if backend == "auto":
@@ -146,7 +146,7 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
 
 
 def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
-    """The Triton kernels as the configuration wants them; activations become float8 where `device` multiplies
+    """The Triton kernels, with the options of `config`. Activations become float8 if `device` multiplies
     float8 natively, from compute capability 8.9 on."""
     return ops("triton", deterministic=bool(config.deterministic), float8=_rounds(config, device))
 
@@ -203,7 +203,7 @@ def check_attention(config: EngineConfig, shape: ModelShape, dtype: torch.dtype)
 
 
 def cpu_ops(config: EngineConfig) -> Ops:
-    """The compiled CPU kernels as the configuration wants them."""
+    """The compiled CPU kernels, with the options of `config`."""
     compile_kernels()
     deterministic = config.deterministic
     if deterministic is None:
@@ -218,7 +218,7 @@ def cpu_ops(config: EngineConfig) -> Ops:
 
 
 def _uses_tiles(dtype: torch.dtype) -> bool:
-    """Whether products of this dtype use AMX tiles. If so, their kernel depends on the number of rows."""
+    """Whether products of `dtype` use AMX tiles. The kernel then depends on the number of rows."""
     try:
         from ramify.kernels.cpu.linear import tiles_allowed
     except ImportError:  # `ops` says what is missing

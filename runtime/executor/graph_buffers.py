@@ -26,8 +26,8 @@ Compute = Callable[[Tensor, Tensor, Tensor, StepAttention, StepStates | None], T
 
 @dataclasses.dataclass(slots=True)
 class GraphStep:
-    """A step that is captured or will be: the buffers of its plans by window size, and its graph once
-    captured."""
+    """A step that is captured or will be captured: the buffers of its plans by window size, and its graph,
+    None before the capture."""
 
     rooms: dict[int, StaticPlan]
     graph: torch.cuda.CUDAGraph | None = None
@@ -37,9 +37,9 @@ class GraphStep:
 class Captures:
     """A count of captured graphs, and their cost.
 
-    seconds : of capturing, and of the runs over padding before it
+    seconds : of the captures, and of the runs over padding before them
     bytes : of the device's memory, including the driver's share
-    awaited : steps that ran without a graph of their own and whose form gets one when it has come up often
+    awaited : steps that ran without a graph of their form, which is captured once the form has come up often
     """
 
     graphs: int = 0
@@ -49,12 +49,12 @@ class Captures:
 
 
 class GraphBuffers:
-    """Steps of up to `tokens` tokens of `rows` requests, padded to the token count of a graph. On a device
-    without CUDA graphs the same padded steps run eagerly.
+    """Steps of up to `tokens` tokens of up to `rows` requests, padded to the token count of a graph. On a
+    device without CUDA graphs the same padded steps run eagerly.
 
-    Padding tokens compute token 0 at position 0, write its keys and values into the pool's spare page, and
-    attend to nothing. The steps run one after the other, so all share one set of buffers. The hidden states
-    of a step are valid until the next step.
+    Padding tokens compute token 0 at position 0, write their keys and values into the pool's `padding_page`,
+    and attend to nothing. The steps run one after the other, so all share one set of buffers. The hidden
+    states of a step are valid until the next step.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class GraphBuffers:
         self._attended = torch.zeros(tokens, heads, head_dim, dtype=pool.dtype, device=device)
         self._hidden: Tensor | None = None
         self.space: Tensor | None = None
-        """Memory for the softmax states of all steps. None before `reserve`: each run allocates its own."""
+        """Memory for the softmax states of all steps. None before `reserve`: each run allocates memory."""
         self._memory: Any = None
         """The memory that all graphs share."""
         self.captured = Captures()
@@ -102,8 +102,8 @@ class GraphBuffers:
         return self.device.type == "cuda"
 
     def capture_steps(self, steps: Iterable[tuple[GraphStep, int, Callable[[], Tensor]]]) -> None:
-        """Capture steps, each given with its size and the function that runs it, if the device has CUDA
-        graphs. The largest comes first: the others reuse its memory. Later steps are captured as they run."""
+        """Capture `steps`, each as (step, size, function that runs the step), if the device has CUDA graphs.
+        The largest step comes first: the others reuse its memory. Later steps are captured as they run."""
         if not self.has_graphs:
             return
         if self._memory is None:
@@ -116,7 +116,7 @@ class GraphBuffers:
             self._capture(step, run)
 
     def load_batch(self, batch: ForwardBatch, size: int) -> None:
-        """Copy a batch of at most `size` tokens to where steps of `size` tokens read it."""
+        """Copy a batch of at most `size` tokens, padded to `size`, into the input buffers."""
         count, width = batch.page_table.shape
         padded = torch.zeros(3, size, dtype=torch.int64)
         padded[2] = self.pool.padding_page * self.pool.page_size

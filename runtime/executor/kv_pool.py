@@ -19,9 +19,9 @@ class KvPool:
     """`k` and `v`: (layers, num_pages + 1, kv_heads, page_size, head_dim) in `dtype`, or in float8_e4m3fn if
     `float8`.
 
-    The part of a page that belongs to one head is contiguous, so that attention reads it without strides over
-    other heads. No request is given the last page (`padding_page`): padded steps write the KV of their
-    padding there.
+    The part of a page that belongs to one head is contiguous, so that attention reads this part without
+    strides over other heads. No request is given the last page (`padding_page`): padded steps write the KV of
+    their padding to this page.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class KvPool:
         """A copy of `pages` in the host's memory: (pages, 2, layers, kv_heads, page_size, head_dim), keys
         before values.
 
-        On a CUDA device it waits for all passes launched before.
+        On a CUDA device, waits for all passes launched before.
         """
         import torch
 
@@ -104,8 +104,8 @@ def pool_for(
 
 
 def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: ModelShape | None = None) -> int:
-    """Bytes of one page of `dtype` over all layers, keys and values: of `model`, and of its draft model if
-    any."""
+    """Bytes of one page of `dtype` over all layers, keys and values: for `model`, and for `draft` if
+    given."""
     if draft is not None:
         return page_bytes(model, page_size, dtype) + page_bytes(draft, page_size, dtype)
     return 2 * model.num_layers * model.num_kv_heads * page_size * model.head_dim * dtype.itemsize
@@ -114,8 +114,8 @@ def page_bytes(model: ModelShape, page_size: int, dtype: torch.dtype, draft: Mod
 def _in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor in the CPU's memory, in huge pages of 2 MiB if Linux has them.
 
-    KV pages lie scattered. With memory pages of 4 KiB nearly each read of one misses the TLB: decodes of
-    1,000 tokens take 1.3 times as long.
+    KV pages lie scattered. With memory pages of 4 KiB nearly each read of a KV page misses the TLB: decodes
+    of 1,000 tokens take 1.3 times as long.
     """
     import torch
 
@@ -143,7 +143,7 @@ class StatePool:
     """The states in all slots, float32: `conv` (layers, num_slots + 1, channels, width - 1) and
     `recurrent` (layers, num_slots + 1, heads, key_dim, value_dim).
 
-    No request is given the last slot (`padding_slot`): padded steps write the state of their padding there.
+    No request is given the last slot (`padding_slot`): padded steps write their padding's state to it.
     """
 
     def __init__(self, shape: StateShape, *, num_slots: int, device: torch.device | str = "cpu") -> None:

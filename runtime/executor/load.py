@@ -20,8 +20,8 @@ LoadModel = Callable[[torch.dtype, torch.device, Ops], CausalLM]
 
 
 def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_length: int) -> LoadModel:
-    """A function that loads the model of `shape` in `files`. If `shape` is that of a rank's part, it loads
-    the part."""
+    """A function that loads the model of `shape` in `files`; only a rank's part if `shape` is the shape of a
+    part."""
 
     def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> CausalLM:
         if config.load_format == "dummy":
@@ -54,7 +54,7 @@ def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_l
 def quantization_of(
     config: EngineConfig, files: ModelFiles, shape: ModelShape, *, packed: bool
 ) -> Quantization:
-    """The format of the weights. `packed`: whether the kernels multiply by packed or quantised weights."""
+    """The format of the weights. `packed`: the kernels multiply by packed or quantised weights."""
     return resolve_quantization(
         "none" if config.quantization == "auto" and not packed else config.quantization,
         files.weights,

@@ -1,7 +1,7 @@
 """The number of KV pages, from the configured size or from the memory that a device has left; the sizes of
 steps and of pages that the configuration leaves to the device.
 
-Imports no torch, because `ramify inspect` computes them as well.
+Imports no torch, because `ramify inspect` computes these numbers as well.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ take over a second: 131 TFLOP at the 121 TFLOP/s of an L4's data sheet."""
 
 
 def with_defaults(config: EngineConfig, memory: int | None) -> EngineConfig:
-    """`config` with a number for each option of `DeviceDefaults`: its own if it is set, else the device's
-    default.
+    """`config` in which each unset option of `DeviceDefaults` has the device's default.
 
     memory : bytes of the CUDA device; None: the device is the CPU
     """
@@ -81,8 +80,8 @@ CPU_BYTES = 1 << 30
 CPU_CONTEXTS = 2
 CPU_TOKENS = 20_480
 """By default the KV pages on the CPU hold `CPU_CONTEXTS` contexts of the model, or `CPU_TOKENS` tokens if
-that is more. They are not made larger, because pages are kept after their request has ended: any load touches
-all of them in the end, and touched pages stay resident."""
+that is more, within `CPU_BYTES`. More pages would take more memory under any load: pages are kept after their
+request has ended, so all pages are touched in the end, and touched pages stay resident."""
 _CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _MEMINFO = Path("/proc/meminfo")
 
@@ -91,9 +90,9 @@ _MEMINFO = Path("/proc/meminfo")
 class DeviceMemory:
     """Bytes of a device.
 
-    total : its memory
-    used : taken before the KV pages, by weights, the driver and other processes
-    workspace : taken by the largest step in addition
+    total : the device's memory
+    used : memory taken before the KV pages are allocated: by weights, the driver and other processes
+    workspace : memory that the largest step takes in addition
     """
 
     total: int
@@ -118,9 +117,9 @@ def pages_in(
     device: torch.device,
     draft: ModelShape | None = None,
 ) -> int | None:
-    """The number of pages that the configuration gives; None if the memory left on the device decides.
+    """The number of pages by `config`; None if the memory left on the CUDA device decides.
 
-    A page holds KV of `model` and, if it is given, of the draft model.
+    A page holds KV of `model` and, if given, of the draft model of shape `draft`.
     """
     if config.num_pages is not None:
         return enough(config.num_pages)
@@ -137,8 +136,8 @@ def pages_in(
 def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: torch.device) -> int:
     """The number of slots for states, beside KV pages of `kv_bytes`; 0 for a model without states.
 
-    By default states take as much memory as KV pages. On the CPU they take more, up to `CPU_BYTES`, so that
-    `max_running` requests have a slot each: with a short context the KV pages would be too small a measure.
+    By default states take as much memory as KV pages. On the CPU states take more, up to `CPU_BYTES`, if one
+    slot for each of `max_running` requests needs more: with a short context the KV pages are small.
 
     Raises `EngineError` if the slots are too few for any request.
     """
@@ -161,8 +160,8 @@ def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: to
 
 
 def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
-    """`config` without the options that linear attention states rule out: a state cannot be rolled back
-    behind a token that was not accepted.
+    """`config` without the options that linear attention states rule out: a state cannot be rolled back to
+    before a rejected token.
 
     Raises `UnsupportedField` if such an option was asked for, or if options of states are set for a model
     without states.
@@ -235,8 +234,8 @@ def _free_host_memory(total: int) -> int:
 
 @contextlib.contextmanager
 def fitting(what: str, device: torch.device) -> Iterator[None]:
-    """Context that turns an out-of-memory error into `EngineError` with figures. `what` is allocated on
-    `device` in it."""
+    """Context, in which `what` is allocated on `device`, that turns an out-of-memory error into `EngineError`
+    with figures."""
     import torch
 
     try:
@@ -252,10 +251,8 @@ def fitting(what: str, device: torch.device) -> Iterator[None]:
 
 def pages_left(memory: DeviceMemory, fraction: float, page: int) -> int:
     """The number of pages of `page` bytes that fit into `fraction` of the device's memory beside its other
-    uses.
-
-    Room is left for one more page, for the padding of decoding steps. Raises `EngineError`, with the figures,
-    if fewer than `LEAST_PAGES` fit.
+    uses. Room is left for one more page, the padding page. Raises `EngineError`, with the figures, if fewer
+    than `LEAST_PAGES` fit.
     """
     room = int(memory.total * fraction) - memory.used - memory.workspace
     pages = room // page - 1

@@ -1,6 +1,6 @@
 """The process of a rank other than the first: it runs the passes that the scheduler's process sends.
 
-Started with its number as argument. It has no head, so it computes no logits and samples nothing.
+The argument is the number of the rank. This rank has no head, so it computes no logits and samples nothing.
 """
 
 from __future__ import annotations

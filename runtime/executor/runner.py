@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ramify")
 
 MANY_ROWS = (65, 17)
-"""Rows of warm-up passes. In deterministic mode, products with more than 64 rows use another kernel, as do
-products of more than 16 rows with quantised weights."""
+"""Rows of warm-up passes. In deterministic mode, products of more than 64 rows use another kernel; with
+quantised weights, products of more than 16 rows."""
 
 
 class Compiled(NamedTuple):
@@ -60,7 +60,7 @@ class Compiled(NamedTuple):
 class Runner:
     """Owns the model, its KV pages and the states of its linear attention layers.
 
-    cascade : whether attention reads shared prefixes once, if the kernels can do so and where it is faster
+    cascade : whether attention reads shared prefixes once, if the kernels can and where this is faster
     states : the pool of states, for models that have states
     compiled : counts of the kernels that were compiled before the runner was made
     """
@@ -91,7 +91,7 @@ class Runner:
         self.stacked = self._stack is not None
         """Whether all layers are computed in one call."""
         self.cascades = cascade and has_cascade(ops)
-        """Whether attention reads shared prefixes once, where that is faster."""
+        """Whether attention reads shared prefixes once where this is faster."""
         self._graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         self.ranks: Ranks | None = None
@@ -126,7 +126,7 @@ class Runner:
 
     def capture_graphs(self, sizes: Sequence[int], max_pages: int, buckets: Sequence[int] = ()) -> None:
         """Capture CUDA graphs, and replay steps as graphs from now on: decodes at the batch sizes `sizes`,
-        other steps at the token counts `buckets`. On the CPU the same steps run eagerly, padded alike.
+        other steps at the token counts `buckets`. On the CPU the same padded steps run eagerly.
 
         max_pages : pages of the longest request
         buckets : empty for models with states
@@ -160,7 +160,7 @@ class Runner:
 
     def check_device(self) -> None:
         """Raise the error of the CUDA device, if there is one: after an error in a kernel the device computes
-        nothing more. Raise as well if the ranks of the model are out of step."""
+        nothing more. Also raises `EngineError` if the ranks of the model are out of step."""
         if self.ranks is not None:
             self.ranks.check()
         if self.device.type == "cuda":
@@ -175,8 +175,8 @@ class Runner:
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Copy pages, store the new tokens' KV, and return the hidden states: (T, hidden).
 
-        The next call may overwrite the hidden states. On a CUDA device `forward` returns before they are
-        computed.
+        The next call may overwrite the hidden states. On a CUDA device `forward` returns before the hidden
+        states are computed.
         """
         if self.ranks is None:
             return self._forward(batch)
@@ -238,7 +238,7 @@ class Runner:
         """(R, hidden) → (R, vocab), float32 or, where the device samples, in the model's dtype.
 
         masks : empty, or one for each row: the (ceil(vocab / 32),) int32 bitmask of the tokens whose logits
-            are needed, or None for all tokens. Other logits may be minus infinity.
+            are needed, or None for all tokens. The logits of other tokens may be minus infinity.
         """
         if self.ops.masked_linear is None or all(mask is None for mask in masks):
             return self.model.logits(hidden)

@@ -51,7 +51,7 @@ RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostDrawing:
-    """Tokens, (R,) int64, and the log-probabilities that were asked for."""
+    """Tokens, (R,) int64, and the log-probabilities of the `asked` rows."""
 
     tokens: Tensor
     logprobs: list[RowLogprobs]
@@ -72,7 +72,7 @@ class HostSampler:
     ) -> HostDrawing:
         """Choose a token for each row of `logits`, (R, vocab), which may be changed.
 
-        asked : rows whose log-probabilities are wanted: of the chosen token and of the `top` most likely ones
+        asked : rows that need log-probabilities: of the chosen token and of the `top` most likely tokens
         """
         logits = logits.float()
         original = logits[list(asked)].clone() if asked else None
@@ -119,7 +119,7 @@ def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") 
 
 
 def row_edits(rows: Sequence[SamplingRow]) -> list[RowEdits | None]:
-    """The penalties, biases and banned tokens of each row; None for a row without any."""
+    """The penalties, biases and banned tokens of each row; None for a row that has none of these."""
     return [
         RowEdits(
             row.counts or NONE_COUNTED,
@@ -139,7 +139,7 @@ def row_edits(rows: Sequence[SamplingRow]) -> list[RowEdits | None]:
 def log_probabilities(
     logits: Tensor, tokens: Tensor, top: int, log_sum: LogSum = log_sum
 ) -> list[RowLogprobs]:
-    """Log-probabilities of one chosen token a row and of the `top` most likely ones.
+    """Log-probabilities, for each row, of the chosen token and of the `top` most likely tokens.
 
     Parameters
     ----------
@@ -157,8 +157,8 @@ def log_probabilities(
 
 
 def stacked(masks: Sequence[np.ndarray | None], out: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
-    """The masks that are not None, stacked as (M, words) int32 (in `out`, if given), and the row of each mask
-    in the stack, (len(masks),) int32: -1 for None."""
+    """(the masks that are not None, stacked as (M, words) int32; the row of each mask in the stack,
+    (len(masks),) int32, -1 for None). `out`, if given, receives the stack."""
     held = np.array([mask is not None for mask in masks])
     rows = np.where(held, np.cumsum(held) - 1, -1).astype(np.int32)
     words = np.stack([mask for mask in masks if mask is not None], out=out)
@@ -166,7 +166,7 @@ def stacked(masks: Sequence[np.ndarray | None], out: np.ndarray | None = None) -
 
 
 class DeviceSampler:
-    """Sampler on a device. `begin_draw` only launches kernels; the drawing's `result` waits for them."""
+    """Sampler on a device. `begin_draw` only launches kernels; `DeviceDrawing.result` waits for them."""
 
     def __init__(self, ops: SamplingOps, device: torch.device) -> None:
         self._ops = ops

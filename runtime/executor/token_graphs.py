@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_plan import Plan
 
 LARGEST = 2048
-"""Tokens of the largest bucket. Larger steps are assumed to compute for longer than the host needs for their
-9 to 12 launches a layer. The assumption is not measured: see docs/kernels.md."""
+"""Tokens of the largest bucket. Larger steps are assumed to compute for longer than the host needs to launch
+their 9 to 12 kernels a layer. The assumption is not measured: see docs/kernels.md."""
 SMALL = (8, 16, 32, 48, 64, 96, 128)
 """Buckets up to which reading the weights takes longer than the products, so that padding costs little. By
 the peaks of data sheets this holds up to 150 rows of 16-bit weights on an A100 and 300 on an H100."""
 A_DOUBLING = 4
 """Number of buckets for each doubling of the size, above `SMALL`."""
 PADDING = 64
-"""Most padding in tokens. A step runs eagerly if it needs more than this and more than an eighth of its
+"""Most padding in tokens. A step runs eagerly if its padding exceeds both this and an eighth of its
 tokens."""
 OFTEN = 8
-"""Steps with a form after which the form is captured, so that rare forms are not. The number is not based on
-a measurement: see docs/kernels.md."""
+"""Number of steps of a form after which the form is captured, so that rare forms are not captured. The number
+is not based on a measurement: see docs/kernels.md."""
 MOST_LATE = 128
 """Most graphs that are captured while serving. Further forms run eagerly."""
 PREFIX = 4096
@@ -53,7 +53,7 @@ VERIFIED = (4, 64, 1024)
 captured at start."""
 
 STATES = 4
-"""Softmax states for which there is memory, for each token of the largest bucket. Plans with more states run
+"""Softmax states, per token of the largest bucket, for which memory is reserved. Plans with more states run
 eagerly."""
 
 Key = tuple[int, tuple["TokenForm", ...]]
@@ -70,7 +70,7 @@ def buckets(largest: int) -> list[int]:
 
 
 def space_bytes(attention: PlannedAttention, tokens: int) -> int:
-    """Bytes of the softmax states of steps of up to `tokens` tokens."""
+    """Bytes reserved for the softmax states of steps of up to `tokens` tokens."""
     from ramify.kernels.triton.plan.attention_graph import TokenForm
     from ramify.kernels.triton.plan.attention_plan import STATE_BYTES
 
@@ -143,8 +143,8 @@ class TokenGraphs:
         )
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
-        """The hidden states of a batch; None if it has too many tokens or requests, if it would need too much
-        padding, or if its plan has no graph."""
+        """The hidden states of a batch; None if the batch has too many tokens or requests, would need too
+        much padding, or has a plan without a graph."""
         count, tokens = len(batch.kv_lens), batch.tokens.shape[1]
         index = bisect.bisect_left(self.sizes, tokens)
         if index == len(self.sizes) or count > self.buffers.rows:

@@ -1,6 +1,6 @@
 """Compiles the Triton kernels that a model's steps launch, before the first step.
 
-For the GPU of this machine, or for one that is not there:
+For the GPU of this machine, or for a GPU that is not there:
 
     engine      model on the GPU   ──▶ warm-up, noted ──▶ forms that the cache lacks ──▶ compiled on all cores
     ramify pull model without data ──▶ the same
@@ -38,9 +38,9 @@ log = logging.getLogger("ramify")
 def compile_warm_up(
     config: EngineConfig, model: CausalLM, kernels: Ops, dtype: torch.dtype, device: torch.device
 ) -> Compiled:
-    """Compile every form that a warm-up of `model` asks for and Triton's cache lacks, on all cores.
+    """Compile, on all cores, every form that a warm-up of `model` asks for and Triton's cache lacks.
 
-    device : of the model: a CUDA device, or inside `ahead.absent` the meta device, whose tensors have no data
+    device : the model's: a CUDA device, or inside `ahead.absent` the meta device, whose tensors have no data
 
     A form that does not compile is logged. Its launch fails with the compiler's message.
     """
@@ -67,13 +67,13 @@ def compile_warm_up(
 def compile_for_absent_gpu(config: EngineConfig, files: ModelFiles, capability: int) -> Compiled:
     """Compile the kernels of an engine with these options, for a GPU that need not be there.
 
-    Reads the files of quantised weights, whose layout decides about forms, and no others.
+    Reads only the files of quantised weights, because the layout of these weights decides about forms.
 
     capability : compute capability of the GPU. Tiles are chosen for the card in `CARDS` of this capability,
         or else of the next lower one.
 
     Raises `UnsupportedField` for a model without a native implementation, and for options that the GPU does
-    not have.
+    not support.
     """
     from ramify.kernels.triton import ahead
 

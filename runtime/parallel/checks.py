@@ -1,5 +1,4 @@
-"""Checks for models and options that several ranks cannot run. They read configs and headers, before weights
-load."""
+"""Checks, before weights load, for models and options that several ranks cannot run."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def counts(shape: ModelConfig, group: int) -> list[int]:
 
 
 def input_group(config: EngineConfig, shape: ModelConfig, weights: Path) -> int:
-    """The number of inputs that share a scale, in the matrices that are divided by inputs; 1 if none is
+    """The number of inputs that share a scale in the matrices divided by inputs; 1 if no such matrix is
     quantised.
 
     Single matrices of a checkpoint may be unquantised or have other groups. Loading refuses a matrix that

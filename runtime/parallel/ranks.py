@@ -1,6 +1,6 @@
 """A process as one rank of a model: the ranks meet here, and the first rank leads them through every pass.
 
-They sum by torch.distributed: gloo on the CPU, NCCL on CUDA devices.
+The ranks sum by torch.distributed: gloo on the CPU, NCCL on CUDA devices.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class RankGroup:
     """Rank `index` of `count` ranks, which meet through a file in `folder`. The folder is private to the
     engine core. The constructor waits for the other ranks.
 
-    ordered : whether terms are summed in the order of the ranks, as they always are on the CPU. Then the
-        bits of a sum depend on its terms alone. The bits of NCCL's own sum also depend on the place in the
-        tensor, and so on the batch.
+    ordered : whether terms are summed in the order of the ranks, as is always done on the CPU. The bits of an
+    ordered sum depend on its terms alone. The bits of NCCL's sum also depend on the place in the tensor, and
+    so on the batch.
     """
 
     def __init__(self, folder: Path, index: int, count: int, device: torch.device, *, ordered: bool) -> None:
@@ -70,7 +70,7 @@ class RankGroup:
         return total.to(term.dtype)
 
     def from_first(self, tensor: Tensor) -> Tensor:
-        """The first rank's `tensor`, on every rank."""
+        """The first rank's `tensor`, broadcast into `tensor` of every other rank."""
         dist.broadcast(tensor, 0)
         return tensor
 

@@ -6,7 +6,7 @@ Example, under the policy `prefix` and with a budget of 100 tokens:
     b       prompt of 90 tokens, 60 of them in the tree
     c       prompt of 90 tokens, 60 of them in the tree, equal to b's up to 80
 
-    order   b, c, a: most tokens in the tree first, of equals the older
+    order   b, c, a: most tokens in the tree first, ties by age
     b       joins, and computes 30 tokens
     c       waits: b computes 20 more of c's tokens, which are in the tree after this step
     a       joins, and computes 70 tokens
@@ -34,7 +34,7 @@ prompts delays others by a few seconds at most."""
 
 PATIENCE = 16.0
 """Constant of the response ratio: PATIENCE x the mean service of a program is added to every wait. While
-waits are shorter than that, mostly the service still needed decides."""
+waits are shorter than that, the order depends mostly on the service still needed."""
 
 SINGLE_SHARE = 0.5
 """The service still needed by a request without a program counts as at least this share of a program's mean
@@ -51,7 +51,7 @@ class FirstComeFirstServed:
     needs_match = False
     """True if `key` depends on `matched`."""
     siblings_together = False
-    """True if the branches of a fork are admitted one after the other, in the place of the first of them."""
+    """True if the branches of a fork are admitted one after the other, from the place of the first on."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -137,13 +137,14 @@ class Admission:
     """Picks the waiting requests that join the batch. Waiting and running requests are in the order of
     `Request.order`.
 
-    The rank decides which requests overtake others; within a rank, the policy does. A request that has been
-    overtaken for long enough goes first, and is not retracted to admit others. "Long enough" is counted in
-    admissions (`OVERTAKING`), so that no request starves at any load and on any engine. If there are several
-    such requests, only branches of the fork of the first one may still go before the second.
+    The rank decides which requests overtake others; within a rank, the policy does. A request that has
+    reached its `deadline` goes first, and is not retracted to admit others. Deadlines are counted in
+    admissions (`OVERTAKING`), so that no request starves at any load. Requests past their deadlines go in the
+    order of these deadlines, together with the branches of their forks if the policy sets
+    `siblings_together`.
 
     retract : retracts a running request: it leaves the list of running requests and gives its pages back
-    give_way : aborts the transfer of pages that is in progress; False if there is none
+    give_way : aborts the transfer of pages in progress; returns False if there is none
     window : the number of waiting requests, from the first on, that the policy looks at
     admitted : the number of admissions so far
     """
@@ -167,11 +168,11 @@ class Admission:
         """Take pages for the requests that join now, and return these requests.
 
         The round ends when the requests have `budget` or more tokens to compute. It also ends with the first
-        request for which there are too few pages: no smaller request overtakes it. If places or pages are
-        short, running requests of lower rank are retracted.
+        request for which there are too few pages: no smaller request overtakes it. If `max_running` is
+        reached or pages are short, running requests of lower rank are retracted.
 
         joining : the least and the greatest rank of requests that may join; requests past their `deadline`
-        may have a rank below the least
+        may join from below the least rank as well
         """
         admitted: list[Request] = []
         chunk, kept = budget, 0
@@ -250,9 +251,9 @@ class Admission:
         return True, -request.rank, self.policy.key(request, matched, now), request.arrival
 
     def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Reorder the candidates of each rank so that of several heavy flows the one with fewer running
-        requests goes first. So two long lists of prompts get equally many places. The calls of programs stay
-        in the order of the policy, which weighs whole programs."""
+        """Reorder the candidates of each rank: of several heavy flows, the flow with fewer running requests
+        goes first. So two long lists of prompts get equal numbers of running requests. The calls of programs
+        stay in the order of the policy, which weighs whole programs."""
         taken: dict[Flow, int] = {}
         order: list[tuple[bool, int, int]] = []
         for request, _ in candidates:
@@ -270,8 +271,8 @@ class Admission:
     def _being_computed(self, request: Request, matched: int, prefilling: Sequence[Request]) -> int | None:
         """The number of tokens that `request` shares with a prefilling request and that are not computed yet.
 
-        None if no request in `prefilling` shares more than the `matched` tokens that are in the tree already.
-        In a model with states, None as well if no state will be kept at the end of the shared tokens.
+        None if no request in `prefilling` shares more than the first `matched` tokens, which are in the tree
+        already. Also None if the model has states and no state will be kept at the end of the shared tokens.
         """
         limit = request.match_limit
         if matched >= limit:
@@ -305,8 +306,8 @@ def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:
 
 
 def _victim(running: Sequence[Request], request: Request) -> Request | None:
-    """The newest request of the lowest rank in `running`, if that rank is below the rank of `request`; else
-    None. Requests that had `expired` are passed over."""
+    """The newest request of the lowest rank in `running`, among requests of lower rank than `request` whose
+    `expired` is False; None if there is none."""
     for other in reversed(running):
         if other.rank >= request.rank:
             return None
@@ -316,8 +317,8 @@ def _victim(running: Sequence[Request], request: Request) -> Request | None:
 
 
 def together(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Move the branches of a fork right behind the first of them, so that they run in one batch, which reads
-    their common prefix once."""
+    """`candidates`, with the branches of each fork moved right after the first branch. Branches in one batch
+    read their common prefix only once."""
     groups: dict[object, list[Candidate]] = {}
     for found in candidates:
         hint = found.request.hint

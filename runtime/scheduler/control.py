@@ -41,8 +41,8 @@ log = logging.getLogger("ramify")
 
 
 def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]:
-    """The numbers of requests by program, and the number of programs left out. The `most` programs with the
-    most requests are returned, largest first."""
+    """The numbers of requests of the `most` programs with the most requests, largest first, and the number of
+    other programs."""
     counted: dict[str, collections.Counter[str]] = {}
     for state, members in (
         ("running", requests.running),
@@ -63,8 +63,8 @@ def shares(requests: Lifecycle, most: int) -> tuple[tuple[QueueShare, ...], int]
 
 
 class KVEventPublisher:
-    """Sends the changes of `tree`, with the tokens of the added pages if `log` has them. The messages are
-    numbered from 1 within the life of this process."""
+    """Sends the changes of `tree`, with the tokens of the added pages if `log` keeps tokens. The messages are
+    numbered from 1 in each process."""
 
     def __init__(self, tree: RadixTree, log: TreeLog, send: Callable[[TreeChange], None]) -> None:
         self._tree = tree
@@ -121,7 +121,7 @@ def _runs(pages: Sequence[Page]) -> tuple[PageRun, ...]:
 class Control:
     """Answers control calls by `reply`.
 
-    model : the name or path of the model, as the engine was given it
+    model : the name or path of the model, as given to the engine
     """
 
     requests: Lifecycle

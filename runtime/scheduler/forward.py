@@ -7,14 +7,14 @@
 
 In most steps a decoding request computes one token, and a prefilling request its next chunk. So as soon as a
 step's tokens are chosen on the device, a pass over these tokens and the next chunks is launched, for all
-requests that may go on. Then the host waits for the tokens, appends them, ends requests that are done, sends,
-receives and schedules. For each entry of the next plan that equals a part of the launched pass, the states of
-the launched pass are taken. All other entries, such as those of newly admitted requests, are computed in a
-second pass.
+requests that may continue. Then the host waits for the tokens, appends them, ends requests that are done,
+sends, receives and schedules. For each entry of the next plan that equals a part of the launched pass, the
+hidden states of the launched pass are taken. All other entries, such as those of newly admitted requests, are
+computed in a second pass.
 
-The launched rows of a request that has ended, was retracted or is planned otherwise are void. A void row does
-no harm: its KV is in a page of its own request, behind the computed tokens, where every row is written again
-before it is read.
+The launched rows of a request are void if the request has ended, was retracted, or has another entry in the
+plan. A void row does no harm: its KV is in a page of the row's own request, after the computed tokens, where
+every row is written again before it is read.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ log = logging.getLogger("ramify")
 
 
 class MaskFiller:
-    """Fills token masks in a background thread, while a forward pass runs. One thread is enough. Both walks
-    over the token trie and forward passes release the GIL."""
+    """Fills token masks in one background thread, while a forward pass runs. Walks over the token trie and
+    forward passes release the GIL, so they run in parallel."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -50,8 +50,8 @@ class MaskFiller:
         self._errors: dict[str, RamifyError] = {}
 
     def begin_filling(self, requests: Sequence[Request]) -> None:
-        """Start to fill the masks of `requests`, which are all constrained. Until `wait` has returned, their
-        matchers must not be used."""
+        """Start to fill the masks of `requests`, which are all constrained. The matchers of `requests` must
+        not be used until `wait` has returned."""
         self._errors.clear()
         if requests:
             self._filling = self._thread.submit(self._fill, requests)
@@ -105,7 +105,7 @@ class _Launched:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ahead:
-    """The states of a plan that were computed ahead.
+    """The hidden states of a plan that were computed ahead.
 
     hidden : (rows, hidden size); None if no entry was computed ahead
     rows : for each entry of the plan, its first row in `hidden`; None if the entry was not computed ahead
@@ -115,10 +115,10 @@ class Ahead:
     rows: list[int | None]
 
     def joined(self, computed: Tensor | None, counts: Sequence[int]) -> Tensor:
-        """The states of the whole plan, in which entry i has `counts[i]` tokens.
+        """The hidden states of the whole plan, in which entry i has `counts[i]` tokens.
 
-        `computed` holds the states of the entries that were not computed ahead, in the order of the plan;
-        None if there are no such entries.
+        `computed` holds the hidden states of the entries that were not computed ahead, in the order of the
+        plan; None if there are no such entries.
         """
         if self.hidden is None:
             assert computed is not None
@@ -136,7 +136,7 @@ class Ahead:
 
 
 class OverlapScheduling:
-    """Launches passes ahead, and returns the states that they computed."""
+    """Launches passes ahead, and returns the hidden states that they computed."""
 
     def __init__(self, runner: Runner, pages: RequestPages) -> None:
         self._runner = runner
@@ -152,12 +152,12 @@ class OverlapScheduling:
     def launch(
         self, requests: Sequence[Request], tokens: Tensor, chunks: Sequence[ScheduledRequest] = ()
     ) -> None:
-        """Launch a pass over `tokens`, (R,) int64 on the device, one chosen for each of `requests`, and over
-        `chunks` of prompts.
+        """Launch a pass over `chunks` of prompts and over `tokens`, (R,) int64 on the device: the token
+        chosen for each of `requests`.
 
-        Four kinds of parts are left out: requests with known or draft tokens, requests for which this token
-        is the last, requests for which no page is free, and chunks of requests with a page still to be
-        copied. If none of `requests` is left, nothing is launched.
+        Four kinds of parts are left out: requests with known or draft tokens, requests whose chosen token is
+        their last, requests for which no page is free, and chunks of requests with a page still to be copied.
+        If none of `requests` is left, nothing is launched.
         """
         decodes = [
             _Launched(request, request.length, request.length + 1, choice=choice)
@@ -198,16 +198,15 @@ class OverlapScheduling:
     def record(self, tokens: Sequence[int]) -> None:
         """Record `tokens`, (R,), which were chosen and have arrived on the host.
 
-        If a pass was launched with this choice, `tokens` are the tokens that `launch` was given. A step
-        chooses several times if known or draft tokens are accepted. Only one of its choices launches a pass;
-        the calls for the others have no effect.
+        A step chooses tokens several times if known or draft tokens are accepted. At most one of these
+        choices launches a pass, over `tokens`; `record` has an effect for that choice only.
         """
         for entry in self._launched:
             if entry.choice is not None and entry.token is None:
                 entry.token = tokens[entry.choice]
 
     def take_computed(self, plan: Sequence[ScheduledRequest]) -> Ahead:
-        """The states of the launched pass that `plan` can use. All other launched rows are void."""
+        """The hidden states of the launched pass that `plan` can use. All other launched rows are void."""
         if not self._launched:
             return Ahead(None, [None] * len(plan))
         launched = {entry.request.rid: entry for entry in self._launched}
@@ -247,10 +246,10 @@ class ForwardPass:
         self._draft_model = draft_model
 
     def run_plan(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
-        """Run `plan`. Returns the states of the scheduled tokens, (tokens, hidden size), in the order of
-        `plan`.
+        """Run `plan`. Returns the hidden states of the scheduled tokens, (tokens, hidden size), in the order
+        of `plan`.
 
-        States that were computed ahead are not computed again.
+        Hidden states that were computed ahead are not computed again.
         """
         ahead, states = self.overlap.take_computed(plan), self._pages.states
         rest = [scheduled for scheduled, row in zip(plan, ahead.rows, strict=True) if row is None]

@@ -47,9 +47,9 @@ class _Job:
 class GrammarStore:
     """An LRU cache of compiled grammars by `Constraint.key`, and the open compile jobs.
 
-    `find` reads the grammar of a key from disk; it returns None if there is none. `send` passes a job to the
-    compiler's process, `restart` starts a new process. The cache holds at most `cache_bytes`. A grammar that
-    is in use stays alive in its matchers even when the cache drops it.
+    `find` reads the grammar of a key from disk; None if no file has it. `send` passes a job to the compiler's
+    process, and `restart` starts a new compiler's process. The cache holds at most `cache_bytes`. A grammar
+    that is in use stays alive in its matchers even when the cache drops it.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class GrammarStore:
         self._process_missing = False
 
     def request(self, rid: str, constraint: Constraint) -> Grammar | RamifyError | None:
-        """The grammar or the error of `constraint`, if known. Else None, and `rid` waits until `deliver` or
-        `compiler_died` returns the outcome."""
+        """The grammar or the error of `constraint`, if known. None otherwise: then `rid` waits until
+        `deliver` or `compiler_died` returns the outcome."""
         key = constraint.key
         grammar = self._grammars.get(key)
         if grammar is not None:
@@ -101,8 +101,8 @@ class GrammarStore:
         return None
 
     def deliver(self, message: GrammarReady | GrammarFailed) -> Outcomes:
-        """Take an answer of the compiler's process. Returns the requests that waited for it, each with the
-        outcome. A grammar is kept even if no request waits for it any more."""
+        """Take an answer of the compiler's process. Returns the ids of the requests that waited for the
+        grammar, each with the outcome. A grammar is kept even if no request waits for it any more."""
         outcome: Grammar | RamifyError
         if isinstance(message, GrammarFailed):
             outcome = from_info(message.error)
@@ -128,7 +128,7 @@ class GrammarStore:
         self, grammar: Grammar | None, preambles: Sequence[Preamble] = (), prefix: bytes = b""
     ) -> Matcher:
         """A matcher for one request: `preambles`, then `grammar`, or free text if `grammar` is None. The
-        first tokens that it reads must spell `prefix`, the end of a prompt that is healed."""
+        first tokens that the matcher reads must spell `prefix`: the end of the prompt, if it is healed."""
         from ramify.grammar.engine.controls import with_controls
         from ramify.grammar.engine.thinking import FreeGrammar, with_preambles
 
@@ -138,8 +138,8 @@ class GrammarStore:
         return with_preambles(answer, preambles, self._vocabulary) if preambles else answer
 
     def forget(self, rid: str) -> None:
-        """Let `rid` no longer wait for its grammar. If no other request waits for that grammar, its job is
-        dropped."""
+        """Remove `rid` from the requests that wait for its grammar. If no other request waits for that
+        grammar, drop its compile job."""
         for key, job in self._jobs.items():
             if rid in job.waiting:
                 job.waiting.remove(rid)
@@ -151,9 +151,9 @@ class GrammarStore:
     def compiler_died(self) -> Outcomes:
         """Handle the death of the compiler's process: start a new one, and send it all open jobs.
 
-        A job fails when a second process has died while the job was open. Returns the requests that waited
-        for failed jobs, each with the error. If no job is left, a new process is not started before the next
-        job. So a process that cannot start is not restarted for ever.
+        A job fails when a second process has died while the job was open. Returns the ids of the requests
+        that waited for failed jobs, each with the error. If no job is left, a new process is started only for
+        the next job. So a process that cannot start is not restarted for ever.
         """
         if not self._jobs:
             self._process_missing = True
@@ -206,8 +206,8 @@ class GrammarStore:
 
 
 class CompilerHost:
-    """Starts compiler processes, one at a time. `generation` is the number of processes started so far.
-    `CompilerDied` carries it to tell which process has died."""
+    """Starts compiler processes, one at a time. `generation` is the number of processes started so far;
+    `CompilerDied.generation` tells which of them has died."""
 
     def __init__(self, orders: Orders, sockets: Sockets, vocabulary: Vocabulary) -> None:
         self._orders = orders

@@ -1,5 +1,6 @@
-"""The life of requests: where each of them is, from its arrival to its end, and the moves in between. At its
-arrival a request is checked against the model's limits, and its prompt may be healed.
+"""The states of requests from arrival to end, and the moves between states.
+
+On arrival a request is checked against the model's limits, and its prompt may be healed.
 
 arrival ──▶ compiling ──▶ waiting ──▶ running ──▶ end
                               ▲           │
@@ -47,7 +48,7 @@ ORDER = operator.attrgetter("order")
 
 @dataclasses.dataclass(eq=False)
 class Lifecycle:
-    """The requests of one scheduler by their state. Spans of choices are in `waiting` and `running` only."""
+    """All requests by state. Requests that compute spans of choices are in `waiting` and `running` only."""
 
     pages: RequestPages
     grammars: GrammarStore
@@ -105,7 +106,7 @@ class Lifecycle:
             self.running.remove(request)
 
     def retract(self, request: Request) -> None:
-        """Move `request` from `running` back to `waiting`. It keeps its tokens, matcher and random
+        """Move `request` from `running` back to `waiting`. The request keeps its tokens, matcher and random
         numbers."""
         request.drop_draft()
         self.pages.retract(request)
@@ -145,20 +146,20 @@ class Lifecycle:
         self._end(request)
 
     def refuse(self, rid: str, error: RamifyError) -> None:
-        """Answer `rid` with `error`. For a request that has not arrived, or that the caller ends."""
+        """Reply to `rid` with `error`. Ends no request: `rid` has not arrived, or the caller ends it."""
         self.reply(Failed(rid=rid, error=error.to_info()))
 
     @contextlib.contextmanager
     def failing_alone(self, request: Request) -> Iterator[None]:
-        """A block in which an exception fails `request` alone: the exception does not leave the block."""
+        """A context in which an exception fails `request` alone, and does not leave the context."""
         try:
             yield
         except Exception as error:
             self.fail_alone(request, error)
 
     def fail_alone(self, request: Request, error: Exception) -> None:
-        """Fail `request` with `error`, inside the `except` block that handles `error`. Loops over requests
-        call this where a `failing_alone` block for each request would cost too much."""
+        """Fail `request` with `error`, inside the `except` block that handles `error`. For loops over
+        requests in which a `failing_alone` context for each request would cost too much."""
         if not isinstance(error, RamifyError):
             log.exception("request %s failed", request.rid)
             error = EngineError(f"The request failed: {error}")

@@ -28,7 +28,7 @@ class _Pending:
     forced: list[int]
     finish: Finish | None = None
     since: float | None = None
-    """The clock when the tokens were first held back; None before."""
+    """The clock when the first of these tokens was held back; None if none was."""
 
 
 class StepOutputs:
@@ -41,8 +41,8 @@ class StepOutputs:
     def tokens(
         self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
     ) -> None:
-        """Add new `tokens` of `request`. `forced` are the indices in `tokens` of forced tokens. The list
-        `tokens` belongs to this object from now on."""
+        """Add new `tokens` of `request`. `forced` are the indices in `tokens` of forced tokens. The caller
+        must not use the list `tokens` afterwards."""
         pending = self._pending.get(request.rid)
         if pending is None:
             self._pending[request.rid] = _Pending(request, tokens, [*(logprobs or ())], [*forced])
@@ -59,8 +59,8 @@ class StepOutputs:
         self._pending.pop(request.rid, None)
 
     def take_output(self, now: float) -> StepOutput | None:
-        """The message with all output that is to be sent now; None if there is none. The output in the
-        message is no longer pending."""
+        """The message with all output that is to be sent now; None if there is none. That output is no longer
+        pending afterwards."""
         due = [pending for pending in self._pending.values() if _is_due(pending, now)]
         if not due:
             return None
@@ -118,7 +118,7 @@ class StepOutputs:
 
 def _is_due(pending: _Pending, now: float) -> bool:
     """True if `pending` is to be sent now. Tokens of a request with stop strings are never held back, because
-    the detokenizer looks for the stop strings."""
+    the detokenizer searches for these strings."""
     request = pending.request
     if pending.finish is not None or request.every_s <= 0 or request.sampling.stop:
         return True
@@ -136,8 +136,8 @@ def pack_logprobs(entries: list[Logprob]) -> TokenLogprobs:
 
 
 JUMP_CONTEXT = 16
-"""Number of output tokens before a jump that the retokenizer sees. The last of them may be replaced, so that
-they are spelled together with the forced text."""
+"""Number of output tokens before a jump that the retokenizer sees. The last of these tokens may be replaced,
+to be spelled together with the forced text."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -153,8 +153,8 @@ class OutputAppender:
     jump_forward: bool
 
     def accept(self, request: Request, token: int, logprob: Logprob | None, now: float) -> bool:
-        """Append a sampled token, and the tokens that the grammar forces behind it. Returns True if the
-        request goes on."""
+        """Append a sampled token, and the tokens that the grammar forces after it. Returns True if the
+        request continues."""
         if request.stats.first_token is None:
             request.stats.first_token = now
         request.append(token)
@@ -174,11 +174,11 @@ class OutputAppender:
         return not self.end_if_done(request)
 
     def accept_draft(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
-        """Append `token`, which equals the next draft token. That and the draft tokens behind it are
-        computed.
+        """Append `token`, which equals the next draft token. The KV of all current draft tokens is computed
+        already.
 
-        Returns the distance in rows from the state that predicted `token` to the state that predicts the next
-        token; 0 if that state is not computed.
+        Returns the distance in rows from the hidden state that predicted `token` to the hidden state that
+        predicts the next token; 0 if that one is not computed.
         """
         start = request.length
         draft = request.target_ids[start:].copy()
@@ -187,8 +187,8 @@ class OutputAppender:
         return request.verify_draft(start, draft)
 
     def accept_known(self, request: Request, token: int, logprob: Logprob | None) -> bool:
-        """Append the next known token, which was chosen. Returns True if the request goes on and the state of
-        that token is computed."""
+        """Append the next known token, which was chosen. Returns True if the request continues and the hidden
+        state of that token is computed."""
         if request.constrained is not None:
             request.constrained.accept(token)
         healed = request.healing is not None
@@ -245,8 +245,8 @@ class OutputAppender:
     def report_computed(self, request: Request, states: torch.Tensor, start: int, stop: int) -> None:
         """Report log-probabilities of tokens that were not sampled: the prompt's, and forced ones.
 
-        `states` (stop - start, hidden size) are the states of positions ``[start, stop)``. Each predicts the
-        token behind it.
+        `states` (stop - start, hidden size) are the hidden states of positions ``[start, stop)``. Each of
+        them predicts the token at the next position.
         """
         report = request.report
         if request.wants_prompt_logprobs:
@@ -289,8 +289,8 @@ class OutputAppender:
         return True
 
     def _count_forced(self, request: Request, start: int) -> None:
-        """Count the tokens from position `start` on as forced. The replacements of a jump for tokens before
-        `start` are not counted."""
+        """Count the tokens from position `start` on as forced. Tokens before `start` that a jump has replaced
+        are not counted."""
         added = request.length - start
         request.stats.forced_tokens += added
         self.counters.forced_tokens += added

@@ -5,8 +5,8 @@ that overlap scheduling launches ahead. Both ask `Precedence` for the requests t
 the number of prompt tokens, and `StepPlanner._share_out` for each request's part.
 
 A request's rank is twice its priority, less one while its flow yields to others (`requests.flows`). Requests
-below the highest rank sit out steps. For the time that they sit out, they are owed a share of the following
-time.
+below the highest rank sit out steps. They are then owed a share of the following time, in proportion to the
+time that they sat out.
 
 Example, with a chat of priority 0 beside 128 requests of priority -1:
 
@@ -15,8 +15,8 @@ Example, with a chat of priority 0 beside 128 requests of priority -1:
     step of all           90 ms            owed 0.16 s
     chat alone            0.18 s, until 0.25 s are owed again: the others have a third of the time
 
-As far as more rows do not make a step much longer, by measurement, decoding requests of lower rank take part
-in it all the same (`Tuning.ride`).
+Decoding requests of lower rank still take part while their rows lengthen a step by at most the factor
+`Tuning.ride`, by the measured times of steps.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 SHARE = 1 / 3
 """Requests below the highest rank get at least this share of the time of all steps, once they have sat out
-for `Tuning.patience_s`. If some flows of the highest priority yield, these requests get the share of those
-flows among all flows of that priority, if it is more."""
+for `Tuning.patience_s`. If more than this share of the flows of the highest priority yield, the share of
+yielding flows is used instead."""
 
 PATIENCE_STEPS = 3
-"""Requests are not paid back before they have sat out for the time of this number of steps in which all take
-part. On a slow machine that may be longer than `Tuning.patience_s`."""
+"""Requests are paid back only after they have sat out for as long as this number of steps of all requests
+takes. On a slow machine this may be longer than `Tuning.patience_s`."""
 
 
 class Rule(NamedTuple):
@@ -58,13 +58,13 @@ class Rule(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """True if the step is given to a lower rank, whose requests prefill and join before others."""
+        """True if the step is given to a lower rank: requests of that rank prefill and join before others."""
         return self.most < MOST_RANK
 
 
 class Turn(NamedTuple):
-    """The requests of one step, in this order: the running requests `first`, the waiting requests that join,
-    the running requests `last`."""
+    """The requests of one step, in order: running requests `first`, waiting requests that join, running
+    requests `last`."""
 
     rule: Rule
     first: list[Request]
@@ -82,13 +82,13 @@ class Precedence:
         self._cost = cost
         self._tuning = tuning
         self._sat_out_s = 0.0
-        """Seconds for which requests have sat out and have not been paid back yet."""
+        """Seconds that requests have sat out and that have not been paid back yet."""
         self._steps_shared = 0
         self._served: dict[int, int] = {}
-        """By rank, the number of the last shared step that was given to it."""
+        """By rank, the number of the last shared step that was given to that rank."""
         self._usual_s = {False: 0.0, True: 0.0}
-        """The average time of recent steps: in which all requests took part (False), or some sat out
-        (True)."""
+        """The average seconds of recent steps: False for steps of all requests, True for steps that some sat
+        out."""
         self.rule = Rule()
         """The rule of the current step."""
 
@@ -97,7 +97,7 @@ class Precedence:
     ) -> Turn:
         """Begin a step, and return its turn.
 
-        yielding : among the flows of the highest priority, the share of those that yield
+        yielding : the share of the flows of the highest priority that yield
         """
         turn = self._turn(running, waiting, yielding, self._sat_out_s)
         self.rule = turn.rule
@@ -152,14 +152,13 @@ class Precedence:
         return Turn(Rule(least=top, share=share), high)
 
     def _next_rank(self, lower: set[int]) -> int:
-        """The rank of `lower` that was served longest ago: its prefills and admissions go first in the step.
+        """The rank in `lower` that was served longest ago: the rank whose prefills and admissions go first.
 
         Ranks take turns, because the prefills of one rank could fill the chunk of every shared step.
         """
         return min(lower, key=lambda rank: (self._served.get(rank, 0), rank))
 
     def _sat_out_after(self, seconds: float) -> float:
-        """`_sat_out_s` once the current step has taken `seconds`."""
         if self.rule.leaves_out:
             return self._sat_out_s + seconds
         left = self._sat_out_s - seconds * (1 - self.rule.share) / self.rule.share
@@ -196,8 +195,8 @@ class ChunkSize:
 
     def tokens_ahead(self, decoding: int) -> int:
         """The number of prompt tokens of a pass that is launched ahead, beside `decoding` rows.
-        `tokens_beside` then returns the same number for the next step: with another one, the launched chunks
-        would be void."""
+        `tokens_beside` then returns the same number for the next step: with another number, the launched
+        chunks would be void."""
         self._launched = self._tokens_beside(decoding)
         return self._launched
 
@@ -228,18 +227,17 @@ class ChunkSize:
 
 
 LONGEST_HOLD = 1024
-"""The most steps between two trials. The number of steps doubles after each trial that the present way
+"""The most steps between two trials. This number of steps doubles after each trial that the present way
 wins."""
 
 
 class Alternation:
-    """Decides whether steps draft or launch passes ahead, where speculation and overlap scheduling are both
-    on.
+    """Decides whether steps draft or launch passes ahead, if both speculation and overlap scheduling are on.
 
     A pass that is launched ahead computes one token of each request. Draft tokens are proposed later, when
     that token is known. They would make the launched rows void, and a second pass would have to read the
-    weights again. So a step either drafts or takes what was launched ahead, for all requests alike. Both ways
-    are measured, and the faster one goes on. The first steps draft:
+    weights again. So a step either drafts or takes the pass launched ahead, for all requests alike. Both ways
+    are measured, and the faster way is kept. The first steps draft:
 
         drafting     32 steps   3.1 tokens a request in 6.0 ms: 0.52 a ms
         launching     8 steps   1.0 tokens a request in 4.1 ms: 0.24 a ms    drafting goes on, 64 steps
@@ -249,7 +247,7 @@ class Alternation:
     def __init__(self, tuning: Tuning = TUNED) -> None:
         self._first, self._trial = tuning.draft_steps, tuning.trial_steps
         self.drafts = True
-        """True if the current step drafts; False if it takes what was launched ahead."""
+        """True if the current step drafts; False if it takes the hidden states of the pass launched ahead."""
         self.next_drafts = True
         """True if the next step drafts. This is decided before the current step launches a pass."""
         self.best = True
@@ -264,7 +262,7 @@ class Alternation:
         self._seconds[self.drafts] += seconds
 
     def end_step(self) -> None:
-        """Go on to the next step."""
+        """Move to the next step."""
         self.drafts = self.next_drafts
         self._left -= 1
         if self._left > 0:
@@ -292,7 +290,7 @@ class Alternation:
 class StepPlanner:
     """Plans the steps of one scheduler.
 
-    give_way : aborts the transfer of pages that is in progress; False if there is none
+    give_way : aborts the transfer of pages in progress; returns False if there is none
     advance : called with an admitted request that has nothing to compute, and the present time
     """
 
@@ -407,7 +405,7 @@ class StepPlanner:
         """Add the part of each of `running` to `plan`: all tokens of a decoding request, a chunk out of
         `budget` of a prefilling request. Returns the budget that is left, and whether a request got no pages.
 
-        make_room : finds pages for all tokens of a request; False if it has retracted that request instead
+        make_room : finds pages for all tokens of a request; returns False if it has retracted the request
         """
         short_of_pages, page_size = False, self._pages.page_size
         for request in running:
@@ -429,8 +427,9 @@ class StepPlanner:
         return stop - request.computed_len
 
     def _make_room(self, request: Request) -> bool:
-        """Find pages for all tokens of `request`. If too few are available, retract the newest requests of
-        the lowest rank. Returns False if `request` itself was retracted."""
+        """Find pages for all tokens of `request`. If too few are available, drop its draft tokens, abort a
+        transfer, then retract the newest requests of the lowest rank. Returns False if `request` is
+        retracted."""
         while not self._pages.grow(request):
             if request.drop_draft() or self._give_way():
                 continue

@@ -60,7 +60,7 @@ log = logging.getLogger("ramify")
 
 IDLE_S = 0.3
 """The compiler's process starts after IDLE_S seconds without work, so that requests queued at start-up go
-first. It starts earlier with the first constraint that is not on disk."""
+first. The first constraint whose grammar is not on disk starts the process earlier."""
 
 
 def main() -> None:
@@ -155,8 +155,7 @@ def _grammar_files(vocabulary: Vocabulary, backend: str) -> GrammarFiles:
 def _prepare_engines(
     config: EngineConfig, vocabulary: Vocabulary, load_tokenizer: Callable[[], object]
 ) -> None:
-    """Load in advance what the first constraint needs, and the tokenizer, which the first forced text
-    needs."""
+    """Load, in advance, the engine for the first constraint and the tokenizer for the first forced text."""
     compile_grammars()
     from ramify.grammar.engine.load import prepare
 

@@ -1,10 +1,10 @@
 """Results of a step: next tokens, verified known and draft tokens, and scores of choices.
 
-Example: a request's sequence ends in 4, and the draft tokens 5 6 7 were computed behind it. The states of 4,
-5, 6 and 7 each predict a token. The state of 4 gives 5: this draft token is right, so the state of 5 is used
-next. The state of 5 gives 6, and the state of 6 gives 9. So the step appends 5 6 9 to the sequence, and 7 is
-void. The tokens are the same as without a draft, because each is chosen with the request's own random number
-and under its grammar.
+Example: a request's sequence ends in 4, and the draft tokens 5 6 7 were computed after it. The hidden states
+of 4, 5, 6 and 7 each predict a token. The state of 4 gives 5: this draft token is right, so the state of 5 is
+used next. The state of 5 gives 6, and the state of 6 gives 9. So the step appends 5 6 9 to the sequence, and
+7 is void. The tokens are the same as without a draft, because each is chosen with the request's own random
+number and under its grammar.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ log = logging.getLogger("ramify")
 
 
 class ComputedSpan(NamedTuple):
-    """A computed part of a request: positions ``[start, stop)``. Their states are in the rows of the step
-    from `row` on."""
+    """A computed part of a request: positions ``[start, stop)``. The hidden states of these positions are in
+    the rows of the step from `row` on."""
 
     request: Request
     start: int
@@ -51,7 +51,7 @@ class ComputedSpan(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Scorer:
-    """Computes the scores of choices from the states of a step, and enqueues the spans behind each fork."""
+    """Computes the scores of choices from hidden states, and enqueues the spans after each fork."""
 
     runner: Runner
     requests: Lifecycle
@@ -67,7 +67,7 @@ class Scorer:
             self.advance(head, head.arrival)
 
     def read(self, computed: Sequence[ComputedSpan], hidden: torch.Tensor, now: float) -> None:
-        """Record the log-probabilities of tokens of choices, and `advance` the requests that are computed.
+        """Record log-probabilities of tokens of choices, and `advance` requests whose spans are computed.
 
         hidden : (tokens, hidden size), the hidden states of the step
         """
@@ -106,8 +106,8 @@ class Scorer:
             span.note(position, list(itertools.islice(values, len(some))))
 
     def advance(self, request: Request, now: float) -> None:
-        """Enqueue the spans that follow the span of `request`, which is computed and scored. If no span is
-        open any more, finish the submitted request."""
+        """Enqueue the spans that follow the span of `request`, which is computed and scored. If no spans are
+        open any more, finish `request.head`."""
         assert request.scoring is not None
         head, choices = request.head, request.scoring.choices
         following = request.scoring.span.following()
@@ -150,8 +150,8 @@ class Scorer:
 def log_probabilities(
     logits: torch.Tensor, tokens: Sequence[Sequence[int]], log_sum: LogSum = log_sum
 ) -> torch.Tensor:
-    """The log-probabilities of ``tokens[i]`` in row i of `logits`, (R, vocab), for all rows one after the
-    other. float32, on the device of `logits`. Does not wait for the device."""
+    """The log-probabilities of the tokens ``tokens[i]`` by row i of `logits`, (R, vocab): those of all rows
+    in one flat float32 tensor on the device of `logits`. Does not wait for the device."""
     counts = torch.tensor([len(some) for some in tokens])
     rows = torch.arange(len(counts)).repeat_interleave(counts)
     wanted = torch.tensor(list(itertools.chain.from_iterable(tokens)))
@@ -161,11 +161,11 @@ def log_probabilities(
 
 
 Predicting = list[tuple[Request, int]]
-"""Requests, each with the row of the state that predicts its next token."""
+"""Requests, each with the row of the hidden state that predicts its next token."""
 
 PlannedAhead = Callable[[Sequence[Request]], list[ScheduledRequest] | None]
-"""A function of the requests whose next tokens are being chosen. It returns the prompt chunks that the next
-step computes beside these tokens, or None if nothing is to be launched."""
+"""A function from the requests whose next tokens are being chosen to the prompt chunks that the next step
+computes beside these tokens, or to None if nothing is to be launched."""
 
 
 class StepResults:
@@ -192,7 +192,7 @@ class StepResults:
         self.scorer = Scorer(runner, requests)
 
     def advance(self, request: Request, now: float) -> None:
-        """Go on with `request`, which was admitted and has nothing to compute."""
+        """Advance or finish `request`, which was admitted and has nothing to compute."""
         if request.scoring is not None:
             self.scorer.advance(request, now)
         else:
@@ -201,7 +201,7 @@ class StepResults:
     def read(
         self, plan: Sequence[ScheduledRequest], hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
     ) -> None:
-        """Read the states of the scheduled tokens, (tokens, hidden size), in the order of `plan`.
+        """Read the hidden states of the scheduled tokens, (tokens, hidden size), in the order of `plan`.
 
         planned_ahead : the part of the next step that may be launched now (`StepPlanner.ahead`)
         """
@@ -248,7 +248,7 @@ class StepResults:
         self, predicting: Predicting, hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead
     ) -> None:
         """Choose the next tokens of the requests in `predicting`, and append them. `hidden` (tokens, hidden
-        size) are the states of the step."""
+        size) are the hidden states of the step."""
         with self._requests.counters.model_time():
             # The logits of known and draft tokens are computed at once with those of the last token, so that
             # the weights of the LM head are read only once; most of these tokens are accepted. Rows are
@@ -274,10 +274,10 @@ class StepResults:
         now: float,
         planned_ahead: PlannedAhead,
     ) -> Predicting:
-        """Choose tokens. ``place[row]`` is the row in `logits` of the state in row `row` of the step.
+        """Choose tokens. ``logits[place[row]]`` are the logits of row `row` of the step's hidden states.
 
-        Returns the requests whose known or draft tokens were accepted, each with the row of the state that
-        predicts its next token.
+        Returns the requests whose known or draft tokens were accepted, each with the row of the hidden state
+        that predicts its next token.
         """
         errors, ready = self._masks.errors, predicting
         if errors:
@@ -320,8 +320,8 @@ class StepResults:
         return more
 
     def _append(self, request: Request, token: int, logprob: Logprob | None, now: float) -> int:
-        """Append a chosen token. Returns the distance in rows to the state that predicts the next token; 0 if
-        that state has not been computed."""
+        """Append a chosen token. Returns a distance in rows as `OutputAppender.accept_draft` does: 0 if the
+        hidden state that predicts the next token has not been computed."""
         if token != request.next_ahead:
             self.appender.accept(request, token, logprob, now)
             return 0
@@ -333,7 +333,7 @@ class StepResults:
     def _launcher(
         self, requests: Sequence[Request], planned_ahead: PlannedAhead
     ) -> Callable[[torch.Tensor], None] | None:
-        """A function that launches a pass over the chosen tokens, its argument, and the next prompt chunks.
+        """A function that takes the chosen tokens and launches a pass over these and the next prompt chunks;
         None if nothing is to be launched."""
         overlap = self._overlap
         if overlap is None or not overlap.idle:
@@ -349,9 +349,9 @@ class StepResults:
         return launch
 
     def fail_all(self, requests: Sequence[Request], what: str, error: Exception) -> None:
-        """Fail `requests`, for all of which a pass or a choice has failed with `error`. Called inside the
-        `except` block that handles `error`; `what` names the failure. The engine goes on with other
-        requests."""
+        """Fail `requests`, because a pass or a choice of tokens for all of them has failed with `error`.
+        Called inside the `except` block that handles `error`; `what` names the failure. Other requests
+        continue."""
         log.exception("%s", what)
         self._runner.check_device()  # raises if the device is lost: only a new process can use it again
         for request in requests:

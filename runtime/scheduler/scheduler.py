@@ -1,9 +1,9 @@
 """The scheduler: schedule, run, postprocess.
 
 Continuous batching with one kind of work. Every request has tokens that are not computed yet. A step computes
-some or all of them. If it computes the last one, the request's next token is sampled. Prefill chunks,
-decoding and resumption after a retraction differ in the number of tokens only (Orca, OSDI 22; Sarathi-Serve,
-OSDI 24), so one packed batch mixes them.
+some or all of them. If it computes the last of these tokens, the request's next token is sampled. Prefill
+chunks, decoding and resumption after a retraction differ in the number of tokens only (Orca, OSDI 22;
+Sarathi-Serve, OSDI 24), so one packed batch mixes them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Scheduler:
 
     In `config`, the defaults that depend on the device are filled in (`executor.memory.with_defaults`).
     `draft_runner` runs the draft model. Page n of its pool holds the same tokens as page n of the model's
-    pool. `kv_identity` returns the engine's KV identity (`ramify.runtime.kv_transfer.identity`). If it is
-    None, no page is transferred.
+    pool. `kv_identity` returns the engine's KV identity (`ramify.runtime.kv_transfer.identity`). If
+    `kv_identity` is None, no page is transferred.
     """
 
     def __init__(
@@ -150,8 +150,6 @@ class Scheduler:
         return output
 
     def _compute(self, plan: Sequence[ScheduledRequest], began: float) -> None:
-        """Run `plan`, read the results, and learn from the time. `began` is the time at which the step
-        began."""
         rows = sum([stop - request.computed_len for request, stop in plan if request.decoding])
         accepted = self.counters.accepted_tokens
         try:
@@ -165,8 +163,8 @@ class Scheduler:
         self.counters.steps += 1
 
     def run_pass(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
-        """Run one forward pass. Returns the states of the scheduled tokens, (tokens, hidden size), in the
-        order of `plan`."""
+        """Run one forward pass. Returns the hidden states of the scheduled tokens, (tokens, hidden size), in
+        the order of `plan`."""
         with self.counters.model_time():
             hidden = self.forward.run_plan(plan)
         self.counters.computed_tokens += len(hidden)

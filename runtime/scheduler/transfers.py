@@ -7,7 +7,7 @@ Example with pages of 16 tokens, 360 KB each, and `piece_bytes` = 8 MB, so 22 pa
                               are private until all of them are read and checked; then they join the tree
 
 A page that is locked in the tree is never written, and the private pages of an import are read by no request.
-So requests go on between the pieces, and find all pages of an import in the tree or none.
+So requests continue between the pieces, and find all pages of an import in the tree or none.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class _Transfer:
     file: NewFile | ExistingFile
     snapshot: SnapshotWriter | SnapshotReader
     pages: list[int]
-    """The pages to be exported, or private pages of an import for the tokens behind the lock. The first
-    `copied` are written to the file, or read from it."""
+    """The pages to be exported, or private pages of an import for the tokens after the lock. The first
+    `copied` pages are already written to the file, or read from it."""
     copied: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class Transfers:
-    """Works on one transfer after the other, in the order of their messages.
+    """Works on one transfer at a time, in the order of the messages.
 
-    identity : returns the KV identity of the engine; if None, all transfers are refused
+    identity : returns the KV identity of the engine; if `identity` is None, all transfers are refused
     overwritten : called with pages that an import has overwritten
     """
 
@@ -72,7 +72,7 @@ class Transfers:
     identity: Callable[[], str] | None
     overwritten: Callable[[Sequence[int]], None]
     ranks: int = 1
-    """Number of processes that the model is divided among (`tensor_parallel`)."""
+    """Number of ranks among which the model is divided (`tensor_parallel`)."""
     piece_bytes: int = TUNED.piece_bytes
     """Bytes that are copied after one step, at least a page."""
     queue: deque[ExportPrefix | ImportPrefix] = dataclasses.field(default_factory=deque)
@@ -97,8 +97,7 @@ class Transfers:
         return bool(self.queue) or self.current is not None
 
     def copy_piece(self) -> None:
-        """Copy the next piece of the current transfer. If there is none, begin the oldest one in the
-        queue."""
+        """Copy the next piece of the current transfer. If there is none, begin the oldest queued transfer."""
         if self.current is None and self.queue:
             message = self.queue.popleft()
             with self._failing_alone(message):
@@ -202,7 +201,7 @@ class Transfers:
         return snapshot
 
     def _take(self, missing: int) -> list[int]:
-        """At most `missing` private pages. Takes free pages, and evicts cached pages without a lease. Raises
+        """At most `missing` private pages: free pages, then evicted pages that had no lease. Raises
         `Overloaded` if no page can be taken."""
         counts = self.requests.pages.cache.counts()
         room = counts.free + counts.evictable - RESERVED_PAGES * len(self.requests.running)

@@ -4,6 +4,6 @@ request       one request and its tokens; parts: its page table, report and stat
 sampling      chooses the next token of a request; constrained: grammar masks, jump-forward, token healing
 choices       the choices that a request scores, as a tree
 pages         moves KV pages between requests and the prefix tree; leases; states: linear attention states
-programs      running programs; flows: groups of requests that share one place
+programs      running programs; flows: fair queueing of groups of requests
 limits        limits on requests, and tuned numbers; accounts: counters, and budgets of programs
 """

@@ -55,7 +55,7 @@ class Counters:
 
     @contextlib.contextmanager
     def model_time(self) -> Iterator[None]:
-        """A block whose time counts as the model's."""
+        """A context whose time counts as `model_s`."""
         began = self._clock()
         yield
         self.model_s += self._clock() - began
@@ -74,7 +74,7 @@ class Counters:
 
 
 MAX_LIMITS = 4096
-"""The number of limits without an open request that are remembered. Those used longest ago are forgotten
+"""The most limits without an open request that are remembered. The limits used longest ago are forgotten
 first."""
 
 
@@ -111,7 +111,7 @@ class _Limit:
 class Budgets:
     """The limits that programs set on the tokens and the time of their requests, by the limit's id.
 
-    remembered : the number of limits without an open request that are kept
+    remembered : the most limits without an open request that are kept
     """
 
     def __init__(self, remembered: int = MAX_LIMITS) -> None:
@@ -119,7 +119,7 @@ class Budgets:
         self._open: dict[str, _Limit] = {}
         """The limits with an open request."""
         self._ended: dict[str, _Limit] = {}
-        """The other limits that are kept, the one used longest ago first."""
+        """The limits without an open request that are remembered, the limit used longest ago first."""
 
     def __contains__(self, limit: str) -> bool:
         return limit in self._open or limit in self._ended
@@ -144,11 +144,11 @@ class Budgets:
             del self._ended[next(iter(self._ended))]
 
     def exceeding(self, now: float, running: Iterable[Request]) -> Iterator[tuple[Request, ReachedLimit]]:
-        """Yield each request that must end, with the report of the limit that it exceeds. The caller ends the
-        request before it asks for the next one.
+        """Yield each request that must end, with the report of the limit that it exceeds. The caller must end
+        each request before it continues the iteration.
 
-        Reservations are updated for `running` only: those of other requests have not grown since the last
-        call.
+        Reservations are updated for `running` only: other requests' reservations have not grown since the
+        last call.
         """
         for request in running if self._open else ():
             for limit in self._limits_of(request):

@@ -1,5 +1,4 @@
-"""The choices that one request scores: for each choice, the log-probabilities of its tokens behind the
-prompt.
+"""The choices that one request scores: for each choice, the log-probabilities of its tokens after the prompt.
 
 The tokens of all choices form a tree. Each token of the tree is computed once:
 
@@ -9,11 +8,11 @@ The tokens of all choices form a tree. Each token of the tree is computed once:
                    └─ a ─ l ─ l ─ y          span 2: d w i n    scores w i n e
                                              span 3: a l l      scores l l y
 
-A span goes from one fork of the tree to the next. The state of a token scores all tokens that may follow it,
-so leaves are scored and never computed. The first span, which begins with the prompt, is computed by the
-submitted request itself (the head). Each other span is computed by a request that exists inside the scheduler
-only. That request finds the tokens before its span in the prefix cache, and the spans behind one fork are
-admitted together. Choices that are scored without the prompt as well form a second tree.
+A span goes from one fork of the tree to the next. The hidden state of a token scores all tokens that may
+follow it, so leaves are scored and never computed. The first span, which begins with the prompt, is computed
+by the submitted request itself (the head). Each other span is computed by a request that exists inside the
+scheduler only. That request finds the tokens before its span in the prefix cache, and the spans after one
+fork are admitted together. If the choices are also scored without the prompt, they form a second tree.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from ramify.runtime.scheduler.requests.request import Request
 
 
 class Choice(NamedTuple):
-    """The tokens of one choice. In the tree behind the prompt, they follow the part of the prompt that all
-    choices share. In the tree without the prompt, they are the whole sequence."""
+    """The tokens of one choice. In the tree after the prompt, the tokens follow the part of the prompt that
+    all choices share. In the tree without the prompt, the tokens are the whole sequence."""
 
     ids: tuple[int, ...]
     first: int
@@ -47,10 +46,10 @@ class Choice(NamedTuple):
 
 
 class ScoredSpan:
-    """The tokens of `choices` from place `start` to the next fork, or to the last token before the leaves.
+    """The tokens of `choices` from index `start` of `Choice.ids` to the next fork, or up to the leaves.
 
-    base : number of tokens before place 0
-    shared : the place up to which all `choices` have the same tokens
+    base : number of tokens before ``Choice.ids``
+    shared : the index up to which all `choices` have the same tokens
     """
 
     def __init__(self, choices: Sequence[Choice], base: int, start: int, shared: int) -> None:
@@ -62,7 +61,7 @@ class ScoredSpan:
         self._longer, self._base, self._end = longer, base, end
         self.tokens = max(choices, key=lambda choice: len(choice.ids)).ids[start:end]
         self.wanted: dict[int, list[tuple[int, Choice]]] = {}
-        """By the position of a state, the tokens that this state scores, each with its choice."""
+        """By the position of a hidden state, the tokens that this state scores, each with its choice."""
         for choice in choices:
             for place in range(max(shared, choice.first), min(end + 1, len(choice.ids))):
                 if base + place > 0:
@@ -70,12 +69,12 @@ class ScoredSpan:
         self.first_state = min(self.wanted, default=base + end)
 
     def note(self, position: int, values: Sequence[float]) -> None:
-        """Record the log-probabilities of the tokens that the state at `position` scores."""
+        """Record `values`, the log-probabilities of the tokens that the hidden state at `position` scores."""
         for (_, choice), value in zip(self.wanted[position], values, strict=True):
             choice.values[position + 1 - self._base - choice.first] = value
 
     def following(self) -> list[ScoredSpan]:
-        """The spans behind the fork at the end of this span; empty if only leaves follow."""
+        """The spans after the fork at the end of this span; empty if only leaves follow."""
         branches: dict[int, list[Choice]] = {}
         for choice in self._longer:
             branches.setdefault(choice.ids[self._end], []).append(choice)
@@ -104,7 +103,7 @@ class ChoiceTree:
         self.ids = self._prompt + self.first.tokens
         """The prompt and the first span."""
         self.tokens = base + sum(map(_computed, self._trees))
-        """The number of tokens that are computed in all, those of the prompt included."""
+        """The number of tokens that are computed in all, including the prompt."""
         self.longest = base + max(len(choice.ids) for choice in self._behind)
         """The number of tokens of the prompt and the longest choice."""
         self.open: set[Request] = set()
@@ -113,7 +112,7 @@ class ChoiceTree:
         """Requests whose spans are computed and are followed by other spans."""
         self.numbers = itertools.count(1)
         self.done_tokens = 0
-        """The number of tokens of the computed spans, without the head's span."""
+        """The number of tokens of all computed spans except the head's span."""
 
     def reached(self, head: Request) -> int:
         """The number of computed tokens of all spans except the span of `head`."""
@@ -145,7 +144,7 @@ class ChoiceTree:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScoringState:
-    """The span that one request computes for the choices of `head`. The request may be the head itself."""
+    """The span that one request computes for the choices of `head`. That request may be `head` itself."""
 
     choices: ChoiceTree
     span: ScoredSpan
@@ -157,8 +156,8 @@ def _choice(ids: tuple[int, ...], first: int) -> Choice:
 
 
 def _roots(root: ScoredSpan) -> list[ScoredSpan]:
-    """The first spans of the tree that begins with `root`: `root` itself, or the spans behind it if the tree
-    forks at once, so that `root` has no tokens."""
+    """The first spans of the tree that begins with `root`: `root` itself, or the spans after `root` if the
+    tree forks at once, so that `root` has no tokens."""
     return [root] if root.tokens else root.following()
 
 

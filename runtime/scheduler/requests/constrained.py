@@ -3,8 +3,8 @@
 Token healing (Lundberg, "The Art of Prompt Design", 2023) repairs a prompt that ends inside a token. The
 prompt ``"http:"`` ends with the token ``":"``. The model has never seen ``"//"`` after that token, because
 its training text has the one token ``"://"``. So the last tokens of a prompt that ends in plain text are only
-proposed to the model. If the model prefers a longer token that begins with their text, that token replaces
-them. Otherwise they are kept.
+proposed to the model. If the model prefers a longer token that begins with their text, the longer token
+replaces the proposed tokens. Otherwise these are kept.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Jump(NamedTuple):
     """Forced tokens, already accepted by the matcher.
 
     `tokens` replace the last `replaced` tokens of the output. `draft` is the probable next token, or None.
-    The forced text spells `draft`, but longer tokens that begin with the same text are allowed as well, so
-    the model must choose.
+    The forced text continues with the text of `draft`, but longer tokens that begin with this text are
+    allowed too, so the model must choose.
     """
 
     replaced: int
@@ -49,9 +49,9 @@ class ConstrainedOutput:
     """The constrained output of one request. `stop_ids` end an output; the matcher allows all of them where
     the text may end.
 
-    `mask` is the (ceil(vocab / 32),) int32 bitmask of the tokens that may come next, or None if all may. It
-    is valid after `fill`, until the next `accept`. It is kept for its budget, because the end of a step and
-    the start of the next step need the same mask.
+    `mask` is the (ceil(vocab / 32),) int32 bitmask of the tokens that may come next, or None if all may.
+    `mask` is valid after `fill`, until the next `accept`. `fill` with the same budget does not compute the
+    mask anew, because the end of a step and the start of the next step need the same mask.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class ConstrainedOutput:
 
     @property
     def whole(self) -> bool:
-        """True if the output is complete and does not stop inside free text. Free text is whole only if the
-        model itself ends it.
+        """True if the output is complete and does not stop inside free text, which is whole only if the model
+        itself ends it.
 
         The output is inside free text if nearly every character of `PROSE`, all but at most `MOST_MISSED`,
         may come next and leaves the output complete.
@@ -87,14 +87,14 @@ class ConstrainedOutput:
 
     @property
     def needed(self) -> int:
-        """An upper bound on the number of tokens that complete the output, without a stop token. 0 if the
-        grammar engine cannot say."""
+        """An upper bound on the number of tokens that complete the output, without a stop token; 0 if the
+        grammar engine gives no bound."""
         return self._matcher.completion_tokens or 0
 
     @property
     def answer_tokens(self) -> int | None:
-        """The number of output tokens behind the `apart` preambles; None before these have ended, and for a
-        request without preambles."""
+        """The number of output tokens after the `apart` preambles; None before these preambles have ended,
+        and for a request without preambles."""
         found: int | None = getattr(self._matcher, "answer_tokens", None)  # of a PreambleMatcher
         return found
 
@@ -111,8 +111,8 @@ class ConstrainedOutput:
             raise EngineError(f"The grammar refused token {token}, which its mask had allowed.")
 
     def fill(self, budget: int, *, may_be_empty: bool = False) -> None:
-        """Compute `mask`: the tokens with which the output can be completed within `budget` tokens,
-        themselves included.
+        """Compute `mask`: the next tokens after which the output can be completed within `budget` tokens in
+        all.
 
         Raises `EngineError` if the mask allows no token, unless `may_be_empty` is set.
         """
@@ -134,11 +134,11 @@ class ConstrainedOutput:
         return min(stops) if stops else None
 
     def jump(self, before: Sequence[int], loose: int, room: int) -> Jump | None:
-        """The jump over the tokens that are forced behind `before`, the last output tokens; None if there are
-        none.
+        """The jump over the tokens that are forced after `before`, the last output tokens; None if no token
+        is forced.
 
         The last `loose` tokens of `before` may be replaced. At most `room` tokens may follow `before`, and
-        the output must be completed within these.
+        they must suffice to complete the output.
         """
         if self._retokenizer is None:
             return self._single(room)
@@ -168,7 +168,8 @@ class ConstrainedOutput:
         return Jump(replaced, tokens, draft) if tokens or draft is not None else None
 
     def _single(self, room: int) -> Jump | None:
-        """A jump over the only token that the mask allows, if it allows one that is no stop token."""
+        """A jump over the only token that the mask allows; None if there are several, or it is a stop
+        token."""
         if room < 1 or (self.complete and self._stop_ids) or not self._restricts(room):
             return None
         token = single_token(self._row)
@@ -201,8 +202,8 @@ MAX_MASKS = 256
 
 
 class OpenEnd(NamedTuple):
-    """The end of a prompt that is to be healed. `tokens` is the number of its tokens. They spell `text`, and
-    some longer token begins with `text`."""
+    """The end of a prompt that is to be healed: the last `tokens` tokens spell `text`, and some longer token
+    begins with `text`."""
 
     tokens: int
     text: bytes
@@ -218,8 +219,8 @@ class Healer:
         self.beginning_with = functools.lru_cache(MAX_MASKS)(self._beginning_with)
 
     def open_end(self, prompt: Sequence[int]) -> OpenEnd | None:
-        """The most tokens at the end of `prompt`, up to `MAX_TOKENS`, whose text a longer token begins with;
-        None if there are none. The first token of `prompt` is never among them."""
+        """The longest end of `prompt`, at most `MAX_TOKENS` tokens, with whose text a longer token begins;
+        None if there is none. The first token of `prompt` is never part of the end."""
         found = None
         text = b""
         for count in range(1, min(MAX_TOKENS, len(prompt) - 1) + 1):
@@ -243,8 +244,8 @@ class Healer:
 
 
 class Healing:
-    """The state of token healing of one prompt. `rest` is the text of the tokens that are still only
-    proposed."""
+    """The state of token healing of one prompt. `rest` is the text of the tokens that are proposed and not
+    yet chosen."""
 
     def __init__(self, healer: Healer, rest: bytes) -> None:
         self._healer = healer
@@ -252,7 +253,7 @@ class Healing:
 
     def mask(self, proposed: int, grammar: np.ndarray | None) -> np.ndarray:
         """The mask of the token `proposed`, and of all tokens that begin with `rest` and that the mask
-        `grammar` allows. If `grammar` is None, it allows all tokens."""
+        `grammar` allows. If `grammar` is None, all tokens are allowed."""
         row = self._healer.beginning_with(self.rest).copy()
         if grammar is not None:
             row &= grammar

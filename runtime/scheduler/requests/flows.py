@@ -1,4 +1,4 @@
-"""Fair queueing by flow: requests that came together share one place beside those of others.
+"""Fair queueing by flow: requests that were sent together count as one flow beside the flows of others.
 
 The requests of one program are a flow, and so are the prompts and choices of one body (`Generate.flow`). Any
 other request is a flow of its own.
@@ -10,9 +10,9 @@ Example, with chunks of 512 tokens:
     essay   1 request, 5,000 tokens of its prompt to be computed     heavy: more than 8 chunks,
                                                                      until all of them are computed
 
-While the chat is there, list and essay yield: `Request.rank` puts them between the chat's priority and the
-next lower one. So they give up places and pages, and sit out steps, as requests of lower priority do. Two of
-three flows yield, so these two together get two thirds of the time. Without the chat no flow yields.
+While the chat is there, list and essay yield: `Request.rank` puts these two between the chat's priority and
+the next lower one. So they give up places and pages, and sit out steps, as requests of lower priority do. Two
+of three flows yield, so these two together get two thirds of the time. Without the chat no flow yields.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 CHUNKS = 8
 """A light flow has at most this number of chunks of prompt tokens to compute. So prompts of usual length stay
-light, and are computed beside decoding requests. With 2, flows with prompts of 2,000 tokens got only a third
-of the time while others decoded."""
+light, and are computed beside decoding requests. With 2 chunks as the limit, flows with prompts of 2,000
+tokens got only a third of the time while others decoded."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Flow:
-    """One flow: requests of the same priority that share one place."""
+    """One flow: the requests of one program, of one body, or a single request, of one priority and scope."""
 
     priority: int = 0
     open_requests: int = 0
@@ -42,13 +42,13 @@ class Flow:
     """Number of running and waiting requests. Spans of choices count as requests, so `queued` may exceed
     `open_requests`."""
     prefill_tokens: int = 0
-    """The sum of `Request.uncached` of its waiting and prefilling requests. A long prompt counts in full
-    until all of it is computed."""
+    """The sum of `Request.uncached` of the flow's waiting and prefilling requests. A long prompt counts in
+    full until all of it is computed."""
     heavy: bool = False
     yields: bool = False
     """True if the flow's requests go behind other requests of the same priority."""
     newest: Request | None = None
-    """The last request of the flow that was enqueued for the first time; None if it has ended."""
+    """The request of the flow whose first enqueueing was the latest; None if that request has ended."""
 
 
 class Flows:
@@ -63,7 +63,7 @@ class Flows:
         self._most_tokens = CHUNKS * chunk_tokens
         self._flows: dict[tuple[int, str, str, str], Flow] = {}
         self.share = 0.0
-        """Among the flows of the highest priority, the share of those that yield, from 0 to 1."""
+        """The share of the flows of the highest priority that yield, from 0 to 1."""
 
     def __len__(self) -> int:
         return len(self._flows)

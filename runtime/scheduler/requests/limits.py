@@ -9,7 +9,7 @@ from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 
 
 def tokens_apart(message: Submit) -> int:
-    """The most tokens, end texts included, of the preambles that `max_tokens` does not count."""
+    """The most tokens, including end texts, of the preambles that `max_tokens` does not count."""
     return sum((one.max_tokens or 0) + len(one.end_ids) for one in message.preambles if one.uncounted)
 
 
@@ -94,23 +94,22 @@ class Tuning:
     least_gain: float = 1.5
     """A draft token must promise at least this multiple of its cost."""
     draft_steps: int = 32
-    """The number of steps of drafting, or of launching ahead, before the other way is tried for the first
-    time."""
+    """The number of steps that draft, or launch ahead, before the other way is tried for the first time."""
     trial_steps: int = 8
     """The number of steps in which the other way is tried."""
     patience_s: float = 0.5
     """The seconds of steps that requests of lower rank sit out before they are paid back."""
     ride: float = 1.25
-    """The rows of requests of lower rank may lengthen a decoding step by this factor at most."""
+    """The rows of requests of lower rank may lengthen a decoding step at most by this factor."""
     window: int = 256
     """The policy of admission looks at this number of waiting requests, from the first on. Matching one of
     them costs about 20 us."""
     light_requests: int = 8
-    """The most requests of a light flow. On two cores a step of 9 rows takes 1.6 times as long as a step of
-    1."""
+    """The most requests of a light flow. On two cores a step of 9 rows takes 1.6 times as long as a step of 1
+    row."""
     least_state: int = 64
-    """The least number of tokens that a state must save. A mark costs one more step, which takes as long
-    as about 50 tokens of a prefill (CPU)."""
+    """The least number of tokens that a state must save. Ending a prefill chunk at the state's position costs
+    one more step, which takes as long as about 50 tokens of a prefill (CPU)."""
     piece_bytes: int = 8 << 20
     """Bytes of KV pages that are copied after one step; at least one page is copied. 8 MB take 3 ms with the
     checksums on one core."""

@@ -3,7 +3,7 @@
 A request's page table is split at `PrefixLock.private_from`. The tree owns the pages before it, and the
 request's lock keeps them in the tree. The request owns the other pages. New tokens are always written to rows
 that no other request reads: either in a page of the request, or in a page that the request itself has put
-into the tree, behind its committed rows.
+into the tree, after its committed rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProgramLeases:
     program.
 
     The lease of a branch covers all tokens of its last request. The lease of a fork covers the common prefix
-    of the prompts of all requests inside the fork, because the parent goes on from that prefix after the
+    of the prompts of all requests inside the fork, because the parent continues from that prefix after the
     join.
     """
 
@@ -58,8 +58,8 @@ class ProgramLeases:
             forks[fork] = prompt if known is None else known[: common_prefix(known, prompt)]
 
     def await_tools(self, program: Program, name: str, branch: str, tools: tuple[str, ...]) -> None:
-        """Expect the next request of `branch` when all `tools` have returned. The tools were not known yet
-        when the last request of the branch was sent."""
+        """Expect the next request of `branch` of the program `name` when all `tools` have returned. The tools
+        were not known yet when the last request of the branch was sent."""
         expected = [self._intervals.set_kind(program.intervals, branch, f"tool {tool}") for tool in tools]
         known = [seconds for seconds in expected if seconds is not None]
         if known:
@@ -74,19 +74,19 @@ class ProgramLeases:
                 self._cache.end_leases(request.owner, part)
 
     def end_own(self, request: Request) -> None:
-        """Release the lease that was taken while `request` was retracted, or for the spans that follow it."""
+        """Release the lease taken when `request` was retracted, or for the spans after its span."""
         self._cache.end_leases(request.owner, request.rid)
 
     def retracted(self, request: Request) -> None:
-        """Lease all computed pages of `request`, because it runs again as soon as there is room. Called
-        before its lock is released."""
+        """Lease all computed pages of `request`, which runs again as soon as there is room. Called before the
+        request's lock is released."""
         lock = request.pages.lock
         if lock is not None:
             self._cache.lease(lock, request.owner, RETRACTED_S, 0.0, request.rid)
 
     def ended(self, request: Request, now: float) -> None:
-        """Lease the computed pages of `request`, which ends, as its hint says. Called before its lock is
-        released."""
+        """Lease the computed pages of `request`, which ends, as `request.hint` says. Called before the
+        request's lock is released."""
         if request.stats.retractions:
             self.end_own(request)
         hint, lock, program = request.hint, request.pages.lock, request.program
@@ -161,15 +161,15 @@ class RequestPages:
     def admit_alone(self, request: Request) -> bool:
         """Evict everything that is cached, and admit `request`. No other request may be running.
 
-        Each fork of the tree inside a page keeps one more page locked, so a shared prefix may need more pages
+        Each fork of the tree inside a page keeps one more page locked, so a shared prefix may lock more pages
         than its tokens fill. Without shared pages, any request within `Limits` fits.
         """
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
-        """Take pages until all tokens of `request`, and `ahead` more, have a place. Returns False, and takes
-        none, if too few pages are available."""
+        """Take pages until there is room for all tokens of `request` and `ahead` more. Returns False, and
+        takes none, if too few pages are available."""
         missing = self._slots(request.target_len + ahead) - len(request.pages.ids)
         if missing <= 0:
             return True
@@ -180,8 +180,7 @@ class RequestPages:
         return True
 
     def commit(self, request: Request) -> None:
-        """Put all computed tokens of `request` into the tree, so that other requests can share their
-        pages."""
+        """Put all computed tokens of `request` into the tree, so that other requests can share the pages."""
         pages = request.pages
         if request.computed_len == pages.committed_len:
             return
@@ -192,14 +191,14 @@ class RequestPages:
         pages.committed_len = request.computed_len
 
     def retract(self, request: Request) -> None:
-        """Give back all pages of `request`. Computed pages are leased until it is admitted again."""
+        """Give back all pages of `request`. Computed pages are leased until `request` is admitted again."""
         self.commit(request)
         self.leases.retracted(request)
         self._let_go(request, keep_state=True)
 
     def rest(self, request: Request, now: float, *, awaited: bool = False) -> None:
         """Give back all pages of `request`, which ends. Computed pages stay in the tree until evicted. With
-        `awaited`, they are leased, because spans that follow the request need them at once."""
+        `awaited`, these pages are leased, because spans that follow the request need them at once."""
         self.commit(request)
         self.leases.ended(request, now)
         if awaited:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
-"""A token id, its log-probability, and the (id, log-probability) pairs of the most likely tokens in its
-place."""
+"""(token id, log-probability, the most likely tokens in that place as (id, log-probability) pairs)."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,7 +41,7 @@ class PageTable:
     state_len: int = 0
     """The number of tokens that the state has seen. After a failed pass it differs from `computed_len`."""
     kept_len: int = 0
-    """The last position at which the tree holds a state, or at which it gave no slot for one."""
+    """The last position of the request at which the tree holds a state, or at which the tree gave no slot."""
 
     def extend(self, pages: Sequence[int]) -> None:
         """Add `pages`, which the request owns."""
@@ -77,7 +76,8 @@ class RequestStats:
     """The number of prompt tokens found in the tree at the first admission; None before the first
     admission."""
     reached: int = 0
-    """The most tokens whose KV the request has had in its pages. Updated whenever it gives its pages back."""
+    """The most tokens whose KV the request has had in its pages. Updated whenever the request gives its pages
+    back."""
     lost: Lost = dataclasses.field(default_factory=lambda: Lost(0, ""))
     """The number of prompt tokens that would have been found in the tree if they had not been evicted, and
     the taker of most of them."""
@@ -134,7 +134,7 @@ class SpeculationState:
     model_draft: Draft | None = None
     """The last draft by the draft model, until its outcome has been learned from."""
     by_model: bool = False
-    """True where the request's draft tokens come from the draft model."""
+    """True if the request's draft tokens come from the draft model."""
     acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
     """Acceptance of draft tokens by prompt lookup."""
     model_acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
@@ -144,8 +144,8 @@ class SpeculationState:
     pause: int = 0
     """Steps to go until the next lookup."""
     next_pause: int = 1
-    """The length of the next pause in steps. It doubles after each lookup that found no draft worth its
-    rows."""
+    """The length of the next pause in steps. The length doubles after each lookup that found no draft worth
+    its rows."""
 
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -153,19 +153,19 @@ NONE = np.zeros(0, dtype=np.int32)
 
 @dataclasses.dataclass(slots=True)
 class DraftKv:
-    """The KV that the draft model has computed for one request. It is void once the request has another page
-    table than `table`."""
+    """The KV that the draft model has computed for one request. The KV is void once the request has another
+    page table than `table`."""
 
     table: PageTable
     computed: int
     """The number of tokens of the sequence whose KV is computed."""
     ahead: np.ndarray = dataclasses.field(default_factory=lambda: NONE)
-    """The known and draft tokens behind these whose KV is computed, (n,) int32. Their KV can be used only if
-    the same tokens have joined the sequence."""
+    """The known and draft tokens after the first `computed` tokens whose KV is computed too, (n,) int32. This
+    KV can be used only if the same tokens have joined the sequence."""
 
 
 class PooledStates:
-    """Pools the states of a prompt, which are taken chunk by chunk, in order.
+    """Pools the hidden states of a prompt, taken chunk by chunk, in order.
 
     Sums are in float64, in the order of the positions, so that the result does not depend on the sizes of the
     chunks.
@@ -174,19 +174,19 @@ class PooledStates:
     def __init__(self, pooling: Pooling) -> None:
         self._mean = pooling == "mean"
         self._count = 0
-        """The number of states that have been taken."""
+        """The number of hidden states that have been taken."""
         self._pooled: torch.Tensor | None = None
-        """(hidden size,) float64: the sum of all states, or the last one."""
+        """(hidden size,) float64: the sum of all hidden states, or the last hidden state."""
 
     @property
     def reusable(self) -> int:
-        """The number of tokens, from the first on, whose states are not needed any more. Their KV may come
-        from the tree."""
+        """The number of tokens, from the first on, whose hidden states are not needed any more, so that their
+        KV may come from the tree."""
         return self._count if self._mean else 1 << 62
 
     def take(self, states: torch.Tensor, start: int) -> None:
-        """Take `states`, (n, hidden size), of the positions from `start` on. Positions that were taken
-        already, before a retraction, do not count twice."""
+        """Take `states`, (n, hidden size), the hidden states of the positions from `start` on. Positions that
+        were taken before a retraction do not count twice."""
         new = states[max(0, self._count - start) :]
         if not len(new):
             return

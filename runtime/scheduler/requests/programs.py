@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 PRIORS = {"soon": 0.05, "join": 1.0, "tool": 2.0, "unknown": 20.0}
-"""Expected seconds by kind, before any interval has been seen. Each has the weight of one interval in the
-mean over all programs."""
+"""Expected seconds by kind, before any interval has been seen. Each number has the weight of one interval in
+the mean over all programs."""
 
 MEMORY = 50
-"""The mean over all programs is that of about this number of the last intervals."""
+"""The mean over all programs covers about this number of the last intervals."""
 
 COMMON_WEIGHT = 2.0
-"""The mean over all programs has the weight of this number of intervals of the program itself."""
+"""The mean over all programs weighs as much as this number of intervals of the program itself."""
 
 MAX_KINDS = 4096
 """The number of kinds that are remembered. It needs a bound, because tool names are part of the kinds and
@@ -95,7 +95,7 @@ class ReuseIntervals:
 
 
 def _mean(means: dict[str, Mean], kind: str) -> Mean:
-    """The mean of `kind` in `means`. A new kind is added to `means`; if these are full, the oldest kind is
+    """The mean of `kind` in `means`. A new kind is added to `means`; if `means` is full, the oldest kind is
     dropped."""
     if kind not in means and len(means) >= MAX_KINDS:
         del means[next(iter(means))]
@@ -103,8 +103,8 @@ def _mean(means: dict[str, Mean], kind: str) -> Mean:
 
 
 FORGET_S = 600.0
-"""A program without open requests is forgotten this many seconds after its last request has arrived. Its
-client may have gone away without ending it."""
+"""A program without open requests is forgotten this many seconds after its last request has arrived. The
+client may have gone away without ending the program."""
 
 STEP_TOKENS = 16.0
 """Each step of a request counts as this many tokens of service, in addition to the tokens that it
@@ -123,7 +123,7 @@ MAX_NAMES = 4096
 """The number of program names whose usual service is remembered."""
 
 NAME_MEMORY = 50
-"""The usual service of a name is the mean over about this number of the last programs of that name."""
+"""The usual service of a program name is the mean over about this number of its last programs."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -152,13 +152,13 @@ class Program:
 
     last_arrival: float = 0.0
     name: str = ""
-    """The program's name, for people."""
+    """The program's name, for display."""
     open_requests: int = 0
     """Requests that have not ended."""
     ended_requests: int = 0
     waited: float = 0.0
     """The service that the engine gave to any request while requests of this program waited for their first
-    admission. Requests that waited at the same time count about once."""
+    admission. Each wait is divided by the number of open requests, so simultaneous waits count about once."""
     usual: Usual = dataclasses.field(default_factory=lambda: Usual(PRIOR_SINGLE))
     """The usual service of programs of the same name."""
     served: float = 0.0
@@ -175,8 +175,8 @@ class Program:
 
         `calls_left` is the number of calls after the present one; None if it is not known. If it is known and
         some calls have ended, the estimate is `calls_left` + 1 times the mean service of the ended calls.
-        Otherwise it is the usual service of programs of the same name, less the service attained. If no
-        program of that name has ended, the usual service of all programs takes its place.
+        Otherwise the estimate is the usual service of programs of the same name, less the service attained.
+        If no program of that name has ended, the usual service of all programs takes its place.
         """
         if calls_left is not None and self.ended_requests:
             return self.served / self.ended_requests * (calls_left + 1)
@@ -201,7 +201,7 @@ class Programs:
         return len(self._programs)
 
     def find(self, name: str) -> Program | None:
-        """The program with the id `name`; None if no request of it is known."""
+        """The program with the id `name`; None if no request of that program is known."""
         return self._programs.get(name)
 
     def join(self, request: Request) -> None:
@@ -239,7 +239,7 @@ class Programs:
         self.served += STEP_TOKENS + tokens
 
     def leave(self, request: Request) -> None:
-        """Count `request`, which ends, and add its computed tokens to those of its program."""
+        """Count `request`, which ends, and add its computed tokens to `Program.calls`."""
         program = request.program
         program.open_requests -= 1
         program.ended_requests += 1

@@ -50,8 +50,8 @@ LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
 class Request:
     """One generation, or one span of choices to be scored.
 
-    Tokens ``[0, length)`` are the sequence: the prompt, then the output. Behind the sequence there may be
-    `known_len` known tokens and `draft_len` draft tokens. They are computed together with the sequence. A
+    Tokens ``[0, length)`` are the sequence: the prompt, then the output. After the sequence there may be
+    `known_len` known tokens and `draft_len` draft tokens, which are computed together with the sequence. A
     known or draft token joins the sequence if the same token is chosen in its place. Known tokens come from
     text that the grammar forces, or are the end of the prompt (token healing). Only a longer token that
     begins with the same text can be chosen in place of a known token. Draft tokens are speculative.
@@ -66,7 +66,7 @@ class Request:
         self.preambles = submit.preambles
         self.hint: ProgramHint | None = submit.hint
         self.adapter = adapter
-        """The LoRA adapter of the request. It keeps its slot until the request ends."""
+        """The LoRA adapter of the request. The adapter keeps its slot until the request ends."""
         self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)
         self.every_s = submit.every_s
         self.continues = submit.continues
@@ -77,7 +77,7 @@ class Request:
         program = "" if submit.hint is None else submit.hint.program
         self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
         self.flow = Flow(submit.priority)
-        """The request's flow, set by `Flows.join`. Before that, a flow of its own."""
+        """The request's flow: one of its own until `Flows.join` sets another."""
         self.uncached = self.prompt_len
         """The number of prompt tokens that were not cached when the request was enqueued."""
         self.rank = 2 * submit.priority
@@ -87,7 +87,7 @@ class Request:
         self.max_tokens = max_tokens
         own_limit = any(one.uncounted for one in submit.preambles)
         self.answer_tokens = self.sampling.max_tokens if own_limit else None
-        """The most tokens of the answer, which begins behind the `apart` preambles. None once the answer has
+        """The most tokens of the answer, which begins after the `apart` preambles. None once the answer has
         begun, and if `max_tokens` counts the preambles too."""
         self.answer_start = None if any(one.apart for one in submit.preambles) else 0
         """The number of output tokens before the answer; None before the answer begins. `min_tokens` and stop
@@ -99,12 +99,12 @@ class Request:
         """The number of tokens whose KV is in pages."""
         self.reported_len = self.prompt_len
         """The number of tokens already reported, the prompt included. With logprobs a forced token is
-        reported one step late, because the state before it must be computed to give its log-probability."""
+        reported one step late: its log-probability needs the hidden state before it."""
         self.known_len = 0
         self.draft_len = 0
         self.computes_ahead = True
         """True if known and draft tokens are computed before they are chosen. False in models with states: a
-        state cannot be taken back to an earlier token."""
+        state cannot be rolled back to an earlier token."""
         self.forks = submit.forks
         self.marks: list[int] = []
         """Sorted positions at which a pass is to end, so that the state there can be kept."""
@@ -125,33 +125,33 @@ class Request:
         self.healing: Healing | None = None
         """The state of token healing; None unless the known tokens are the end of the prompt."""
         self.program = Program(arrival)
-        """The request's program, set by `Programs.join`. Before that, a program of its own."""
+        """The request's program: one of its own until `Programs.join` sets another."""
         self.served_before = 0.0
         """`Programs.served` when the request arrived."""
         self.deadline: int | None = None
         """Once the scheduler has made this number of admissions since its start, the request goes first. None
         until the policy has looked at the request."""
         self.expired = False
-        """True if the `deadline` had passed when the request was admitted. It is then not retracted to admit
-        others."""
+        """True if the `deadline` had passed when the request was admitted. The request is then not retracted
+        to admit others."""
 
     def count_uncached(self, found: int) -> None:
         """Set `uncached` by the first `found` tokens, which need not be computed. If a prefill of the request
-        was broken off before, `uncached` does not decrease."""
+        has been broken off, `uncached` does not decrease."""
         uncached = max(0, self.prompt_len - found)
         begun = 0 < self.stats.reached < self.prompt_len
         self.uncached = max(self.uncached, uncached) if begun else uncached
 
     def share_prefix(self) -> int:
-        """The number of tokens that this request shares with the newest request of its flow, which is still
-        prefilling; 0 if that one is not. This request becomes the newest."""
+        """The number of tokens that this request shares with the newest request of its flow, if the newest is
+        still prefilling; else 0. This request becomes the newest."""
         newest, self.flow.newest = self.flow.newest, self
         if newest is None or not newest.prefilling or newest.scope != self.scope:
             return 0
         return min(common_prefix(self.ids, newest.ids), self.match_limit)
 
     def take_rank(self) -> None:
-        """Set `rank` and `order` by the state of the flow. The caller must sort lists by `order` anew."""
+        """Set `rank` and `order` by `Flow.yields`. The caller must sort lists by `order` anew."""
         self.rank = 2 * self.priority - self.flow.yields
         self.order = (-self.rank, self.arrival)
 
@@ -173,7 +173,7 @@ class Request:
 
     @property
     def taker(self) -> str:
-        """A name, for people, under which the request takes pages: name and id of its program, or the
+        """The name for display under which the request takes pages: name and id of its program, or the
         request's id if it has no program."""
         return self.rid if self.hint is None else f"{self.hint.name} {self.hint.program}".strip()
 
@@ -193,8 +193,8 @@ class Request:
         return int(self._ids[self.length - 1])
 
     def token_counts(self) -> TokenCounts:
-        """Counts of the tokens in `ids`, for the penalties. The object is kept, and the next call updates
-        it."""
+        """Counts of the tokens in `ids`, for the penalties. The same object is updated and returned by the
+        next call."""
         if self._counts is None:
             self._counts = TokenCounts(prompt=self.sampling.repetition_penalty != 1.0)
         self._counts.extend(self.ids, self.prompt_len)
@@ -251,8 +251,7 @@ class Request:
         return self.max_tokens - max(0, self.length - self.prompt_len)
 
     def begin_answer(self, output_len: int) -> None:
-        """If the `apart` preambles have ended, set `answer_start`, and set `max_tokens` to what the answer
-        may have.
+        """If the `apart` preambles have ended, set `answer_start`, and limit `max_tokens` by `answer_tokens`.
 
         output_len : the number of output tokens that the grammar has read
         """
@@ -290,8 +289,8 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """The most tokens that may be taken from the tree. The tree has no hidden states, so the states that
-        predict tokens must be computed."""
+        """The most tokens that may be taken from the tree. The tree has no hidden states, so the hidden
+        states that predict tokens must be computed."""
         if self.scoring is not None:
             return self.scoring.span.first_state
         if self.wants_prompt_logprobs:
@@ -322,8 +321,8 @@ class Request:
     def may_speculate(self) -> bool:
         """True if draft tokens may be added.
 
-        They may not if log-probabilities are asked for under a grammar: the log-probabilities of forced
-        tokens are taken from the step that computes these tokens.
+        No draft tokens are added if log-probabilities are asked for under a grammar: the log-probabilities of
+        forced tokens are taken from the step that computes these tokens.
         """
         forced_logprobs = self.sampling.logprobs is not None and self.constrained is not None
         return (
@@ -335,7 +334,7 @@ class Request:
 
     @property
     def next_ahead(self) -> int | None:
-        """The known or draft token right behind the sequence; None if there is none."""
+        """The known or draft token right after the sequence; None if there is none."""
         return int(self._ids[self.length]) if self.known_len or self.draft_len else None
 
     def append(self, token: int) -> None:
@@ -391,7 +390,7 @@ class Request:
 
     def verify_draft(self, start: int, draft: np.ndarray) -> int:
         """Compare the tokens that were appended from position `start` on with `draft`, (n,) int32, which was
-        computed for these positions. Keep the rest of `draft` as draft tokens if all of them agree.
+        computed for these positions. If they all agree, keep the rest of `draft` as draft tokens.
 
         Example: the draft 5 6 7 was computed, and 5 6 were appended (6 was forced). Then both are computed, 7
         stays a draft token, and the result is 2. If 5 9 had been appended, 9 would still have to be computed,

@@ -23,7 +23,7 @@ LOGPROB_ROWS = 64
 
 
 Sampled = tuple[int, Logprob | None]
-"""A token, and its log-probability; None in its place unless it was asked for."""
+"""(token, log-probability); the log-probability is None unless it was asked for."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -75,7 +75,7 @@ class RequestSampler:
     ) -> list[Logprob]:
         """The log-probabilities of the request's tokens at positions ``[low, high)``, with low > start.
 
-        `hidden` (tokens, hidden size) are the states of the positions from `start` on.
+        `hidden` (tokens, hidden size) are the hidden states of the positions from `start` on.
         """
         top = request.sampling.logprobs or 0
         found: list[Logprob] = []
@@ -88,11 +88,11 @@ class RequestSampler:
         return found
 
     def masks(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
-        """For each row of logits, the mask of the tokens whose logits are needed, or None if all are. Empty
-        if no request has a mask.
+        """For each row of logits, the mask of the tokens whose logits are needed, or None if all are needed.
+        The list is empty if no request has a mask.
 
-        The first rows are one per request. If log-probabilities are asked for, the logits of all tokens are
-        needed. The rows of known and draft tokens follow. Their masks are not known yet, so they have None.
+        One entry per request comes first: None if log-probabilities are asked for, which need the logits of
+        all tokens. Then each known or draft token has None, because its mask is not known yet.
         """
         if not any(each.constrained is not None or each.healing is not None for each in requests):
             return []
@@ -102,9 +102,9 @@ class RequestSampler:
     def row(
         self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None = None
     ) -> SamplingRow:
-        """The sampling options of the token that comes `ahead` tokens behind the end of the sequence.
+        """The sampling options of the token `ahead` tokens after the end of the sequence.
 
-        mask : the tokens that may come, (words,) int32; None if all may
+        mask : the mask of the allowed tokens, (words,) int32; None if all are allowed
         counts : the token counts that penalties use; None: the counts of the sequence
         """
         params = request.sampling
@@ -125,7 +125,7 @@ class RequestSampler:
 
 
 def _mask(request: Request) -> np.ndarray | None:
-    """The mask of the tokens that may come next, (words,) int32; None if all may."""
+    """The mask of the tokens that may come next, (words,) int32; None if all tokens may."""
     mask = None if request.constrained is None else request.constrained.mask
     if request.healing is not None and request.next_ahead is not None:
         mask = request.healing.mask(request.next_ahead, mask)
@@ -136,7 +136,7 @@ def uniform(seed: int, position: int) -> float:
     """The random number in [0, 1) for the output token at `position`. While a prompt is healed, `position` is
     negative.
 
-    The number depends on `seed` and `position` alone. It does not depend on whether the tokens before were
+    The number depends on `seed` and `position` alone. So it does not matter whether earlier tokens were
     sampled, forced, or computed again after a retraction.
     """
     # SplitMix64, one stream for each seed. Seeding a generator of Python's own takes 5 us.

@@ -1,8 +1,8 @@
 """States of linear attention layers: a slot for each running request, and copies where others will begin.
 
-A state belongs to one position, and cannot be cut shorter as KV pages can. So a request can begin only where
-the tree holds a state. A state is worth its slot only at a position where a later request parts from the
-request that computes it. Such positions are known before they are computed:
+A state belongs to one position. Unlike KV pages, it cannot be cut to fewer tokens. So a request can begin
+only where the tree holds a state. A state is worth its slot only at a position where a later request parts
+from the request that computes it. Such positions are known before they are computed:
 
     a waiting request shares its beginning with one that prefills      where the two part
     the tree has more tokens of a prompt than it has a state for       where that prompt parted from others
@@ -35,9 +35,9 @@ class Copies:
     """Copies between slots, made at the start of the next pass, all at once: every source is read before any
     destination is written.
 
-    A slot may be given away and taken again before a copy to it is made. So a copy from a slot that itself
-    waits for a copy reads the source of that copy instead. Of several copies to one slot, only the last is
-    made.
+    A slot may be freed and taken again before a pending copy to it is made. So if the source of a new copy is
+    the destination of a pending copy, the new copy reads the source of the pending copy. Of several copies to
+    one slot, only the last is made.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class RequestStates:
         return counts.in_use < counts.total
 
     def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
-        """Give a slot to `request`, which is admitted behind the tokens of `lock`. A slot must be
+        """Give a slot to `request`, which is admitted after the tokens of `lock`. A slot must be
         available."""
         source = self._cache.use_state(lock)
         slot = self._cache.allocate_state()
@@ -96,8 +96,8 @@ class RequestStates:
             self._mark(request, min(position, request.length - 1))
 
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
-        """True if `other`, which prefills, can keep a state for `request`. If need be, adds a mark to
-        `other`.
+        """True if `other`, which prefills, can keep a state for `request`. Adds a mark to `other` if no mark
+        is near enough.
 
         shared : the number of tokens that both have in common
         matched : the number of tokens that `request` finds in the tree without that state
@@ -108,7 +108,7 @@ class RequestStates:
         return any(mark > other.computed_len for mark in near) or self._mark(other, shared)
 
     def cut(self, request: Request, stop: int) -> int:
-        """The end of a pass of `request` that would end at `stop`: the next mark, if it comes before
+        """The position at which a pass of `request` ends: `stop`, or the next mark if that comes before
         `stop`."""
         place = bisect.bisect_right(request.marks, request.computed_len)
         return stop if place == len(request.marks) else min(stop, request.marks[place])
@@ -144,11 +144,11 @@ class RequestStates:
         pages.state = None
 
     def _mark(self, request: Request, position: int) -> bool:
-        """Add a mark at `position` to `request`, if a state there is worth it. Returns True if the mark was
-        added.
+        """Add a mark at `position` to `request`, if a state there saves enough tokens. Returns True if the
+        mark was added.
 
-        Marks are at least `least` tokens apart. The new mark replaces a nearer mark behind `position`. If
-        there is a nearer mark before `position`, none is added.
+        Marks stay at least `least` tokens apart. A mark closer after `position` is replaced by the new mark.
+        With a mark closer before `position`, none is added.
         """
         pages, marks = request.pages, request.marks
         if (

@@ -20,18 +20,18 @@ LEARNING_RATE = 1 / 32
 MOST = 15
 """The most draft tokens of a request in one step."""
 MOST_IN_STEP = 32
-"""The most draft tokens of all requests in one step. They add at most some 10 ms to the inter-token
+"""The most draft tokens of all requests in one step. These add at most about 10 ms to the inter-token
 latency."""
 WAITING_SHARE = 0.25
 """While some decoding request has no draft, the drafts of other requests may lengthen a step by at most this
-share of its time: the request without a draft gets one token of the step all the same, and waits longer for
+share of its time: the request without a draft still gets only one token from the step, and waits longer for
 it."""
 MOST_ROWS = 256
-"""Steps with more rows than this are prefills. Their time says nothing about the cost of one more row."""
+"""Steps with more rows than this are prefills, whose time says nothing about the cost of one more row."""
 
 
 class DeviceRows(NamedTuple):
-    """The assumed cost of rows on a kind of device before any step was measured, and bounds of a step.
+    """The cost of rows assumed for a kind of device before any step was measured, and bounds of a step.
 
     base : the number of rows whose computation takes as long as reading the weights
     drafts : the most draft tokens of all requests in one step
@@ -47,13 +47,13 @@ ON_CPU = DeviceRows(12.0, MOST_IN_STEP, MOST_ROWS)
 """Measured with 135 million int4 weights on two cores: 5.3 ms for a step and 0.42 ms for each row."""
 ON_CUDA = DeviceRows(128.0, 256, 2048)
 """Assumed, not measured (docs/kernels.md). From the peak rates in data sheets (A100, H200, H100), the base
-would be 150 to 300 rows with 16-bit weights; a lower one is assumed. With it, 256 draft tokens triple the
+would be 150 to 300 rows with 16-bit weights; a lower base is assumed, with which 256 draft tokens triple the
 time of a step."""
 
 
 def outcomes(request: Request, draft: Draft) -> Iterator[tuple[int, bool]]:
     """Yield (grade, True if accepted) for each token of `draft`, up to and including the first rejected
-    token. Stops where the sequence of `request` ends."""
+    token. Tokens beyond the end of the sequence of `request` are left out."""
     came = request.ids[draft.position : draft.position + len(draft.tokens)].tolist()
     for token, drafted, grade in zip(came, draft.tokens, draft.grades, strict=False):
         yield grade, token == drafted
@@ -62,11 +62,11 @@ def outcomes(request: Request, draft: Draft) -> Iterator[tuple[int, bool]]:
 
 
 class AcceptanceRates:
-    """The probability that a draft token is accepted if all draft tokens before it were, by source and match
-    length.
+    """The probability that a draft token is accepted if all draft tokens before it were accepted, by source
+    and match length.
 
     The rates are those of all requests together. For the draft model, its confidence on a scale from 1 to
-    `LONGEST_MATCH` takes the place of the match length.
+    `LONGEST_MATCH` replaces the match length.
     """
 
     def __init__(self, first: Mapping[str, tuple[float, float]]) -> None:
@@ -149,8 +149,8 @@ class StepCost:
 
 
 class StepDrafts:
-    """A step with its draft tokens so far: the rows that it computes, and the tokens that it is expected to
-    give.
+    """A step with its draft tokens so far: the rows that the step computes, and its expected number of
+    tokens.
 
     cost : the model of the time of steps
     rows : the number of tokens that the step computes without draft tokens
@@ -180,7 +180,7 @@ class StepDrafts:
         self.room, self._beyond = self.room + self._beyond, 0
 
     def longest(self, request: Request) -> int:
-        """The number of draft tokens that `request` may still get if the bound of `WAITING_SHARE` is
+        """The number of draft tokens that `request` may still get once the bound of `WAITING_SHARE` is
         lifted."""
         most = min(MOST - request.draft_len, request.budget_left - 1 - request.ahead_len)
         return min(most, self.room + self._beyond)

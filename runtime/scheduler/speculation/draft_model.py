@@ -8,7 +8,7 @@ Example, in pages of 4 rows: the main model has computed 7 of 8 tokens of a requ
 
 A page has the same number in the pools of both models. So one page table serves both models, and sharing,
 copying or evicting a page applies to both. The draft model computes the tokens of a request only when draft
-tokens are wanted for it. So requests without draft tokens cost it nothing.
+tokens are wanted for that request. So requests without draft tokens cost no time of the draft model.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _difference(tokenizer: Path, draft_tokenizer: Path) -> tuple[int, str | None
     """The first token id with different spellings in the two tokenizers, and both spellings; None if all are
     equal.
 
-    Ids behind the end of the smaller vocabulary do not count: in it they are padding. The spelling of an id
-    that a tokenizer does not have is None.
+    Ids beyond the end of the smaller vocabulary do not count: they are padding in that vocabulary. The
+    spelling of an id that a tokenizer does not have is None.
     """
     first, second = tokenizer_file(tokenizer), tokenizer_file(draft_tokenizer)
     if first.read_bytes() == second.read_bytes():
@@ -113,7 +113,7 @@ class Drafted(NamedTuple):
 
 
 class DraftModel:
-    """Runs the draft model: computes its KV of requests, and proposes their next tokens.
+    """Runs the draft model: computes KV of requests, and proposes their next tokens.
 
     `cost` models the time of one pass, the choice of tokens included, by the number of rows.
     """
@@ -136,8 +136,8 @@ class DraftModel:
         self._rows = np.zeros(runner.pool.num_pages, dtype=np.int32)
         """By page, the number of its first rows that hold the draft model's KV of the page's tokens."""
         self._grammars: dict[str, tuple[ConstrainedOutput, int]] = {}
-        """By request id, a fork of the request's grammar that has read known and draft tokens as well, with
-        the number of tokens that it has read."""
+        """By request id, a fork of the request's grammar that has also read known and draft tokens, and the
+        number of tokens that the fork has read."""
 
     @property
     def seconds(self) -> float:
@@ -150,8 +150,8 @@ class DraftModel:
         return request.target_len - self._start(request)
 
     def wrote(self, plan: Sequence[ScheduledRequest], copies: Sequence[tuple[int, int]]) -> None:
-        """Follow the main model, which copies pages by `copies`, (source, destination), and then computes
-        `plan`. In rows that get new tokens, the draft model's KV is void from now on."""
+        """Follow the main model, which makes `copies` of pages, (source, destination), and then computes
+        `plan`. The draft model's KV is void from now on in rows that get new tokens."""
         used = [(source, to) for source, to in copies if self._rows[source]]
         for source, to in copies:
             self._rows[to] = self._rows[source]
@@ -169,7 +169,7 @@ class DraftModel:
                 self._rows[table[page + 1 : -(-stop // size)]] = 0
 
     def overwritten(self, pages: Sequence[int]) -> None:
-        """Note that `pages` hold other tokens now. The draft model has computed none of these."""
+        """Note that `pages` hold other tokens now, none of which the draft model has computed."""
         self._rows[list(pages)] = 0
 
     def begin_step(self) -> None:
@@ -195,8 +195,8 @@ class DraftModel:
             self._spent(MOST_ROWS - room, began)
 
     def next_tokens(self, requests: Sequence[Request]) -> list[Drafted]:
-        """Run one pass. Returns the token behind the draft tokens of each request, chosen by the request's
-        own options, random number and grammar. Requests for which no page is free, or whose grammar allows no
+        """Run one pass. Returns the token after the draft tokens of each request, chosen by the request's own
+        options, random number and grammar. Requests for which no page is free, or whose grammar allows no
         token there, are left out."""
         began = self._clock()
         ready: list[Request] = []
@@ -226,8 +226,8 @@ class DraftModel:
         ]
 
     def _grammar_ahead(self, request: Request) -> tuple[bool, np.ndarray | None]:
-        """Advance the request's grammar over its known and draft tokens. Returns whether a token may follow
-        them, and the mask of that token; None if all may."""
+        """Advance the request's grammar over its known and draft tokens. Returns (whether a token may follow
+        them, the mask of that token), with None for the mask if all tokens may follow."""
         if request.constrained is None:
             return True, None
         if not request.draft_len:
@@ -263,7 +263,7 @@ class DraftModel:
         return min(kv.computed + len(kv.ahead), request.target_len - 1)
 
     def _kv_of(self, request: Request) -> DraftKv:
-        """The `DraftKv` of `request`, in which KV of rejected draft tokens does not count."""
+        """The `DraftKv` of `request`, without the KV of rejected draft tokens."""
         kv = request.speculation.kv
         if kv is None or kv.table is not request.pages:
             kv = request.speculation.kv = DraftKv(request.pages, self._marked(request))
@@ -273,8 +273,8 @@ class DraftModel:
         return kv
 
     def _extension(self, request: Request, start: int, stop: int) -> Extension:
-        """The part of a batch for positions ``[start, stop)`` of `request`. They count as computed from now
-        on."""
+        """The part of a batch for positions ``[start, stop)`` of `request`. These positions count as computed
+        from now on."""
         kv = request.speculation.kv
         assert kv is not None
         computed = max(kv.computed, min(stop, request.length))
@@ -282,7 +282,7 @@ class DraftModel:
         return Extension(request.target_ids, start, stop, request.pages.ids)
 
     def _compute(self, request: Request, kv: DraftKv, computed: int, ahead: np.ndarray) -> None:
-        """Record that the first `computed` tokens of `request` are computed, and the tokens `ahead` behind
+        """Record that the first `computed` tokens of `request` are computed, and the tokens `ahead` after
         them."""
         size = self._pages.page_size
         first, (full, rows) = kv.computed // size, divmod(computed, size)
@@ -310,8 +310,8 @@ pays now."""
 MOST_PROBE_S = 1.0
 """The most seconds that are saved up for probes."""
 READY = MOST + 2
-"""A request drafts at once if the draft model lacks at most this number of its tokens. One step may leave as
-many. If it lacks more, it must catch up first."""
+"""The draft model drafts for a request at once if it lacks the KV of at most this number of tokens, which one
+step may add. If it lacks more, it must catch up first."""
 
 
 class ModelDrafts:
@@ -327,19 +327,19 @@ class ModelDrafts:
         """True if the draft model was found worth its time in the last step."""
 
     def chance(self, request: Request) -> float:
-        """The probability that the draft model's next token of `request` is accepted, before the token is
-        known."""
+        """The probability that the draft model's next token for `request` is accepted, estimated before that
+        token is known."""
         return request.speculation.model_acceptance.rate(self._rate)
 
     def is_better(self, request: Request, chance: float, step: StepDrafts) -> bool:
-        """True if a draft token by the draft model, less the cost of its pass, promises more than a looked-up
-        token that is accepted with probability `chance`."""
+        """True if a token by the draft model, less the cost of its pass, promises more than a looked-up token
+        that is accepted with probability `chance`. False if the model lacks more than `READY` tokens."""
         if not self._drafts or self._model.missing(request) > READY:
             return False
         return self.chance(request) - step.price_of(self._model.cost.seconds_of(1)) > chance
 
     def learn(self, request: Request) -> None:
-        """Compare the last draft with the tokens that were appended, and learn from that."""
+        """Learn acceptance rates from the last draft and the tokens that were appended."""
         speculation = request.speculation
         draft, speculation.model_draft = speculation.model_draft, None
         for grade, accepted in () if draft is None else outcomes(request, draft):
@@ -348,8 +348,8 @@ class ModelDrafts:
             speculation.model_acceptance.learn(accepted=accepted)
 
     def propose_drafts(self, requests: Sequence[Request], step: StepDrafts) -> None:
-        """Give `requests` the draft tokens that are worth their passes and rows. If none are, probe now and
-        then."""
+        """Give `requests` the draft tokens that are worth their passes and rows. If no draft token is, probe
+        now and then."""
         began = self._model.seconds
         self._propose(requests, step)
         step.seconds = self._model.seconds - began
@@ -380,9 +380,9 @@ class ModelDrafts:
         return bool(promised) and sum(promised.values()) >= needed
 
     def _is_due(self, request: Request, missing: int, step: StepDrafts, among: int) -> bool:
-        """True if the draft model is to catch up with `request`: it lacks more than `READY` tokens, and
-        `request` has decoded for as long as computing these takes. An output that has been long will probably
-        go on for long. If it does not, the time lost is at most the time that the output has taken.
+        """True if the draft model is to catch up with `request`: the model lacks more than `READY` tokens,
+        and `request` has decoded for as long as computing these tokens takes. A long output will probably get
+        much longer. If not, the time lost is at most the time that the output has taken.
 
         missing : the number of tokens that the draft model lacks
         among : the number of requests that share the time of a step
@@ -418,7 +418,7 @@ class ModelDrafts:
 
     def _probe(self, request: Request, step: StepDrafts) -> None:
         """Draft one token of `request`, if the saved seconds allow. If the draft model lacks more than
-        `READY` of its tokens, compute some of these instead."""
+        `READY` tokens of `request`, compute some of these instead."""
         missing = self._model.missing(request)
         seconds = self._model.cost.seconds_of(min(missing, MOST_ROWS))
         if seconds > self._probe_s:

@@ -2,9 +2,9 @@
 
 A draft token is accepted if the request's own choice, by its own random number and under its grammar, is the
 same token. So outputs are the same as without speculation. Prompt lookup searches three sources: the prefix
-tree, in which an earlier equal prompt may go on; the request's own tokens; and recent outputs of its cache
-scope. If prompt lookup finds no token that is likelier than a token of the draft model, the draft model
-proposes, if there is one (Leviathan et al., arXiv 2211.17192).
+tree, which may hold the output of an equal earlier prompt; the request's own tokens; and recent outputs of
+its cache scope. If there is a draft model (Leviathan et al., arXiv 2211.17192) and lookup finds no token that
+is likelier than a token of this model, the draft model proposes.
 
 One more row costs little while reading the weights takes most of a step, and much in a full batch. So a draft
 token is proposed only if the probability that it is accepted outweighs the time that its row costs all
@@ -42,24 +42,24 @@ log = logging.getLogger("ramify")
 
 
 CAPACITY = 8192
-"""The number of output tokens that are remembered of each scope. Searching them takes about 8 us."""
+"""The number of output tokens remembered for each cache scope. Searching them takes about 8 us."""
 SCOPES = 64
 CONTEXT = LONGEST_MATCH
-"""The number of prompt tokens that are remembered in front of each output, so that a match can find its first
+"""The number of prompt tokens remembered before each output, so that a match can find the output's first
 tokens."""
 _END = -1
 
 
 class Found(NamedTuple):
-    """A match: the last `length` tokens of the sequence are also the `length` tokens right before `place`."""
+    """A match: the last `length` tokens of the sequence equal the `length` tokens right before `place`."""
 
     place: int
     length: int
 
 
 def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
-    """The longest match of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32; of several, the
-    last one.
+    """The longest match of the last tokens of `end`, (n,) int32, in `tokens`, (m,) int32; of equally long
+    ones, the last.
 
     A match at the very end of `tokens` does not count, because no token follows it. None if there is no
     match.
@@ -78,8 +78,8 @@ def find(tokens: np.ndarray, end: np.ndarray) -> Found | None:
 
 
 def copied(tokens: np.ndarray, place: int, count: int) -> list[int]:
-    """`count` tokens of `tokens` from `place` on. If `tokens` end before, the copied part is repeated: from
-    place 1 of "a b c", 5 tokens are "b c b c b"."""
+    """`count` tokens of `tokens` from `place` on. If `tokens` ends before that, the copied part is repeated:
+    from place 1 of "a b c", 5 tokens are "b c b c b"."""
     found = tokens[place : place + count].tolist()
     period = len(found)
     while len(found) < count:
@@ -94,7 +94,7 @@ class RecentOutputs:
         self._scopes: OrderedDict[str, _Ring] = OrderedDict()
 
     def remember(self, scope: str, tokens: np.ndarray) -> None:
-        """Remember an output, (n,) int32, with the end of its prompt in front."""
+        """Remember `tokens`, (n,) int32: the end of a prompt and its output."""
         ring = self._scopes.get(scope)
         if ring is None:
             ring = self._scopes[scope] = _Ring()
@@ -140,7 +140,7 @@ LOOKUPS = {"tree": (0.6, 0.9), "own": (0.1, 0.8), "outputs": (0.05, 0.7)}
 """For each source, the assumed acceptance rates at a match of one token and of `LONGEST_MATCH` tokens, until
 drafts have been verified."""
 FIRST_RATES = LOOKUPS | {MODEL: (0.3, 0.95)}
-"""The assumed acceptance rates of all sources. Those of the draft model are for its least and greatest
+"""The assumed acceptance rates of all sources. The draft model's rates are for its least and greatest
 confidence."""
 
 
@@ -232,8 +232,8 @@ class Drafter:
         self._by_model.propose_drafts(without, step)
 
     def _look_up(self, request: Request, step: StepDrafts, longest_pause: int) -> bool:
-        """Look up a draft for `request`, and give `request` its first tokens, as far as they are worth their
-        rows. Returns True if there are any."""
+        """Look up a draft for `request`, and give `request` the first tokens of the draft that are worth
+        their rows. Returns True if there are any."""
         speculation = request.speculation
         if speculation.pause > 0:
             speculation.pause -= 1
@@ -253,7 +253,7 @@ class Drafter:
 
     def _add(self, request: Request, step: StepDrafts, most: int) -> bool:
         """Give `request` up to `most` further tokens of its draft, while they are worth their rows. Returns
-        True if there were any."""
+        True if it got any."""
         draft, had, by_model = request.speculation.draft, request.draft_len, self._by_model
         for place, (token, chance) in enumerate(self._chances(request, draft) if draft and most > 0 else ()):
             if place < had:
@@ -297,8 +297,8 @@ class Drafter:
             yield token, chance
 
     def _learn(self, request: Request) -> None:
-        """Compare the draft of the last lookup with the tokens that were appended, even if it was not
-        verified, and learn from that."""
+        """Learn acceptance rates from the draft of the last lookup and the tokens that were appended, even if
+        the draft was not verified."""
         speculation = request.speculation
         draft, speculation.draft = speculation.draft, None
         if draft is not None:
