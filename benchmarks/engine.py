@@ -6,7 +6,7 @@ Measures two ceilings first: the bandwidth of a large copy (read plus written) a
 product in the model's dtype. Then, through a real scheduler:
 
 decode     tokens/s at several batch sizes; the roofline is the time in which a copy would move the weights
-           and the KV of a step. `host` is a step's time less the device's time, also as a share.
+           and the KV of a step. `host` is a step's time less the device's time, in ms and as a share.
 prefill    tokens/s of one long prompt in chunks; the roofline is the time in which the matrix product would
            do as many operations.
 cascade    a step of many branches over one prefix, with cascade on and off.

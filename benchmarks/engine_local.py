@@ -287,7 +287,7 @@ class LocalEngine:
         """Seconds of one pass over one token of each running request, with logits and the sampler's kernels.
 
         The token is the request's last one, unless that token begins a page, which only the next step would
-        allocate. Then it is the token before, whose pass takes the same time.
+        allocate. In that case it is the token before the last, whose pass takes the same time.
         """
         extensions = []
         for request in self._scheduler.requests.running:
@@ -323,7 +323,7 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """Context after which no request is left and no KV is known, whether or not it failed.
+        """Context that ends all requests and forgets all KV at its end, even after a failure.
 
         Raises
         ------

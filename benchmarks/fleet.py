@@ -47,7 +47,7 @@ EVENT_S = 0.005
 DIGESTS = Digests()
 
 Call = tuple[np.ndarray, int]
-"""(prompt, number of output tokens)."""
+"""(prompt, number of output tokens) of a request."""
 Body = Iterator[list[Call] | float]
 """A program: yields a list of calls to be made at the same time, or seconds to wait."""
 

@@ -81,8 +81,8 @@ class Outcome(NamedTuple):
 
 
 def work(library: str, pipe: Connection) -> None:
-    """Answer each `Task` with the seconds to compile it, or the refusal. After the seconds an `Outcome`
-    follows."""
+    """Answer each `Task` with the seconds to compile its schema and then an `Outcome`, or with the refusal
+    alone."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
     engine = LIBRARIES[library](vocabulary)
@@ -158,8 +158,8 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def outcome(self, task: Any, limit_s: float) -> Any:
-        """The answer of `work` or `in_order` for `task`. A refusal if it takes longer than the limit, or if
-        the process crashes."""
+        """The answer of `work` or `in_order` to `task`; an `Outcome` with the reason if the answer takes
+        longer than the limit, or if the process crashes or refuses."""
         self._pipe.send(task)
         try:
             seconds = self._answer(limit_s)
@@ -176,8 +176,8 @@ class Worker:
 
 
 def tasks(cases: Sequence[Case], limit_s: float) -> list[Task]:
-    """The tasks of `cases`. If the schema's order is not found within the limit, the instances' own order is
-    used."""
+    """The tasks of `cases`. An instance's own order stands for the schema's order if that is not found within
+    the limit."""
     tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
     worker = Worker(in_order)
     found = []

@@ -37,7 +37,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclasses.dataclass(frozen=True)
 class Grace:
-    """Seconds that a part has after SIGINT, and then seconds after SIGABRT."""
+    """Seconds that a part has after SIGINT, and seconds that it then has after SIGABRT."""
 
     interrupt: float
     abort: float
@@ -65,9 +65,9 @@ class Call:
     """A call of the visit, as a context: inside, signals that would end this process stop the visit.
 
     folder : where ``NAME.log`` and ``NAME.jsonl`` are; both are appended to
-    terminal : is shown everything that goes to the log
-    clock : function that returns seconds, by which limits are kept
-    most : bytes of the log
+    terminal : stream that gets a copy of the log; None: standard output
+    clock : function that returns the time in seconds, by which limits are kept
+    most : largest size of the log, in bytes
     """
 
     def __init__(
@@ -216,8 +216,8 @@ def _ends_with_a_line(path: Path) -> bool:
 
 
 def rows_of(path: Path, offset: int = 0) -> list[dict[str, Any]]:
-    """Rows after the first `offset` bytes. Of all rows of one case with `so_far`, whose counts grow, only the
-    last."""
+    """Rows of the file `path` after its first `offset` bytes. If rows of a case have `so_far`, their counts
+    grow: only the last of them is returned."""
     found: dict[object, dict[str, Any]] = {}
     for place, line in enumerate(path.read_bytes()[offset:].splitlines() if path.exists() else ()):
         with contextlib.suppress(ValueError):  # half a line

@@ -32,8 +32,8 @@ class Started:
     """The processes of a part: those in its group, and those that left the group but carry the part's mark.
 
     A process that was seen once counts until it has closed all its files. A dying process loses its
-    environment variables earlier than it closes the device's files, and only that frees its memory on the
-    device.
+    environment variables earlier than it closes the device's files, and only closing them frees its memory on
+    the device.
     """
 
     def __init__(self, group: int, mark: str) -> None:

@@ -40,7 +40,8 @@ class Refusal:
 def native_shape(
     weights: Path, rope_scaling: Mapping[str, Any] | None = None
 ) -> tuple[ModelConfig | None, list[Refusal]]:
-    """The shape by our own code, as `load.read_config` reads it, or None and all reasons why there is none.
+    """(shape as `load.read_config` reads it, []) if our own code runs the model; else (None, all reasons
+    against it).
 
     To find all reasons, each refused field is removed and the rest is read again.
     """
@@ -87,7 +88,7 @@ def _removed(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def refused_types(weights: Path) -> list[Refusal]:
-    """A refusal for each tensor format of a GGUF file that `gguf` cannot dequantise, as when it is loaded."""
+    """A refusal for each tensor format of a GGUF file that the package `gguf` cannot dequantise."""
     return [
         Refusal("model", f"{name} is stored as GGML {kind}, which cannot be dequantised")
         for name, kind in undequantisable(read_header(weights)).items()

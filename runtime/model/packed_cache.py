@@ -1,6 +1,6 @@
 """Packed models on disk: laid out once, then mapped into memory at every start.
 
-`torch.save` aligns tensors to 64 bytes, a cache line, as the kernels' vector loads want. The archives have no
+`torch.save` aligns tensors to 64 bytes, a cache line, as the kernels' vector loads need. The archives have no
 checksums, so `torch.load` can read them and `unzip` cannot.
 """
 

@@ -27,10 +27,11 @@ def fill(
 ) -> None:
     """Copy `tensors` (Hugging Face names) into `model`, converting to its dtype.
 
-    With `keep`, the model keeps quantised rows where it can multiply by them; elsewhere their values are
-    copied.
+    With `keep`, the model keeps quantised rows where it can multiply by them; elsewhere the rows' dequantised
+    values are copied.
 
-    Raises `InvalidRequest` naming a tensor that is missing, unknown or of another shape.
+    Raises `InvalidRequest`, with the tensor's name, for a tensor that is missing, unknown or of another
+    shape.
     """
     slots = dict(model.slots())
     needed, filled = len(slots), set[str]()

@@ -35,7 +35,7 @@ class Metadata:
     all: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     rope_scaling: Mapping[str, Any] | None = None
-    """`rope_scaling` of a `config.json`, which replaces the file's own extension of the context."""
+    """`rope_scaling` as in a `config.json`, in place of the file's own extension of the context."""
 
     def value(self, key: str, default: Value) -> Value:
         found = self.all.get(f"{self.architecture}.{key}", default)
@@ -60,9 +60,8 @@ def config_from_gguf(
 ) -> ModelConfig:
     """The config of a GGUF file, from its metadata and its tensors' shapes (row-major).
 
-    `rope.factors` is left empty: the values are in a tensor, which the caller reads.
-    `rope_scaling` replaces the file's own.
-    Keys are those of the GGUF specification (ggml, docs/gguf.md).
+    `rope.factors` is left empty: the values are in a tensor, which the caller reads. `rope_scaling` replaces
+    the file's own. The keys of `metadata` are those of the GGUF specification (ggml, docs/gguf.md).
     """
     architecture = one_of(tuple(ARCHITECTURES), "general.architecture", metadata.get("general.architecture"))
     given = Metadata(architecture, metadata, shapes, rope_scaling)

@@ -78,7 +78,8 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def undequantisable(header: GGUFHeader) -> dict[str, str]:
-    """The types that the `gguf` package does not dequantise: the last tensor of each → the type's name."""
+    """Tensor's name → its type's name, for the last tensor of each type that the `gguf` package cannot
+    dequantise."""
     import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize

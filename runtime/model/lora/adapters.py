@@ -43,7 +43,7 @@ class Adapters:
     unloaded earlier."""
 
     def __init__(self, model: CausalLM, free: Callable[[torch.device], int | None] = free_bytes) -> None:
-        """`free` gives the bytes that a device has for adapters; None for as many as are loaded."""
+        """`free` returns the bytes that a device has for adapters; None: without limit."""
         self._model, self._free_bytes = model, free
         self._loaded: dict[str, Adapter] = {}
         self.slots: set[int] = set()

@@ -100,7 +100,7 @@ class StateShape:
     width: int
     """Tokens that the convolution sees, the current one included."""
     heads: int
-    """Value heads. A key head may serve several."""
+    """Number of value heads. Several value heads may share a key head."""
     key_dim: int
     value_dim: int
 
@@ -170,9 +170,9 @@ class ModelShape:
     def default_context_length(self) -> int:
         """The longest context in which no rotation depends on the length of a request.
 
-        With longrope and dynamic, transformers takes other frequencies for all tokens of a request once it is
-        longer than the original context. The cached keys of earlier tokens are rotated already, so they
-        cannot follow.
+        With longrope and dynamic, transformers takes other frequencies for all tokens of a request once the
+        request is longer than the original context. The cached keys of earlier tokens are rotated already and
+        would not match.
         """
         borders = [length for kind, length in self.rope_kinds.items() if kind in BY_LENGTH]
         return min([self.context_length, *borders])
@@ -326,9 +326,9 @@ def delta_shape(
 ) -> dict[str, Any]:
     """The fields of a hybrid: a model in which some layers are gated delta-net layers.
 
-    linear : for each layer, whether it is one
+    linear : for each layer, whether it is a gated delta-net layer
     heads : value heads
-    width : of the convolution
+    width : tokens that the convolution sees
     """
     if all(linear) or not any(linear):
         raise unsupported(

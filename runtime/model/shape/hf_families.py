@@ -254,7 +254,7 @@ class Reader:
     """Differences of a family's `config.json` from Llama's."""
 
     defaults: Config = field(default_factory=dict)
-    """Defaults of transformers that differ from Llama's, for fields that a file may leave out."""
+    """Values that transformers gives to absent fields, where they differ from Llama's."""
     values: Mapping[str, tuple[Any, ...] | None] = field(default_factory=dict)
     """Supported values of fields, instead of those in `_NEUTRAL`; None: every value is supported."""
     attention_bias: bool = False

@@ -60,7 +60,8 @@ strips white space or handles markup."""
 
 
 def chat_format(tokenizer: Any) -> ChatFormat | None:
-    """The pieces of `tokenizer.chat_template`; None without a template, and for one that drops contents.
+    """The pieces of `tokenizer.chat_template`; None without a template, and for a template that drops
+    contents.
 
     `exact` is False if the composed pieces differ from the template's output, for instance because the
     template strips contents. If the template refuses two roles in succession, `prefix` has no key for them.
@@ -136,7 +137,7 @@ def _tool_format(tokenizer: Any) -> str:
 
 
 def template_source(tokenizer: Any) -> str:
-    """The Jinja source of the chat template. If there are several templates, that of the one for tools."""
+    """The Jinja source of the chat template; of the template for tools if there are several."""
     template: str | dict[str, str] = tokenizer.chat_template
     if isinstance(template, str):
         return template
@@ -178,7 +179,7 @@ def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool, opened: st
 
     prompts : whether the template has a generation prompt. Then conversations that end in an assistant's turn
         are not compared, because they are never sent.
-    opened : text that follows the template's generation prompt in the pieces
+    opened : text that the pieces append to the template's generation prompt
     """
     for roles in _conversations(_CHECKED):
         for contents in _CONTENTS:

@@ -76,7 +76,7 @@ class TracedShape(ModelShape):
     output: Any = field(repr=False, compare=False)
     """The class of the body's output."""
     kinds: tuple[tuple[RopeKind, int], ...]
-    """`rope_kinds`"""
+    """The items of `rope_kinds`."""
     not_native: str = ""
     """The reason why our own code does not run the model; empty if our code was not tried."""
 
@@ -94,8 +94,8 @@ class Mask:
 
 
 def shape_of_folder(folder: Path, rope_scaling: Mapping[str, Any] | None = None) -> TracedShape:
-    """The shape of the checkpoint in `folder`. The weights are not needed. `rope_scaling` replaces the
-    config's own.
+    """The shape of the checkpoint in `folder`, which needs no weights. `rope_scaling` replaces the config's
+    own.
 
     Raises `UnsupportedField`, with the architecture's name, for a model that the pages cannot hold.
     """
@@ -272,7 +272,7 @@ def _traced(config: Any, architecture: type[Any]) -> tuple[tuple[Call, ...], _Bo
 
 
 def implementations(architecture: type[Any], experts: str) -> dict[str, str]:
-    """Options of the library's constructors: our attention, and the way to multiply `experts`."""
+    """Options for the library's constructors: our attention, and `experts`, the way to multiply experts."""
     found = {"attn_implementation": NAME}
     return (
         found | {"experts_implementation": experts}
