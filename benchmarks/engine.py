@@ -78,8 +78,7 @@ TINY = Sizes(batches=(1, 3), context=64, steps=4, prompt=100, chunk=32, branches
 def engine_config(
     sizes: Sizes, device: Literal["auto", "cpu", "cuda"] = "auto", **changes: Any
 ) -> EngineConfig:
-    """The engine's configuration, with enough pages of the device's default size for the largest
-    measurement."""
+    """The engine's configuration, with enough pages of the default size for the largest measurement."""
     config = with_defaults_of(EngineConfig(), resolve_device(EngineConfig(device=device)))
     page = changes.pop("page_size", config.page_size)
     beside = MOST_WARM[0] + ROUNDS * sizes.steps + 2 * page
@@ -182,8 +181,7 @@ def state(facts: Row) -> str:
 
 
 def measure(args: argparse.Namespace, sizes: Sizes, shape: Path, facts: Row) -> None:
-    """Print rows as they come, and write them to the file together with `facts`. Adds this engine's facts to
-    `facts`."""
+    """Print rows as they come. Add this engine's facts to `facts`, and write rows and `facts` to the file."""
     rows: list[Row] = []
 
     def write() -> None:

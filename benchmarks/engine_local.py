@@ -47,7 +47,7 @@ capture something are counted as `unsettled`."""
 QUEUE_CYCLES = 40_000_000
 """About 20 ms of a GPU's time. Meanwhile the host plans and launches the work to be timed."""
 BLOCK = 4_000_037
-"""Number of random numbers with which the KV pages are filled repeatedly: a prime, so that pages and heads
+"""Count of random numbers with which KV pages are filled repeatedly: a prime, so that pages and heads
 differ."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
@@ -350,8 +350,7 @@ class LocalEngine:
 
 @contextlib.contextmanager
 def collecting_as_workers_do() -> Iterator[None]:
-    """Context with the garbage collector set as in a worker process (`worker_start`); a full collection takes
-    50 ms."""
+    """Context with the garbage collector set as in a worker (`worker_start`): full collections take 50 ms."""
     thresholds = gc.get_threshold()
     gc.collect()
     finish_startup()

@@ -114,8 +114,7 @@ class Request:
 
 
 class Replica:
-    """A scheduler with measured costs. A step takes the decoding rows first, then chunks of prompts in their
-    order."""
+    """A scheduler with measured costs. A step takes the decoding rows, then chunks of prompts in order."""
 
     def __init__(self, name: str) -> None:
         self.name = name

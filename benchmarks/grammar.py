@@ -212,8 +212,7 @@ ENGINES: dict[str, Callable[[Vocabulary], Engine]] = {
     "outlines": Outlines,
 }
 SLOW = {"outlines": ("verdict",)}
-"""Engine → the only cases in which the engine is measured, because it takes many seconds for each other
-case."""
+"""Engine → the only cases in which it is measured. It takes many seconds for each other case."""
 
 
 class Times(NamedTuple):

@@ -144,7 +144,7 @@ def timed(backend: Any, run: Callable[[Case, Rows, Done], object], case: Case, r
 
 @contextlib.contextmanager
 def ways(options: argparse.Namespace) -> Iterator[dict[str, Way]]:
-    """Context that gives the chosen ways to run a batch. Only the servers and engines that these need are
+    """Context that gives the chosen ways to run a batch. Only servers and engines that the ways need are
     started."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Way] = {}

@@ -81,8 +81,7 @@ class Outcome(NamedTuple):
 
 
 def work(library: str, pipe: Connection) -> None:
-    """Answer each `Task` with the seconds to compile its schema and then an `Outcome`, or with the refusal
-    alone."""
+    """Answer each `Task` with the seconds to compile its schema, then an `Outcome`; or with the refusal."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
     engine = LIBRARIES[library](vocabulary)
@@ -117,8 +116,8 @@ def work(library: str, pipe: Connection) -> None:
 
 
 def in_order(_library: str, pipe: Connection) -> None:
-    """Answer each (schema, values) with the values as texts in the order of the schema, or with the reason
-    why there are none."""
+    """Answer each (schema, values) with 0.0, and then with the values as texts in the schema's order, or with
+    the reason why there are none."""
     pipe.send("ready")
     while True:
         schema, values = pipe.recv()
@@ -176,8 +175,7 @@ class Worker:
 
 
 def tasks(cases: Sequence[Case], limit_s: float) -> list[Task]:
-    """The tasks of `cases`. An instance's own order stands for the schema's order if that is not found within
-    the limit."""
+    """The tasks of `cases`. If the schema's order is not found in time, the instances' own order is used."""
     tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
     worker = Worker(in_order)
     found = []

@@ -45,8 +45,7 @@ class Grace:
 
 AT_ITS_LIMIT = Grace(10.0, 2.0)
 AT_OUR_END = Grace(3.0, 1.0)
-"""Grace for the current part when the whole visit is stopped. It is short, because SIGKILL may follow
-soon."""
+"""Grace for the current part when the whole visit is stopped: short, because SIGKILL may follow soon."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +154,7 @@ class Call:
         return Ended(part, outcome, seconds, rows)
 
     def _ends(self, process: subprocess.Popen[bytes], limit: float, *, while_wanted: bool = False) -> bool:
-        """Whether the process ends before the limit. With `while_wanted`: also before the visit is
-        stopped."""
+        """Whether the process ends before the limit, and with `while_wanted` before the visit is stopped."""
         while process.poll() is None:
             if self._clock() >= limit or (while_wanted and self.stopped):
                 return False
@@ -195,7 +193,6 @@ class Call:
 
 
 def _environment(tiny: bool) -> dict[str, str]:
-    """Environment variables for a part. faulthandler is switched on for its child processes as well."""
     always = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if not tiny:
         return always

@@ -68,8 +68,7 @@ class Started:
 
 
 def _has_files(pid: int) -> bool:
-    """Whether a thread of the process is not yet a zombie. A thread closes its files before it becomes
-    one."""
+    """Whether a thread of the process is no zombie yet. A thread closes its files before becoming one."""
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError, IndexError):
             if _stat(task)[0] not in (b"Z", b"X"):

@@ -30,8 +30,7 @@ class StoredTensor:
     format: str
     size: int
     kept: tuple[str, float] | None = None
-    """(packed format, bits a weight including scales) of a matrix that is quantised in the checkpoint; else
-    None."""
+    """(packed format, bits a weight, scales included) of a matrix quantised in the checkpoint; else None."""
 
     @property
     def numbers(self) -> int:
@@ -47,8 +46,8 @@ class StoredTensor:
 
     @property
     def is_expert(self) -> bool:
-        """Whether the tensor belongs to routed experts. An expert's weights are read only if a token is
-        routed to it."""
+        """Whether the tensor belongs to routed experts, whose weights are read only if a token is routed
+        there."""
         return _EXPERT.search(self.name) is not None
 
 
@@ -81,8 +80,7 @@ def stored_tensors(weights: Path) -> list[StoredTensor]:
 
 _CODES4 = {"Q2_K": 8.0, "Q3_K": 6.0, "Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 6.0}
 _TABLES4 = {"IQ4_NL": 4.5, "IQ4_XS": 5.0, "MXFP4": 4.5, "NVFP4": 5.0}
-"""Type of GGML with 4-bit codes into a table → bits a weight in memory. On CUDA int8 numbers replace the
-codes."""
+"""Type of GGML with 4-bit codes into a table → bits a weight on the CPU. CUDA keeps int8 numbers instead."""
 _NUMBERS8 = {
     **dict.fromkeys(("Q5_0", "Q8_0"), 8.5),
     **dict.fromkeys(("Q5_1", "IQ1_S", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0"), 9.0),

@@ -40,8 +40,8 @@ class Refusal:
 def native_shape(
     weights: Path, rope_scaling: Mapping[str, Any] | None = None
 ) -> tuple[ModelConfig | None, list[Refusal]]:
-    """(shape as `load.read_config` reads it, []) if our own code runs the model; else (None, all reasons
-    against it).
+    """(shape as by `load.read_config`, []) if our own code runs the model; else (None, all reasons against
+    it).
 
     To find all reasons, each refused field is removed and the rest is read again.
     """
@@ -96,8 +96,7 @@ def refused_types(weights: Path) -> list[Refusal]:
 
 
 def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -> list[Refusal]:
-    """Options with which the engine would not start with this model on this machine. Each option is tried
-    alone."""
+    """Options with which the engine would not start for this model and machine. Each is tried alone."""
     refusals = []
     for name, values in OPTIONS.items():
         for value in values:

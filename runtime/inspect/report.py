@@ -39,8 +39,7 @@ WORKSPACE = 1 << 30
 """Bytes set aside beside weights and KV pages: for the processes of the engine core, the context of a CUDA
 device, and the tensors of the largest step. Measured on SmolLM2-135M on the CPU: 0.8 GiB."""
 LEAST_TOKENS = 8192
-"""Tokens whose KV must fit beside the weights. If the model's context is shorter, its length counts
-instead."""
+"""Tokens whose KV must fit beside the weights: this number, or the model's context if that is shorter."""
 _BYTES = {"float32": 4, "bfloat16": 2}
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVE = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
@@ -48,8 +47,7 @@ _ACTIVE = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 
 @dataclass(frozen=True)
 class FormatShare:
-    """The matrices and vectors of one stored format. `kept_as` is their packed format, or None if they are
-    not packed."""
+    """The matrices and vectors of one stored format. `kept_as`: their packed format; None: not packed."""
 
     format: str
     tensors: int
@@ -233,7 +231,7 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
 def _ranks(
     shape: ModelShape | None, config: EngineConfig, weights: Path
 ) -> tuple[list[int], int, list[Refusal]]:
-    """(rank counts that divide the model, requested count or 1 if it is refused, refusals of the requested
+    """(rank counts that divide the model, requested count (1 if refused), refusals of the requested
     count)."""
     if shape is None:
         return [], 1, []
@@ -268,8 +266,7 @@ def _sizes(
     dtype: str,
     ranks: int = 1,
 ) -> tuple[list[FormatShare], int]:
-    """The stored formats with the packed format of each, and the bytes in memory of all weights of the first
-    rank.
+    """The stored formats with their packed formats, and the bytes in memory of the first rank's weights.
 
     packs_on : the device, if our own code runs the model; else None
     """
@@ -350,8 +347,7 @@ def kv_facts(
 
 
 def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
-    """(number of all parameters, number of those by which one token is multiplied: of routed experts only the
-    chosen ones count)."""
+    """(number of parameters, number of active parameters, which count only the chosen routed experts)."""
     total = sum(tensor.numbers for tensor in tensors)
     experts = sum(tensor.numbers for tensor in tensors if tensor.is_expert)
     if not experts:

@@ -98,8 +98,7 @@ def resolve(
 
 
 def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
-    """The model's files, and whether they are whole: if the model is only on the hub, just the headers are
-    fetched.
+    """(model's files, whether they are whole). If the model is only on the hub, just headers are fetched.
 
     Raises the errors of `resolve`.
     """
@@ -254,11 +253,10 @@ def _hub(name: HubName, progress: bool) -> Path:
 
 
 def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str | None]:
-    """(paths of the model that `listing.name` means, first path), with None as first path for a model that is
-    not GGUF.
+    """(paths of the model that `listing.name` means, first path of a GGUF model or None for another).
 
-    Raises `NotFound`, with all formats of the repository, if the name means no model in it or no model in it
-    fits this machine.
+    Raises `NotFound`, with all formats of the repository, if the name means no model in it or none that fits
+    the machine.
     """
     name = listing.name
     # Other .safetensors files repeat the same weights (consolidated.*), or are adapters.
@@ -280,8 +278,7 @@ def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str 
 
 
 def _why_not(weights: Path) -> str | None:
-    """The reasons why the GGUF model `weights` cannot run on this machine, judged by its headers; None if it
-    can."""
+    """The reasons why the GGUF model `weights` cannot run on this machine, by its headers; None if it can."""
     from ramify.runtime.inspect.report import inspected
 
     found = inspected(ModelFiles("", weights, weights.parent), this_machine(), chat=False)

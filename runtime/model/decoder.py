@@ -39,7 +39,7 @@ class Layer(nn.Module, ABC):
         return None
 
     def join(self, reduce: Reduce) -> None:
-        """Use `reduce` to add the partial results of all ranks. Called if the config is one rank's part of a
+        """Use `reduce` to sum the ranks' partial results. Called if the config is one rank's part of a
         model."""
         raise NotImplementedError(f"{type(self).__name__} is not divided among ranks")
 
@@ -84,8 +84,8 @@ class Model(CausalLM):
         return layer
 
     def join(self, reduce: Reduce) -> None:
-        """Use `reduce` to add the partial results of all ranks from now on. Called if the config is one
-        rank's part."""
+        """Use `reduce` to sum the ranks' partial results. Called if the config is one rank's part of a
+        model."""
         for layer in self.layers:
             assert isinstance(layer, Layer)
             layer.join(reduce)
@@ -107,14 +107,13 @@ class Model(CausalLM):
     def forward_through(
         self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        """Forward pass with all layers computed by one call: layers(x, rotation) adds their outputs to x in
-        place."""
+        """Forward pass with one call for all layers: layers(x, rotation) adds their outputs to x in place."""
         x = self.embed(ids)
         layers(x, self.rotations[0][positions])
         return self.norm.forward(x)
 
     def layer_weights(self) -> list[LayerWeights] | None:
-        """The packed weights of all layers; None if a layer has none, or if the rotary embeddings of layers
+        """The packed weights of all layers; None if a layer has none, or if rotary embeddings of layers
         differ."""
         if len(self.rotations) > 1:
             return None
@@ -140,7 +139,6 @@ class Model(CausalLM):
         return self._capped(self.head.op(hidden, self.head.packed[0], out=out))
 
     def _capped(self, logits: Tensor) -> Tensor:
-        """Apply the config's logit scale and soft cap in place."""
         scale, cap = self.config.logit_scale, self.config.logit_soft_cap
         if scale != 1.0:
             logits *= scale
@@ -153,8 +151,7 @@ class Model(CausalLM):
         return self._capped(self._masked_linear(hidden, self.head.packed[0], mask, mask_rows))
 
     def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack each matrix as soon as it is filled. Experts pack theirs while they are filled. `form`: see
-        `pack`."""
+        """Pack each matrix, except those of routed experts, once it is filled. `form`: see `pack`."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack_when_filled(partial(module.pack, form))
@@ -176,8 +173,7 @@ class Model(CausalLM):
                 module.keeps = False
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Replace the parameter `name`. If it is the embedding and the head is tied to it, replace the head's
-        too."""
+        """Replace the parameter `name`. For the embedding, also replace the weight of a head tied to it."""
         owner, _, attribute = name.rpartition(".")
         parameter = nn.Parameter(tensor, requires_grad=False)
         setattr(self.get_submodule(owner), attribute, parameter)
@@ -186,8 +182,7 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack all matrices. Matrices that are quantised in the checkpoint are packed as they are, all others
-        as form(weight).
+        """Pack all matrices: those quantised in the checkpoint as they are, all others as form(weight).
 
         If `form` is None, matrices that are not quantised in the checkpoint stay unpacked.
         """

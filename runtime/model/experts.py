@@ -53,8 +53,8 @@ class MixtureOfExperts(nn.Module):
             # The compiled block has no place for the terms of adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
-        """Packed weights, in this order: router, gate_up, down. gate_up and down hold all experts (`Stack`).
-        Empty before packing."""
+        """Packed router, gate_up and down, the latter two with all experts (`Stack`). Empty before
+        packing."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block
@@ -143,8 +143,7 @@ class MixtureOfExperts(nn.Module):
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 
     def keep_rows(self, name: str, index: int, rows: Rows) -> bool:
-        """Keep `rows`, and pack an expert's matrix as soon as all of its rows are there, so that few rows are
-        held unpacked at a time.
+        """Keep `rows`, and pack an expert's matrix once its rows are complete. So few rows stay unpacked.
 
         Returns False if the rows are not kept: the caller then copies their dequantised values.
         """
@@ -239,8 +238,7 @@ _NAMES = [
         (r"\.shared_expert\.output_linear\.", ".shared_expert.down_proj."),
     )
 ]
-"""(pattern in other families' tensor names, replacement as in Qwen's names). `MixtureOfExperts.slots` has
-Qwen's names."""
+"""(pattern in other families' tensor names, replacement as in Qwen's names, which `slots` has)."""
 
 
 def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:

@@ -27,8 +27,7 @@ from ramify.runtime.model.shape.config import Activation
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rows of `heads` heads with `size` elements each. In each head, the first `rotated` elements rotate in
-    pairs."""
+    """Rows of `heads` heads of `size` elements. The first `rotated` elements of each head rotate in pairs."""
 
     heads: int
     size: int
@@ -194,11 +193,10 @@ class Linear(nn.Module):
         )
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
-        """Packed matrices whose rows together, in order, are those of `weight`. If there are any, `weight` is
-        empty."""
+        """Packed matrices, which hold the rows of `weight` in order. If there are any, `weight` is empty."""
         self.quantised: list[tuple[slice, QuantisedWeight | Tensor, Tensor | None]] = []
-        """(outputs, matrix, bias) for each part of `weight`. Set by `lay_out` if a part is quantised;
-        `weight` is then empty."""
+        """(outputs, matrix, bias) for each part of `weight`, if `lay_out` found a quantised part; `weight` is
+        then empty."""
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
         self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
@@ -263,8 +261,7 @@ class Linear(nn.Module):
             self._adapt(x, residual.value())
 
     def _term(self, x: Tensor) -> Tensor:
-        """This rank's term of x Wᵀ + b. Packed matrices give it in float32, so that only the sum is
-        rounded."""
+        """This rank's term of x Wᵀ + b: float32 from packed matrices, so that only the sum is rounded."""
         if not self.packed:
             return self._product(x)
         y = x.new_empty((len(x), sum(part.outputs for part in self.packed)), dtype=torch.float32)
@@ -290,8 +287,7 @@ class Linear(nn.Module):
         return y if rows is None or not self.lora else self.adapted.op(x, self.lora, rows, out=y)
 
     def _extra(self, x: Tensor, norm: Norm | None = None) -> Extra | None:
-        """The LoRA terms of the step's adapters for input norm(x), or x if `norm` is None. None without
-        adapters."""
+        """The LoRA terms for input norm(x), or for x if `norm` is None; None without adapters."""
         rows = self.adapted.rows
         if rows is None or not self.lora:
             return None
@@ -445,8 +441,7 @@ class GatedMLP(nn.Module):
         self.down.add_to(residual, self.gate_up.forward_normed(residual, norm))  # (T, intermediate)
 
     def weights(self) -> tuple[PackedWeight, PackedWeight] | None:
-        """The packed matrices gate_up and down; None if either is not packed, or is packed in several
-        parts."""
+        """The packed matrices gate_up and down; None unless each is packed as one part."""
         if len(self.gate_up.packed) != 1 or len(self.down.packed) != 1:
             return None
         return self.gate_up.packed[0], self.down.packed[0]

@@ -201,8 +201,7 @@ def _integers(
 
 
 def _shifted(numbers: Tensor, factors: Tensor, zeros: Tensor, group: int) -> Rows:
-    """Rows with the values scale * (number - zero). The offsets are float32: scale * zero needs more bits
-    than a scale."""
+    """Rows with the values scale * (number - zero). Offsets are float32, as scale * zero has more bits."""
     factors = factors.float()
     return Rows(numbers, factors, -(factors * zeros), group=group)
 
@@ -223,8 +222,8 @@ def _spread(rows: Rows) -> Rows:
 
 
 def _by_output(scale: Tensor, numbers: Tensor, quantised: Quantised) -> tuple[Tensor, int]:
-    """Scales per tensor, output, group or block, expanded to (outputs, groups), and the inputs of a group (0:
-    all)."""
+    """Scales per tensor, output, group or block, expanded to (outputs, groups), and the group size (0: all
+    inputs)."""
     outputs, inputs = numbers.shape
     if scale.dtype not in SCALE_DTYPES:
         scale = scale.float()
@@ -308,8 +307,7 @@ def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str,
 def matrix_tensors(
     stem: str, names: dict[str, str], tensor: Callable[[str], Tensor], quantised: Quantised
 ) -> Iterator[tuple[str, Tensor | Rows]]:
-    """The matrix `stem` as `Rows`, if it is quantised, and all other tensors of the module `stem`, such as
-    the bias.
+    """The matrix `stem` as `Rows`, if it is quantised, and the module's other tensors, such as the bias.
 
     names : last part of a tensor's name → its name
     """
@@ -334,8 +332,7 @@ def matrix_tensors(
 def _rows(
     name: str, scheme: Callable[[Stored, Quantised], Rows], parts: Stored, quantised: Quantised
 ) -> Rows:
-    """The rows of the matrix `name`. Raises `InvalidRequest`, with the matrix's name, if its parts do not fit
-    together."""
+    """The rows of the matrix `name`. Raises `InvalidRequest`, with this name, if its parts do not fit."""
     layout = quantised.for_matrix(name)
     try:
         rows = scheme(parts, layout)

@@ -42,8 +42,7 @@ Entry = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 def write_folder(source: Path, target: Path, to: str) -> Report:
-    """Write the checkpoint `source` into the folder `target`, with the matrices of its layers in the format
-    `to`.
+    """Write the checkpoint `source` into the folder `target`, with its layers' matrices in the format `to`.
 
     Embeddings, head, norms, routers, and experts that are stored as one tensor stay as they are. One matrix
     at a time is in memory. Raises `UnsupportedField` if the checkpoint is already quantised.

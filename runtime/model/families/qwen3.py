@@ -34,8 +34,7 @@ class Glm4Moe(Model):
         return (Qwen3Layer if self.config.head_norms else LlamaLayer)(self.config, index, dtype)
 
     def name_of(self, stored: str) -> str | None:
-        """The tensor's name; None for multi-token prediction (layers from `num_layers` on): it is not
-        used."""
+        """The tensor's name; None for the unused layers of multi-token prediction, from `num_layers` on."""
         found = re.match(r"model\.layers\.(\d+)\.", stored)
         return None if found and int(found[1]) >= self.config.num_layers else super().name_of(stored)
 

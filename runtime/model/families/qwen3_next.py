@@ -149,8 +149,8 @@ class Qwen3Next(Model):
         return kind(self.config, index, dtype)
 
     def name_of(self, stored: str) -> str | None:
-        """The tensor's name in a text-only model; None for tensors of the vision tower and of multi-token
-        prediction (`mtp`)."""
+        """The tensor's name in a text-only model; None for the vision tower and multi-token prediction
+        (`mtp`)."""
         if stored.startswith(("mtp.", "model.visual.")):
             return None
         return super().name_of(stored.replace("model.language_model.", "model.", 1))

@@ -38,8 +38,8 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
 
 @functools.cache
 def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], Verbatim | None]:
-    """The functions `decode` and `verbatim` of a type's `Stored`. Cached, since rows with the same functions
-    can be joined."""
+    """`decode` and `verbatim` of a type's `Stored`. Cached, since rows with the same functions can be
+    joined."""
     verbatim = _VERBATIM.get(kind)
     table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
 
@@ -172,8 +172,7 @@ def _q5_1(blocks: Blocks) -> Read:
 
 
 def _q2_k(blocks: Blocks) -> Read:
-    """Sixteen groups of 16. A byte holds a group's scale in its low four bits and its offset in its high four
-    bits."""
+    """Sixteen groups of 16. A byte holds a group's scale (low four bits) and offset (high four bits)."""
     pairs = blocks[..., 16:80].reshape(*blocks.shape[:2], 2, 1, 32)
     numbers = pairs >> _TWO_BITS & 3
     scale, offset_scale = _half(blocks, 80).astype(np.float32), _half(blocks, 82).astype(np.float32)
@@ -208,8 +207,7 @@ def _q5_k(blocks: Blocks) -> Read:
 
 
 def _q6_k(blocks: Blocks) -> Read:
-    """Two halves of 128 numbers, each in eight groups of 16. A number has four bits from `low` and two from
-    `high`."""
+    """Two halves of 128 numbers in eight groups of 16. A number has four bits from `low`, two from `high`."""
     low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     upper = (high >> _TWO_BITS & 3).reshape(*low.shape[:3], 128)

@@ -176,8 +176,7 @@ def _but_every(every: int, window: int, num_layers: int) -> tuple[int, ...]:
 
 
 def _experts(given: Metadata, fields: Fields, **routing: Any) -> Fields:
-    """The mixture of experts. Its sizes, and the layers that have it, are read from the tensors' names and
-    shapes."""
+    """The mixture of experts. Its sizes and layers are read from the tensors' names and shapes."""
     shapes, layers = given.shapes, range(fields["num_layers"])
     sparse = tuple(f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in layers)
     block = f"blk.{sparse.index(True) if True in sparse else 0}"
@@ -282,8 +281,8 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "qwen35": ("qwen3_5", _hybrid),
     "qwen35moe": ("qwen3_5_moe", _hybrid_moe),
 }
-"""`general.architecture` → the family, and a function that returns further fields or overrides of the fields
-read so far."""
+"""`general.architecture` → (family, function that returns further fields, or overrides of those read so
+far)."""
 _PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
 """Architectures in which only a part of each head may rotate."""
 PAIRED: tuple[Family, ...] = ("llama", "mixtral", "granite", "granitemoe")

@@ -78,7 +78,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def undequantisable(header: GGUFHeader) -> dict[str, str]:
-    """Tensor's name → its type's name, for the last tensor of each type that the `gguf` package cannot
+    """Tensor's name → its type, for the last tensor of each type that the `gguf` package cannot
     dequantise."""
     import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -134,8 +134,7 @@ def _read(path: Path) -> GGUFHeader:
 
 @functools.lru_cache(maxsize=8)
 def _read_once(path: Path, *_version: int) -> GGUFHeader:
-    """The header, cached. A start reads it several times, and stepping over a vocabulary of 49,000 tokens
-    takes 0.1 s."""
+    """The header, cached: a start reads it several times, and a vocabulary of 49,000 tokens takes 0.1 s."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header(path, len(data))

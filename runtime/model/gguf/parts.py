@@ -69,8 +69,7 @@ _MORE_NAMES = {
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _HYBRID),
 }
 _NORMS_PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose files store the weights of norms plus 1, except the norm in delta-net layers
-(`ssm_norm`)."""
+"""Architectures whose files store norms' weights plus 1, except `ssm_norm` (the norm of delta-net layers)."""
 _WITHOUT_SUFFIX = ("ssm_a", "ssm_dt")
 """Tensors that Hugging Face checkpoints name without ".weight": `A_log` and `dt_bias`."""
 

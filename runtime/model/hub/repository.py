@@ -55,8 +55,7 @@ class Listing:
 
 
 def listed(name: HubName) -> Listing:
-    """The listing of a repository, from the hub. Raises `NotFound`, `Unauthorized` or `Unreachable` by the
-    hub's answer."""
+    """The hub's listing of a repository. Raises `NotFound`, `Unauthorized` or `Unreachable`."""
     from huggingface_hub import HfApi
 
     with refusals(name):
@@ -74,8 +73,7 @@ def listed(name: HubName) -> Listing:
 
 
 def cached(name: HubName) -> Path | None:
-    """The snapshot folder of the revision in the Hugging Face cache, with the files fetched so far; None if
-    there is none."""
+    """The revision's snapshot folder in the Hugging Face cache, perhaps incomplete; None if there is none."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 

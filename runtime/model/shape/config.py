@@ -126,8 +126,7 @@ class StateShape:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The properties of a model that the executor and the scheduler need. Sizes are in elements, lengths in
-    tokens."""
+    """A model's properties for the executor and the scheduler. Sizes are in elements, lengths in tokens."""
 
     family: str
     vocab_size: int
@@ -144,13 +143,12 @@ class ModelShape:
     attention_soft_cap: float = 0.0
     """Attention scores become cap · tanh(score / cap); 0: no cap."""
     sinks: tuple[bool, ...] = ()
-    """For each layer, whether its heads have attention sinks: scores that join every softmax. Empty: no layer
-    has any."""
+    """For each layer, whether its heads have attention sinks (scores that join each softmax). Empty: no
+    layer."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     states: StateShape | None = None
-    """The shape of the states that linear attention layers keep instead of keys and values; None without such
-    layers."""
+    """The shape of the states that linear attention layers keep; None without linear attention layers."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -162,7 +160,7 @@ class ModelShape:
 
     @property
     def rope_kinds(self) -> Mapping[RopeKind, int]:
-        """Each kind of rotary embedding → the shortest original context of that kind; empty without rotary
+        """Each kind of rotary embedding → the kind's shortest original context; empty without rotary
         embeddings."""
         return {}
 
@@ -171,8 +169,7 @@ class ModelShape:
         """The longest context in which no rotation depends on the length of a request.
 
         With longrope and dynamic, transformers takes other frequencies for all tokens of a request once the
-        request is longer than the original context. The cached keys of earlier tokens are rotated already and
-        would not match.
+        request is longer than the original context. Cached keys cannot follow: they are rotated already.
         """
         borders = [length for kind, length in self.rope_kinds.items() if kind in BY_LENGTH]
         return min([self.context_length, *borders])
@@ -254,8 +251,8 @@ class ModelConfig(ModelShape):
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    """Whether there are norms over query and key heads. Set in families that have models with and without
-    them."""
+    """Whether query and key heads have norms. Set in families that have models with and without such
+    norms."""
     experts: Experts | None = None
     quantised: Quantised | None = None
     """Quantisation of a checkpoint folder. None for unquantised folders, and for GGUF files, where each

@@ -11,8 +11,7 @@ from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 Shape = TypeVar("Shape", bound=ModelShape)
 
 MOST_TOKENS = 1 << 24
-"""Longest context: positions are multiplied in float32, which represents every whole number up to this
-one."""
+"""Longest context: positions are multiplied in float32, which represents all integers up to this one."""
 
 
 def with_context(config: Shape, context_length: int | None) -> Shape:

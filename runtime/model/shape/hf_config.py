@@ -85,8 +85,8 @@ _MULTIMODAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
 
 
 def _text_part(config: Config) -> dict[str, Any]:
-    """The config of the text model in `config`, if `config` describes a multimodal model with a supported
-    text model; else `config`."""
+    """The config of the text model, if `config` is that of a multimodal model with a supported text model;
+    else `config`."""
     kind = str(config.get("model_type"))
     if kind.removesuffix("_text") not in _MULTIMODAL:
         return dict(config)

@@ -117,8 +117,7 @@ def _gemma_more(config: Config, fields: Fields) -> Fields:
 
 
 def _hybrid_ropes(config: Config, fields: Fields) -> Fields:
-    """The rotary embedding of hybrids. `mrope_section` is ignored: its three kinds of position are equal for
-    text."""
+    """The rotary embedding of hybrids. `mrope_section` is ignored: its three positions are equal for text."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
     return {"rope": rope_from_hf(config, given or {"rope_type": "default"}, partial=True)}

@@ -93,8 +93,7 @@ def _object(name: str, value: object) -> Fields:
 
 
 def _check(fields: Fields, prefix: str = "", **allowed: tuple[Any, ...]) -> None:
-    """Raise for the first field whose value is not among its `allowed` values. None among them allows the
-    field to be absent."""
+    """Raise for the first field with a value not in its `allowed` values. None allows an absent field."""
     for name, values in allowed.items():
         if fields.get(name) not in values:
             wanted = " or ".join("absent" if value is None else repr(value) for value in values)
