@@ -21,8 +21,8 @@ def dense(config: ModelConfig) -> bool:
 
 
 def weight_bytes(model: Model) -> int:
-    """Bytes of weights that every pass with logits reads: all but the embedding, of which it reads few
-    rows."""
+    """Bytes of weights that every pass with logits reads: all but the embedding, of which only some rows are
+    read."""
     total = sum(_size(parameter) for parameter in model.parameters())
     if not model.config.tie_embeddings or (model.head is not None and model.head.packed):
         total -= _size(model.embedding)

@@ -46,8 +46,8 @@ class StoredTensor:
 
     @property
     def is_expert(self) -> bool:
-        """Whether the tensor belongs to routed experts, whose weights are read only if a token is routed
-        there."""
+        """Whether the tensor belongs to routed experts. An expert's weights are read only if a token is
+        routed to it."""
         return _EXPERT.search(self.name) is not None
 
 

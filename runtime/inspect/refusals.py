@@ -40,8 +40,8 @@ class Refusal:
 def native_shape(
     weights: Path, rope_scaling: Mapping[str, Any] | None = None
 ) -> tuple[ModelConfig | None, list[Refusal]]:
-    """(shape as by `load.read_config`, []) if our own code runs the model; else (None, all reasons against
-    it).
+    """(shape as `load.read_config` reads it, []) if our own code runs the model; else (None, all reasons
+    against it).
 
     To find all reasons, each refused field is removed and the rest is read again.
     """

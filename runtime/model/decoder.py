@@ -39,8 +39,7 @@ class Layer(nn.Module, ABC):
         return None
 
     def join(self, reduce: Reduce) -> None:
-        """Use `reduce` to sum the ranks' partial results. Called if the config is one rank's part of a
-        model."""
+        """Use `reduce` to sum the ranks' partial results. Called if the model is one rank's part."""
         raise NotImplementedError(f"{type(self).__name__} is not divided among ranks")
 
     @abstractmethod
@@ -84,8 +83,7 @@ class Model(CausalLM):
         return layer
 
     def join(self, reduce: Reduce) -> None:
-        """Use `reduce` to sum the ranks' partial results. Called if the config is one rank's part of a
-        model."""
+        """Use `reduce` to sum the ranks' partial results. Called if the model is one rank's part."""
         for layer in self.layers:
             assert isinstance(layer, Layer)
             layer.join(reduce)
@@ -113,8 +111,7 @@ class Model(CausalLM):
         return self.norm.forward(x)
 
     def layer_weights(self) -> list[LayerWeights] | None:
-        """The packed weights of all layers; None if a layer has none, or if rotary embeddings of layers
-        differ."""
+        """The packed weights of all layers; None if a layer has none or the rotary embeddings differ."""
         if len(self.rotations) > 1:
             return None
         found = [layer.weights() for layer in self.layers if isinstance(layer, Layer)]

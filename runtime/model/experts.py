@@ -53,8 +53,7 @@ class MixtureOfExperts(nn.Module):
             # The compiled block has no place for the terms of adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
-        """Packed router, gate_up and down, the latter two with all experts (`Stack`). Empty before
-        packing."""
+        """Packed router, gate_up and down; the last two hold all experts (`Stack`). Empty before packing."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block

@@ -1,4 +1,4 @@
-"""The tensors of a quantised checkpoint folder, those of each quantised matrix as rows.
+"""The tensors of a quantised checkpoint folder, with each quantised matrix as `Rows`.
 
 Each scheme has a function. The values of its rows follow the formula of the scheme's own library, computed in
 float32. The library computes in the dtype of the scales; rounded to that dtype, the values here equal the

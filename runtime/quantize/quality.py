@@ -61,8 +61,8 @@ class Sequence:
         self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
 
     def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:
-        """Logits after the tokens [start, stop): (stop - start, vocab). Earlier tokens must have been
-        computed."""
+        """Logits after each of the tokens [start, stop): (stop - start, vocab). All earlier tokens must have
+        been computed."""
         extension = Extension(ids=ids, start=start, stop=stop, pages=self.pages)
         return self.runner.logits(self.runner.forward(pack([extension], PAGE_SIZE)))
 

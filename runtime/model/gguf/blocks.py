@@ -38,8 +38,8 @@ def rows_of(raw: Blocks, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> 
 
 @functools.cache
 def _decoder(kind: GGMLQuantizationType) -> tuple[Callable[[Tensor], Rows], Verbatim | None]:
-    """`decode` and `verbatim` of a type's `Stored`. Cached, since rows with the same functions can be
-    joined."""
+    """The functions `decode` and `verbatim` of a type's `Stored`. Cached, since rows with the same functions
+    can be joined."""
     verbatim = _VERBATIM.get(kind)
     table = torch.tensor(_TABLES[kind], dtype=torch.int8) if kind in _TABLES else None
 

@@ -281,8 +281,7 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "qwen35": ("qwen3_5", _hybrid),
     "qwen35moe": ("qwen3_5_moe", _hybrid_moe),
 }
-"""`general.architecture` → (family, function that returns further fields, or overrides of those read so
-far)."""
+"""`general.architecture` → (family, function that returns further fields and overrides of earlier fields)."""
 _PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
 """Architectures in which only a part of each head may rotate."""
 PAIRED: tuple[Family, ...] = ("llama", "mixtral", "granite", "granitemoe")

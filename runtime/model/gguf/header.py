@@ -78,8 +78,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def undequantisable(header: GGUFHeader) -> dict[str, str]:
-    """Tensor's name → its type, for the last tensor of each type that the `gguf` package cannot
-    dequantise."""
+    """Tensor's name → its type, for the last tensor of each type that `gguf` cannot dequantise."""
     import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize

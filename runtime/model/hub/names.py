@@ -27,7 +27,7 @@ _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class HubName:
-    """A name on the hub: ``org/repo``, ``org/repo@revision`` or ``org/repo:QUANT``, perhaps after
+    """A name on the hub: ``org/repo``, ``org/repo@revision`` or ``org/repo:QUANT``, each also after
     ``hf.co/``."""
 
     repository: str

@@ -101,8 +101,8 @@ class PeftAdapter:
 def read_adapter(folder: Path) -> PeftAdapter:
     """The adapter in `folder`.
 
-    Raises `InvalidRequest` for a folder that is no valid adapter, `UnsupportedField` for an unsupported
-    feature.
+    Raises `InvalidRequest` if the folder is no valid adapter, and `UnsupportedField` if the adapter has an
+    unsupported feature.
     """
     digest = hashlib.sha256()
     files = {}

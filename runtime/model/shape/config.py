@@ -29,12 +29,12 @@ Name = TypeVar("Name", bound=str)
 class Rope:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) and its extension to long contexts.
 
-    default: no extension. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low frequencies
-    divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv 2309.00071.
-    factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: as
-    factors, but with `long_factors` if the context is longer than the original one (arXiv 2402.13753).
-    dynamic: as default up to the original context length; beyond it the frequencies change with the length of
-    the request.
+    Kinds: default: no extension. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low
+    frequencies divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv
+    2309.00071. factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files).
+    longrope: as factors, but with `long_factors` if the context is longer than the original one (arXiv
+    2402.13753). dynamic: as default up to the original context length; beyond it the frequencies change with
+    the length of the request.
     """
 
     kind: RopeKind = "default"
@@ -143,8 +143,8 @@ class ModelShape:
     attention_soft_cap: float = 0.0
     """Attention scores become cap · tanh(score / cap); 0: no cap."""
     sinks: tuple[bool, ...] = ()
-    """For each layer, whether its heads have attention sinks (scores that join each softmax). Empty: no
-    layer."""
+    """For each layer, whether its heads have attention sinks: scores that join every softmax. Empty: no layer
+    has any."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     states: StateShape | None = None
@@ -160,7 +160,7 @@ class ModelShape:
 
     @property
     def rope_kinds(self) -> Mapping[RopeKind, int]:
-        """Each kind of rotary embedding → the kind's shortest original context; empty without rotary
+        """Each kind of rotary embedding → the shortest original context of that kind; empty without rotary
         embeddings."""
         return {}
 

@@ -20,8 +20,8 @@ from ramify.runtime.model.tokenizer.tool_pieces import probe_call, probe_result,
 from ramify.tool_calls.parser import common_start
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates switch thinking on and off: the first in Qwen and GLM, the second in
-DeepSeek."""
+"""Variables by which templates switch thinking on and off: Qwen and GLM use the first, DeepSeek the
+second."""
 CHANNEL = "<|channel|>analysis<|message|>"
 """The text that begins thoughts in gpt-oss."""
 _USER, _ANSWER, _LATER, _THOUGHTS = "userword", "answerword", "laterword", "thoughtword"
