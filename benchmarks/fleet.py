@@ -60,7 +60,7 @@ def text(draw: random.Random, count: int) -> np.ndarray:
 
 
 def agent(draw: random.Random, systems: list[np.ndarray]) -> Body:
-    """An agent: turns with a tool call between them. Every third turn forks into four views."""
+    """An agent: turns with a tool call between them. Every third turn forks into four branches."""
     prompt = np.concatenate([draw.choice(systems), text(draw, draw.randint(50, 400))])
     for turn in range(draw.randint(3, 8)):
         if turn % 3 == 2:

@@ -5,7 +5,7 @@ A part is a process in a process group of its own. It writes to ``FOLDER/A.log``
 itself. At its limit it gets, in this order:
 
     SIGINT    Python prints the traceback of the KeyboardInterrupt, pytest its summary
-    SIGABRT   after 10 s: faulthandler prints all threads' stacks, also of one that waits inside a CUDA call
+    SIGABRT   after 10 s: faulthandler prints all threads' stacks, also of a thread inside a CUDA call
     SIGKILL   after 2 s more, and with it every process that the part has started
 """
 
@@ -102,8 +102,9 @@ class Call:
     def run(self, parts: Sequence[Part]) -> Iterator[Ended]:
         """Run `parts` and yield each as it ends.
 
-        A part's limit is its own seconds plus the seconds that earlier parts left, less those by which they
-        overran. So a call overruns its limit only by the end of its last part, unless parts get `LEAST_S`.
+        A part's limit is its own seconds plus the seconds that earlier parts left, less the seconds by which
+        earlier parts overran. So a call overruns its limit only by the end of its last part, unless parts get
+        `LEAST_S`.
         """
         left = 0.0
         for part in parts:

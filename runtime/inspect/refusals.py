@@ -110,7 +110,7 @@ def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -
 def refused_draft(
     shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
 ) -> tuple[ModelShape | None, list[Refusal]]:
-    """The shape of the draft model, or None and the reason why it cannot draft."""
+    """(shape of the draft model, []), or (None, the reason why this model cannot draft)."""
     from ramify.runtime.model.loading.load import read_shape
     from ramify.runtime.scheduler.speculation.draft_model import check_draft
 

@@ -70,8 +70,8 @@ def open_shard(path: Path, framework: Literal["pt", "numpy"] = "pt") -> Iterator
 
 
 def splits_of(path: Path) -> list[Path]:
-    """The files of the model of which `path` is a split, in order; `[path]` if it is not named as llama.cpp
-    names splits."""
+    """The files of the model of which `path` is a split, in order; `[path]` if the name is not that of a
+    split in llama.cpp."""
     found = SPLIT.fullmatch(path.stem)
     if found is None:
         return [path]

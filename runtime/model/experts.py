@@ -29,7 +29,7 @@ class MixtureOfExperts(nn.Module):
     """Σ weight · down(gate_up(x)) over the chosen experts, plus the shared expert.
 
     The router's weights and logits are float32: two experts' scores are often close, and a choice in bfloat16
-    would differ from that of the checkpoint's own code.
+    would differ from the choice of the checkpoint's own code.
     """
 
     def __init__(self, hidden: int, experts: Experts, dtype: torch.dtype, *, layer: int = 0) -> None:
@@ -166,7 +166,7 @@ class MixtureOfExperts(nn.Module):
         return pack(rows, inputs=inputs, gated=gated, clamp=self.experts.clamp if gated else None)
 
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack every matrix that is not packed yet, one expert at a time. `form` is that of `Linear.pack`."""
+        """Pack every matrix that is not packed yet, one expert at a time. `form`: see `Linear.pack`."""
         for (name, index), rows in self._rows.items():  # the other half came as values
             half = slice(None, self.experts.size) if name == "gate" else slice(self.experts.size, None)
             self.gate_up[index, half] = rows.values()

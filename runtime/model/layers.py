@@ -411,7 +411,7 @@ class Linear(nn.Module):
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) · up(x)): SwiGLU or GEGLU (arXiv 2002.05202).
 
-    `parts` are those of `Linear`. They are given for checkpoints in which gate and up are one tensor.
+    `parts`: as in `Linear`, given for checkpoints in which gate and up are one tensor.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ def size_of_header(begin: bytes) -> int | None:
     """The number of bytes in the header of the file that begins with `begin`; None if `begin` ends inside the
     header.
 
-    Raises `InvalidRequest` if it is no GGUF file.
+    Raises `InvalidRequest` if the file is no GGUF file.
     """
     cursor = _Cursor(begin)
     try:

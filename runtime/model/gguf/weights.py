@@ -58,7 +58,7 @@ def tensors_in_file(
     """Every weight under its Hugging Face name, converted to `dtype`, one at a time.
 
     With `quantised`, a matrix whose block type has a packed layout is returned as integers and scales. An
-    exception is an embedding that is not tied to the head: its rows are looked up, not multiplied. Layers for
+    embedding that is not tied to the head is dequantised: its rows are looked up, not multiplied. Layers for
     multi-token prediction, which come last, are not read.
     """
     config = config_from_gguf(header.metadata, header.shapes)

@@ -29,7 +29,7 @@ Name = TypeVar("Name", bound=str)
 class Rope:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) and its extension to long contexts.
 
-    Kinds: default: no extension. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low
+    Kinds of extension. default: none. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low
     frequencies divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv
     2309.00071. factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files).
     longrope: as factors, but with `long_factors` if the context is longer than the original one (arXiv
@@ -307,7 +307,7 @@ def granite_shape(
 ) -> dict[str, Any]:
     """The fields of Granite's multipliers.
 
-    A layer adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
+    Granite adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
     f(norm(x)). norm(x / m) equals norm(x) if the norm's epsilon is divided by m².
     """
     return {
