@@ -1,8 +1,8 @@
 """The ten programs of `tests.lang.programs` as one writes them for an OpenAI-compatible endpoint.
 
 Each program asks for the same texts with the same prompts. Requests that do not depend on another answer are
-sent at once. A select is one request with a constraint to the choices. This is cheaper than scoring every
-choice, which the API cannot do for a chat, but the outcome can differ from that of a scored select.
+sent at once. A select is one request constrained to the choices. The API cannot score every choice for a
+chat; a constrained request is cheaper than scoring, but may give another choice.
 """
 
 from __future__ import annotations

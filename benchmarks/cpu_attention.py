@@ -4,11 +4,12 @@
         [--exact-activations]
 
 For decodes it prints the GB/s of keys and values read, beside the bandwidth of reading a large array. For
-prefills it prints the GFLOP/s of the visible scores, beside those of a large float32 matrix product. Ratios
-are times over the kernel's time: the time of the torch twin, and that of torch's scaled_dot_product_attention
-on gathered keys and values of equal length, so that neither padding nor gathering is counted. Pages lie in
-random order. Up to 8 layers, of about `--cold-mb` together, take turns as in a model, so that no layer finds
-its keys and values in the cache. Times are the best of several calls.
+prefills it prints the GFLOP/s of the visible scores, beside those of a large float32 matrix product. `twin`
+and `sdpa` are times over the kernel's time: of the kernel's twin in torch, and of torch's
+scaled_dot_product_attention. The latter runs on gathered keys and values of equal length, so that neither
+padding nor gathering is counted. Pages lie in random order. Up to 8 layers, of about `--cold-mb` together,
+take turns as in a model, so that no layer finds its keys and values in the cache. Times are the best of
+several calls.
 """
 
 from __future__ import annotations

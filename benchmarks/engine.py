@@ -6,7 +6,7 @@ Measures two ceilings first: the bandwidth of a large copy (read plus written) a
 product in the model's dtype. Then, through a real scheduler:
 
 decode     tokens/s at several batch sizes; the roofline is the time in which a copy would move the weights
-           and the KV of a step. `host` is a step's time less the device's time, also as a share.
+           and the KV of a step. `host` is a step's time less the device's time, in ms and as a share.
 prefill    tokens/s of one long prompt in chunks; the roofline is the time in which the matrix product would
            do as many operations.
 cascade    a step of many branches over one prefix, with cascade on and off.
@@ -78,8 +78,7 @@ TINY = Sizes(batches=(1, 3), context=64, steps=4, prompt=100, chunk=32, branches
 def engine_config(
     sizes: Sizes, device: Literal["auto", "cpu", "cuda"] = "auto", **changes: Any
 ) -> EngineConfig:
-    """The engine's configuration, with enough pages of the device's default size for the largest
-    measurement."""
+    """The engine's configuration, with enough pages of the default size for the largest measurement."""
     config = with_defaults_of(EngineConfig(), resolve_device(EngineConfig(device=device)))
     page = changes.pop("page_size", config.page_size)
     beside = MOST_WARM[0] + ROUNDS * sizes.steps + 2 * page
@@ -182,8 +181,7 @@ def state(facts: Row) -> str:
 
 
 def measure(args: argparse.Namespace, sizes: Sizes, shape: Path, facts: Row) -> None:
-    """Print rows as they come, and write them to the file together with `facts`. Adds this engine's facts to
-    `facts`."""
+    """Print rows as they come. Add this engine's facts to `facts`, and write rows and `facts` to the file."""
     rows: list[Row] = []
 
     def write() -> None:

@@ -47,7 +47,7 @@ capture something are counted as `unsettled`."""
 QUEUE_CYCLES = 40_000_000
 """About 20 ms of a GPU's time. Meanwhile the host plans and launches the work to be timed."""
 BLOCK = 4_000_037
-"""Number of random numbers with which the KV pages are filled repeatedly: a prime, so that pages and heads
+"""Count of random numbers with which KV pages are filled repeatedly: a prime, so that pages and heads
 differ."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
@@ -287,7 +287,7 @@ class LocalEngine:
         """Seconds of one pass over one token of each running request, with logits and the sampler's kernels.
 
         The token is the request's last one, unless that token begins a page, which only the next step would
-        allocate. Then it is the token before, whose pass takes the same time.
+        allocate. In that case it is the token before the last, whose pass takes the same time.
         """
         extensions = []
         for request in self._scheduler.requests.running:
@@ -323,7 +323,7 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """Context after which no request is left and no KV is known, whether or not it failed.
+        """Context that ends all requests and forgets all KV at its end, even after a failure.
 
         Raises
         ------
@@ -350,8 +350,7 @@ class LocalEngine:
 
 @contextlib.contextmanager
 def collecting_as_workers_do() -> Iterator[None]:
-    """Context with the garbage collector set as in a worker process (`worker_start`); a full collection takes
-    50 ms."""
+    """Context with the garbage collector set as in a worker (`worker_start`): full collections take 50 ms."""
     thresholds = gc.get_threshold()
     gc.collect()
     finish_startup()

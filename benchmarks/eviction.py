@@ -9,7 +9,7 @@ pages that are between their first and last use at one time. Columns:
 
     lru        no hints: the least recently used leaf is evicted
     program    the hints of the programs: leases by branch and fork, in the order of their next use
-    optimum    Belady's: the page that is needed last is evicted
+    optimum    Belady's: the page whose next use is latest is evicted
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ EVENT_S = 0.005
 DIGESTS = Digests()
 
 Call = tuple[np.ndarray, int]
-"""(prompt, number of output tokens)."""
+"""(prompt, number of output tokens) of a request."""
 Body = Iterator[list[Call] | float]
 """A program: yields a list of calls to be made at the same time, or seconds to wait."""
 
@@ -60,7 +60,7 @@ def text(draw: random.Random, count: int) -> np.ndarray:
 
 
 def agent(draw: random.Random, systems: list[np.ndarray]) -> Body:
-    """An agent: turns with a tool call between them. Every third turn forks into four views."""
+    """An agent: turns with a tool call between them. Every third turn forks into four branches."""
     prompt = np.concatenate([draw.choice(systems), text(draw, draw.randint(50, 400))])
     for turn in range(draw.randint(3, 8)):
         if turn % 3 == 2:
@@ -114,8 +114,7 @@ class Request:
 
 
 class Replica:
-    """A scheduler with measured costs. A step takes the decoding rows first, then chunks of prompts in their
-    order."""
+    """A scheduler with measured costs. A step takes the decoding rows, then chunks of prompts in order."""
 
     def __init__(self, name: str) -> None:
         self.name = name

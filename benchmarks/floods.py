@@ -40,7 +40,7 @@ Body = tuple[str, dict[str, Any]]
 
 
 def bodies(rng: random.Random) -> dict[str, Callable[[], Body]]:
-    """Name → function that makes a request that asks for very much, with other content at each call."""
+    """Name → function that makes an expensive request, with other content at each call."""
 
     def text(words: int) -> str:
         return " ".join(rng.choices(("one", "tree", "of", "red", "and", "seven", "lines", "north"), k=words))
@@ -69,8 +69,8 @@ class Load:
         self._random = random.Random(1)
 
     async def chats(self, count: int, every_s: float) -> list[float]:
-        """The times of `count` chats, one after the other. They begin `every_s` apart, or as soon as the chat
-        before has ended if that is later."""
+        """The times of `count` chats, one after the other. A chat begins `every_s` after the one before
+        began, or when the one before has ended, whichever is later."""
         times = []
         for _ in range(count):
             times.append(await self._chat())
@@ -80,7 +80,7 @@ class Load:
     @contextlib.asynccontextmanager
     async def flooded(self, body: Callable[[], Body]) -> AsyncIterator[None]:
         """Context in which requests with `body` are sent, one after the other. At its end the connection of
-        the current one is closed."""
+        the current request is closed."""
         flood = asyncio.create_task(self._flood(body))
         try:
             await asyncio.sleep(WARM_S)
@@ -91,7 +91,7 @@ class Load:
             await asyncio.sleep(1.0)  # until its requests have ended
 
     async def rate(self, spending: Awaitable[T]) -> tuple[T, float]:
-        """The result of `spending`, and the tokens per second that the engine computes meanwhile."""
+        """(result of `spending`, tokens per second that the engine computes meanwhile)."""
         before, began = await self._computed(), time.perf_counter()
         found = await spending
         return found, (await self._computed() - before) / (time.perf_counter() - began)

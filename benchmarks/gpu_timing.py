@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 FLUSH_BYTES = 512 << 20
-"""Bytes that are read before every measured call, to empty the cache: ten times the cache of an H100. They
-are not written: the cache would then hold lines that have to be written back during the call."""
+"""Bytes that are read before every measured call, to empty the cache: ten times the cache of an H100. The
+bytes are not written: after writes, the cache would hold lines to be written back during the call."""
 MOST_CALLS = 400
 
 
@@ -54,8 +54,8 @@ class Timer:
     ) -> tuple[dict[str, Timing], dict[str, str]]:
         """The time of each call that runs, and the reason why each other call does not.
 
-        Each is captured in a CUDA graph if possible, so that the host's launches do not count. All are
-        replayed in turn, so that the card's clock and heat affect all alike.
+        Each call is captured in a CUDA graph if possible, so that the host's launches do not count. The calls
+        are replayed in turn, so that the card's clock and heat affect all alike.
 
         seconds : time for measuring each call
         least : least number of runs of each call; None: 15, or 2 on the CPU

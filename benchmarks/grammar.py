@@ -3,10 +3,10 @@
 ``python -m benchmarks.grammar [--rounds 5] [--engines ramify,xgrammar,…] [--tokens 131072]``, one thread.
 
 Every schema comes with a text that is fed token by token. All engines take turns, so that the state of the
-machine affects them alike. "first" are masks in states that no request has met yet, "again" those of a second
-request, both in microseconds; for each mask the least of the rounds counts. Measured with the default model's
-vocabulary, and with one that is enlarged to ``--tokens`` by pairs of its tokens and characters of other
-scripts.
+machine affects them alike. "first" is the time of a mask in states that no request has met yet, "again" that
+of a second request, both in microseconds; the least time of a mask over the rounds counts. Measured with the
+default model's vocabulary, and with one that is enlarged to ``--tokens`` by pairs of its tokens and
+characters of other scripts.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ Accept = Callable[[int], bool]
 
 class Engine(Protocol):
     def compile(self, schema: dict[str, Any]) -> Callable[[], tuple[Fill, Accept]]:
-        """Compile `schema`. Returns a function that begins a request: it gives a function that fills masks
-        and one that accepts tokens."""
+        """Compile `schema`. Returns a function that begins a request and returns (function that fills a mask,
+        function that accepts a token)."""
         ...
 
 
@@ -212,7 +212,7 @@ ENGINES: dict[str, Callable[[Vocabulary], Engine]] = {
     "outlines": Outlines,
 }
 SLOW = {"outlines": ("verdict",)}
-"""Engine → the only cases that it is measured on, if it takes many seconds for each of the others."""
+"""Engine → the only cases in which it is measured. It takes many seconds for each other case."""
 
 
 class Times(NamedTuple):
@@ -251,8 +251,8 @@ def least(rounds: list[Times]) -> Times:
 
 
 def enlarged(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """`vocabulary` with new tokens, up to `size`. Three in four are pairs of old tokens, the others one to
-    three letters of other scripts."""
+    """`vocabulary` with new tokens, up to `size`. Three in four of the new tokens are pairs of old tokens,
+    the others one to three letters of other scripts."""
     chooser = random.Random(0)
     old = [token for token in vocabulary.tokens if token.isascii() and 1 < len(token) < 8]
     letters = [chr(point) for point in (*range(0x400, 0x450), *range(0x4E00, 0x6E00), *range(0x3041, 0x30FF))]

@@ -36,11 +36,11 @@ from benchmarks.jit import watched
 from tests.kernels.kernel_cases.base import Case, Work, cases, reason
 
 MOST_ERROR = 1e-2
-"""Largest ‖ours - other‖ / ‖other‖ of a kernel that is right. With bfloat16 operands it lies between 1e-3 and
-this."""
+"""Largest ‖ours - other‖ / ‖other‖ of a right kernel. With bfloat16 operands right kernels are between
+1e-3 and this limit."""
 OTHERS = ("torch", "twin")
-"""Beginnings of the names of independent implementations. All others are other forms of our kernel, and may
-have the same error."""
+"""Beginnings of the names of independent implementations. All other implementations are forms of our kernel,
+and may have the same error."""
 
 Row = dict[str, Any]
 

@@ -55,10 +55,10 @@ class Workload(NamedTuple):
     name: str
     requests: int
     own: int
-    """Prompt tokens of each request that no other request has."""
+    """Number of prompt tokens that each request has for itself."""
     output: int
     shared: int = 0
-    """Prompt tokens with which all requests begin."""
+    """Number of prompt tokens with which all requests begin."""
     counts: str = "output"
     again: bool = False
     """Whether the requests begin with the shared tokens of the workload before."""
@@ -77,7 +77,7 @@ CONTEXT = 4096 + 64
 
 
 class Ended(Exception):
-    """An error: a driver's process has ended, or has not done what was asked."""
+    """An error: a driver's process has ended, or has not answered as asked."""
 
 
 class Engine:
@@ -155,8 +155,8 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def prompts_of(work: Workload, draw: random.Random, prefix: list[int]) -> list[list[int]]:
-    """The prompts of `work`. `prefix` holds the shared tokens of the run before; new ones are put in place of
-    them unless `work.again`."""
+    """The prompts of `work`: `prefix`, then each prompt's own tokens. `prefix` holds the shared tokens of the
+    workload before, and is first filled with new ones unless `work.again`."""
     if not work.again:
         prefix[:] = draw.choices(IDS, k=work.shared)
     return [prefix + draw.choices(IDS, k=work.own) for _ in range(work.requests)]

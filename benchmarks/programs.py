@@ -10,9 +10,9 @@ The ten programs of `tests/lang/programs`, each in a batch whose programs all ru
     client        as `benchmarks/client_programs.py` with one async client on that same server
 
 The ways take turns, each repetition has rows of its own, and caches are emptied before each run. Seconds are
-medians. Further columns: how many times sooner the batch is finished than by the client; the requests sent,
-the prompt tokens computed, the output tokens, and the scheduler's seconds in forward passes. The last lines
-are the sums of a way's medians over all programs.
+medians. Further columns: the client's seconds over those of the way; the requests sent, the prompt tokens
+computed, the output tokens, and the scheduler's seconds in forward passes. The last lines are the sums of a
+way's medians over all programs.
 
 A select that scores its choices may choose another one than the client, which has the model write the choice.
 Later texts then differ too.
@@ -144,7 +144,7 @@ def timed(backend: Any, run: Callable[[Case, Rows, Done], object], case: Case, r
 
 @contextlib.contextmanager
 def ways(options: argparse.Namespace) -> Iterator[dict[str, Way]]:
-    """Context that gives the chosen ways to run a batch. Only the servers and engines that these need are
+    """Context that gives the chosen ways to run a batch. Only servers and engines that the ways need are
     started."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Way] = {}

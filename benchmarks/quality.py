@@ -116,8 +116,7 @@ def main() -> None:
 
 
 def show(title: str, logits: torch.Tensor, exact: torch.Tensor, ids: np.ndarray, greedy: str = "") -> None:
-    """Print a line that compares `logits` with `exact`, on the first positions of the text, as many as
-    `logits` has."""
+    """Print a line that compares `logits` with `exact`, at the first len(logits) positions of the text."""
     seen = compared(logits, exact[: len(logits)], ids[: len(logits)])
     columns = f"{seen.logits:>9.2%}{1e3 * seen.divergence:>9.2f}{seen.same:>9.1%}{seen.perplexity:>12.3f}"
     print(f"{title:<20}{columns}{greedy}", flush=True)

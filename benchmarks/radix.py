@@ -64,7 +64,7 @@ def long_prompts(rng: np.random.Generator, count: int, length: int) -> list[Toke
 
 
 def fill(cache: PrefixCache, rng: np.random.Generator, nodes: int, branched: list[Tokens]) -> int:
-    """Grow the tree to `nodes` nodes. Returns the number that it has."""
+    """Grow the tree to at least `nodes` nodes. Returns the number of nodes."""
     untimed = Timer(0)
     for prompt in branched:
         request(cache, prompt, untimed, "")

@@ -21,8 +21,7 @@ from ramify.runtime.inspect.resolve import resolve
 SIZES = {"1B": (16, 2048, 32, 8, 8192), "3B": (28, 3072, 24, 8, 8192), "8B": (32, 4096, 32, 8, 14336)}
 """(layers, hidden size, query heads, KV heads, inputs of the down projection), as Llama 3 has them."""
 FLOAT16S = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2)}
-"""Format → byte offsets of the float16 numbers in a block: the scale, and the minimum if the format has
-one."""
+"""Format → byte offsets of a block's float16 numbers: the scale, and the minimum if the format has one."""
 FACTOR = 0.004
 FILE_TYPES = {
     "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,

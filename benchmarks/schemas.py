@@ -81,8 +81,7 @@ class Outcome(NamedTuple):
 
 
 def work(library: str, pipe: Connection) -> None:
-    """Answer each `Task` with the seconds to compile it, or the refusal. After the seconds an `Outcome`
-    follows."""
+    """Answer each `Task` with the seconds to compile its schema, then an `Outcome`; or with the refusal."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     vocabulary = load_vocabulary(resolve(DEFAULT_MODEL).tokenizer, vocab_size=49_152, stop_ids=[2])
     engine = LIBRARIES[library](vocabulary)
@@ -117,8 +116,8 @@ def work(library: str, pipe: Connection) -> None:
 
 
 def in_order(_library: str, pipe: Connection) -> None:
-    """Answer each (schema, values) with the values as texts in the order of the schema, or with the reason
-    why there are none."""
+    """Answer each (schema, values) with 0.0, and then with the values as texts in the schema's order, or with
+    the reason why there are none."""
     pipe.send("ready")
     while True:
         schema, values = pipe.recv()
@@ -158,8 +157,8 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def outcome(self, task: Any, limit_s: float) -> Any:
-        """The answer of `work` or `in_order` for `task`. A refusal if it takes longer than the limit, or if
-        the process crashes."""
+        """The answer of `work` or `in_order` to `task`; an `Outcome` with the reason if the answer takes
+        longer than the limit, or if the process crashes or refuses."""
         self._pipe.send(task)
         try:
             seconds = self._answer(limit_s)
@@ -176,8 +175,7 @@ class Worker:
 
 
 def tasks(cases: Sequence[Case], limit_s: float) -> list[Task]:
-    """The tasks of `cases`. If the schema's order is not found within the limit, the instances' own order is
-    used."""
+    """The tasks of `cases`. If the schema's order is not found in time, the instances' own order is used."""
     tokenizer = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
     worker = Worker(in_order)
     found = []

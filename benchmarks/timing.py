@@ -16,8 +16,8 @@ def fastest(
 ) -> list[float]:
     """Seconds, by `clock`, of the fastest run of each call.
 
-    The calls alternate, `repeat` runs each, so that a drift of the machine's speed affects all alike. Each is
-    called once before. `seconds` is the time spent for each call.
+    The calls alternate, `repeat` runs each, so that a drift of the machine's speed affects all alike. Each
+    call is first run once untimed. `seconds` is the time spent for each call.
     """
     for call in calls:
         call()

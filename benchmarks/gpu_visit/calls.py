@@ -9,8 +9,8 @@ import dataclasses
 class Part:
     """A part of a call: ``benchmarks.gpu_visit.parts.NAME.run(figures)`` in a process of its own.
 
-    seconds : its own time limit; it may also use seconds that earlier parts left
-    about : one line about it for the table
+    seconds : time limit of the part, which may also use seconds that earlier parts left
+    about : one line about the part for the table
     """
 
     name: str

@@ -5,7 +5,7 @@ A part is a process in a process group of its own. It writes to ``FOLDER/A.log``
 itself. At its limit it gets, in this order:
 
     SIGINT    Python prints the traceback of the KeyboardInterrupt, pytest its summary
-    SIGABRT   after 10 s: faulthandler prints all threads' stacks, also of one that waits inside a CUDA call
+    SIGABRT   after 10 s: faulthandler prints all threads' stacks, also of a thread inside a CUDA call
     SIGKILL   after 2 s more, and with it every process that the part has started
 """
 
@@ -37,7 +37,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclasses.dataclass(frozen=True)
 class Grace:
-    """Seconds that a part has after SIGINT, and then seconds after SIGABRT."""
+    """Seconds that a part has after SIGINT, and seconds that it then has after SIGABRT."""
 
     interrupt: float
     abort: float
@@ -45,8 +45,7 @@ class Grace:
 
 AT_ITS_LIMIT = Grace(10.0, 2.0)
 AT_OUR_END = Grace(3.0, 1.0)
-"""Grace for the current part when the whole visit is stopped. It is short, because SIGKILL may follow
-soon."""
+"""Grace for the current part when the whole visit is stopped: short, because SIGKILL may follow soon."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +64,9 @@ class Call:
     """A call of the visit, as a context: inside, signals that would end this process stop the visit.
 
     folder : where ``NAME.log`` and ``NAME.jsonl`` are; both are appended to
-    terminal : is shown everything that goes to the log
-    clock : function that returns seconds, by which limits are kept
-    most : bytes of the log
+    terminal : stream that gets a copy of the log; None: standard output
+    clock : function that returns the time in seconds, by which limits are kept
+    most : largest size of the log, in bytes
     """
 
     def __init__(
@@ -103,8 +102,9 @@ class Call:
     def run(self, parts: Sequence[Part]) -> Iterator[Ended]:
         """Run `parts` and yield each as it ends.
 
-        A part's limit is its own seconds plus the seconds that earlier parts left, less those by which they
-        overran. So a call overruns its limit only by the end of its last part, unless parts get `LEAST_S`.
+        A part's limit is its own seconds plus the seconds that earlier parts left, less the seconds by which
+        earlier parts overran. So a call overruns its limit only by the end of its last part, unless parts get
+        `LEAST_S`.
         """
         left = 0.0
         for part in parts:
@@ -155,8 +155,7 @@ class Call:
         return Ended(part, outcome, seconds, rows)
 
     def _ends(self, process: subprocess.Popen[bytes], limit: float, *, while_wanted: bool = False) -> bool:
-        """Whether the process ends before the limit. With `while_wanted`: also before the visit is
-        stopped."""
+        """Whether the process ends before the limit, and with `while_wanted` before the visit is stopped."""
         while process.poll() is None:
             if self._clock() >= limit or (while_wanted and self.stopped):
                 return False
@@ -195,7 +194,6 @@ class Call:
 
 
 def _environment(tiny: bool) -> dict[str, str]:
-    """Environment variables for a part. faulthandler is switched on for its child processes as well."""
     always = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if not tiny:
         return always
@@ -216,8 +214,8 @@ def _ends_with_a_line(path: Path) -> bool:
 
 
 def rows_of(path: Path, offset: int = 0) -> list[dict[str, Any]]:
-    """Rows after the first `offset` bytes. Of all rows of one case with `so_far`, whose counts grow, only the
-    last."""
+    """Rows of the file `path` after its first `offset` bytes. If rows of a case have `so_far`, their counts
+    grow: only the last of them is returned."""
     found: dict[object, dict[str, Any]] = {}
     for place, line in enumerate(path.read_bytes()[offset:].splitlines() if path.exists() else ()):
         with contextlib.suppress(ValueError):  # half a line

@@ -51,7 +51,7 @@ def add_state(figures: Figures, case: str, engine: LocalEngine) -> None:
 
 
 def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
-    """Add a row of `benchmarks.engine`, with its floor. `of` is put before the case's name."""
+    """Add a row of `benchmarks.engine`, with its roofline as `floor_s` and `of` before the case's name."""
     row = dict(row)
     case = row.pop("case")
     if "of_roofline" in row:
@@ -62,8 +62,7 @@ def add_row(figures: Figures, row: Row, *, of: str = "") -> None:
 def add_decodes(
     figures: Figures, engine: LocalEngine, sizes: Sizes, bandwidth: float, *, of: str = ""
 ) -> list[Row]:
-    """Add a row for each batch size, and return the rows of `benchmarks.engine`. If one fails, the others go
-    on."""
+    """Add a row for each batch size, and go on after a failure. Returns the rows of `benchmarks.engine`."""
     rows: list[Row] = []
     for batch in sizes.batches:
         with figures.attempt(f"{of}decode {batch} x {sizes.context}"):

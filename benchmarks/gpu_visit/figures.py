@@ -34,7 +34,7 @@ class Figures:
         print(f"{self.part:<10} {case:<36} {shown}", flush=True)
 
     def write(self, case: str, **values: Any) -> None:
-        """Write one case without printing it. A row with `so_far` replaces earlier ones of the case."""
+        """Write one case without printing it. A row with `so_far` replaces the case's earlier rows."""
         with self.path.open("a") as file:
             file.write(json.dumps({"part": self.part, "case": case, **values}) + "\n")
 

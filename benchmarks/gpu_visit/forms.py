@@ -2,9 +2,9 @@
 
     TRITON_CACHE_DIR=FOLDER python -m benchmarks.gpu_visit.forms 9.0 MODEL
 
-For engines these are the forms of their warm-ups. For the parts twins and kernels they are those of every
-case, on tensors without data. A form that is missed here is compiled on the GPU's host. The shape and the
-tokenizer that the part serve reads are written into the folder MODEL.
+The forms of engines are those of the engines' warm-ups. The forms of the parts twins and kernels are those of
+every case, on tensors without data. A form that is missed here is compiled on the GPU's host. The shape and
+the tokenizer that the part serve reads are written into the folder MODEL.
 """
 
 from __future__ import annotations

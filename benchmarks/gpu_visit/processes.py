@@ -32,8 +32,8 @@ class Started:
     """The processes of a part: those in its group, and those that left the group but carry the part's mark.
 
     A process that was seen once counts until it has closed all its files. A dying process loses its
-    environment variables earlier than it closes the device's files, and only that frees its memory on the
-    device.
+    environment variables earlier than it closes the device's files, and only closing them frees its memory on
+    the device.
     """
 
     def __init__(self, group: int, mark: str) -> None:
@@ -68,8 +68,7 @@ class Started:
 
 
 def _has_files(pid: int) -> bool:
-    """Whether a thread of the process is not yet a zombie. A thread closes its files before it becomes
-    one."""
+    """Whether a thread of the process is no zombie yet. A thread closes its files before becoming one."""
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError, IndexError):
             if _stat(task)[0] not in (b"Z", b"X"):

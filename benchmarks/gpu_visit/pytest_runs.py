@@ -30,8 +30,7 @@ NO_TESTS = 5
 
 
 def run_tests(figures: Figures, tests: Sequence[str], shares: int = 1) -> None:
-    """Run the tests. Each failing test gets a row with `error`, and so does a process that ends
-    abnormally."""
+    """Run the tests. A failing test gets a row with `error`; so does a process that ends abnormally."""
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", *OPTIONS, *tests]
     command += ["-p", "benchmarks.gpu_visit.pytest_plugin", "--part", figures.part]
     command += ["--figures", str(figures.path.absolute())]

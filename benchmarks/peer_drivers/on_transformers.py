@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 CACHED_TOKENS = 65_536
-"""Tokens in the KV cache. By default the cache takes 90% of the free memory, which leaves the other engines
-none."""
+"""Tokens in the KV cache. The default, 90% of the free memory, would leave the other engines none."""
 
 
 def main() -> None:

@@ -30,8 +30,7 @@ class StoredTensor:
     format: str
     size: int
     kept: tuple[str, float] | None = None
-    """(packed format, bits a weight including scales) of a matrix that is quantised in the checkpoint; else
-    None."""
+    """(packed format, bits a weight, scales included) of a matrix quantised in the checkpoint; else None."""
 
     @property
     def numbers(self) -> int:
@@ -81,7 +80,7 @@ def stored_tensors(weights: Path) -> list[StoredTensor]:
 
 _CODES4 = {"Q2_K": 8.0, "Q3_K": 6.0, "Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 6.0}
 _TABLES4 = {"IQ4_NL": 4.5, "IQ4_XS": 5.0, "MXFP4": 4.5, "NVFP4": 5.0}
-"""4-bit codes of a table. CUDA keeps int8 numbers in their place."""
+"""Type of GGML with 4-bit codes into a table → bits a weight on the CPU. CUDA keeps int8 numbers instead."""
 _NUMBERS8 = {
     **dict.fromkeys(("Q5_0", "Q8_0"), 8.5),
     **dict.fromkeys(("Q5_1", "IQ1_S", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0"), 9.0),
@@ -92,8 +91,8 @@ _NUMBERS8 = {
 
 @dataclass(frozen=True)
 class Form:
-    """The format in which a matrix is kept. `bits` a weight include its scales; None: it stays unpacked, in
-    the model's dtype."""
+    """The format in which a matrix is kept. `bits`: bits a weight, scales included; None: the matrix stays
+    unpacked, in the model's dtype."""
 
     name: str
     bits: float | None
@@ -123,13 +122,13 @@ _OTHERS = ("weight_shape", "weight_g_idx", "g_idx", "input_scale", "input_zero_p
 _EIGHTS = {"F8_E4M3": "fp8", "I8": "int8"}
 _BYTES = {"F32": 4}
 _SPREAD = 128
-"""Inputs of a group for integers with one scale a row, which is repeated for each group
+"""Group size for integers with one scale a row; the scale is repeated for each group
 (`model.quantised.SPREAD`)."""
 
 
 def whole_matrices(tensors: list[StoredTensor], config: Mapping[str, Any]) -> list[StoredTensor]:
-    """`tensors`, in which the parts of each quantised matrix are replaced by one tensor. Its `kept` is the
-    packed format that the matrix has on the CPU.
+    """`tensors` with the parts of each quantised matrix replaced by one tensor, the matrix. `kept` of this
+    tensor is the matrix's packed format on the CPU.
 
     Example: up_proj.weight_packed (64, 16) int32 of 4 bits and up_proj.weight_scale (64, 4) bfloat16 become
     up_proj.weight with 64 · 128 numbers, kept as int4 with 4.5 bits.

@@ -26,7 +26,7 @@ class Machine:
     name: str
     memory: int
     dtype: Dtype
-    """The dtype that the engine's option `auto` chooses for models of our own families."""
+    """The dtype that the engine's option `dtype` means by `auto`, for models of our own families."""
 
 
 def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
@@ -45,7 +45,7 @@ def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
 
 
 def dtype_of_torch() -> Dtype:
-    """The dtype that the engine's option `auto` chooses where torch computes the products on the CPU."""
+    """The dtype that the engine's option `dtype` means by `auto` if torch computes products on the CPU."""
     import torch
 
     return _dtype(EngineConfig(attention_backend="torch"), torch.device("cpu"))

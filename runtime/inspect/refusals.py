@@ -40,7 +40,8 @@ class Refusal:
 def native_shape(
     weights: Path, rope_scaling: Mapping[str, Any] | None = None
 ) -> tuple[ModelConfig | None, list[Refusal]]:
-    """The shape by our own code, as `load.read_config` reads it, or None and all reasons why there is none.
+    """(shape as `load.read_config` reads it, []) if our own code runs the model; else (None, all reasons
+    against it).
 
     To find all reasons, each refused field is removed and the rest is read again.
     """
@@ -87,7 +88,7 @@ def _removed(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def refused_types(weights: Path) -> list[Refusal]:
-    """A refusal for each tensor format of a GGUF file that `gguf` cannot dequantise, as when it is loaded."""
+    """A refusal for each tensor format of a GGUF file that the package `gguf` cannot dequantise."""
     return [
         Refusal("model", f"{name} is stored as GGML {kind}, which cannot be dequantised")
         for name, kind in undequantisable(read_header(weights)).items()
@@ -95,8 +96,7 @@ def refused_types(weights: Path) -> list[Refusal]:
 
 
 def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -> list[Refusal]:
-    """Options with which the engine would not start with this model on this machine. Each option is tried
-    alone."""
+    """Options with which the engine would not start for this model and machine. Each is tried alone."""
     refusals = []
     for name, values in OPTIONS.items():
         for value in values:
@@ -110,7 +110,7 @@ def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -
 def refused_draft(
     shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
 ) -> tuple[ModelShape | None, list[Refusal]]:
-    """The shape of the draft model, or None and the reason why it cannot draft."""
+    """(shape of the draft model, []), or (None, the reason why this model cannot draft)."""
     from ramify.runtime.model.loading.load import read_shape
     from ramify.runtime.scheduler.speculation.draft_model import check_draft
 

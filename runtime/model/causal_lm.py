@@ -31,19 +31,19 @@ class Attend(Protocol):
         norms: HeadNorms | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Rotate q and k, store k and v, return softmax(scale · q kᵀ) v under the causal mask, scale and soft
-        cap being the config's.
+        """Rotate q and k, store k and v, and return softmax(scale · q kᵀ) v under the causal mask. The scale
+        and the soft cap of scores are the config's.
 
-        q: (T, heads, head_dim); k, v: (T, kv_heads, head_dim); all in the model's dtype, q and k
-        not rotated yet. They may be views of one buffer: the last two dimensions are contiguous, the
-        stride between tokens may be larger. q and k may be changed in place. The caller overwrites all
-        three after the call.
+        q: (T, heads, head_dim); k, v: (T, kv_heads, head_dim); all in the model's dtype, q and k not rotated
+        yet. q, k and v may be views of one buffer: their last two dimensions are contiguous, the stride
+        between tokens may be larger. q and k may be changed in place. The caller overwrites all three after
+        the call.
         rotation: (T, head_dim / 2) complex64: elements 2i and 2i + 1 of a head are the real and the
         imaginary part of a complex number, which ``rotation[t, i]`` multiplies (`rope.rotate_`).
         window: number of tokens that a token sees, itself included; 0 means all.
         norms: applied to the heads of q and k before the rotation.
-        sinks: (heads,) float32, a score for each head that joins the softmax and has no value
-        (`paged_attention`); given for the layers for which the config's `sinks` is true.
+        sinks: (heads,) float32, one more score in the softmax of each head, without a value
+        (`paged_attention`). Given for layers for which the config's `sinks` is true.
         Returns (T, heads, head_dim), in the same dtype.
         """
         ...
@@ -53,8 +53,8 @@ class Attend(Protocol):
     ) -> Tensor:
         """The gated delta rule of one layer (`kernels.reference.gated_delta`), on the requests' states.
 
-        layer: index among the layers with states, from 0. In `__call__` it is among the layers with pages.
-        qkv: (T, channels); b, a: (T, heads). They may be views of one buffer, with contiguous rows.
+        layer: index among the layers with states, from 0. (`__call__` numbers the layers with pages.)
+        qkv: (T, channels); b, a: (T, heads). qkv, b and a may be views of one buffer, with contiguous rows.
         Returns (T, heads, value_dim), in the same dtype.
         """
         ...

@@ -70,8 +70,8 @@ def open_shard(path: Path, framework: Literal["pt", "numpy"] = "pt") -> Iterator
 
 
 def splits_of(path: Path) -> list[Path]:
-    """The files of the model of which `path` is a split, in order; `[path]` if it is not named as llama.cpp
-    names splits."""
+    """The files of the model of which `path` is a split, in order; `[path]` if the name is not that of a
+    split in llama.cpp."""
     found = SPLIT.fullmatch(path.stem)
     if found is None:
         return [path]
@@ -105,8 +105,8 @@ OPTIONS = (
     "rope_scaling",
     "seed",
 )
-"""Options of the engine that change answers: arithmetic, and how forced text is split into tokens. `seed` is
-one of them, as it determines the weights of a dummy model."""
+"""Options of the engine that can change answers: by the arithmetic, or by the way forced text is split into
+tokens. `seed` is among them because it determines the weights of a dummy model."""
 
 
 def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str:

@@ -31,7 +31,7 @@ class Layer(nn.Module, ABC):
         """Add the layer's output to x. rotation: (T, head_dim / 2) complex64."""
 
     def use_kernels(self, ops: registry.Ops) -> None:
-        """Compute with the kernels `ops` what is not computed by a module of `layers` or `experts`."""
+        """Use the kernels `ops` for all operations outside the modules of `layers` and `experts`."""
 
     def weights(self) -> LayerWeights | None:
         """Packed weights for a kernel that computes whole layers. None if a matrix is not packed, or the
@@ -39,8 +39,7 @@ class Layer(nn.Module, ABC):
         return None
 
     def join(self, reduce: Reduce) -> None:
-        """Use `reduce` to add the partial results of all ranks. Called if the config is one rank's part of a
-        model."""
+        """Use `reduce` to sum the ranks' partial results. Called if the model is one rank's part."""
         raise NotImplementedError(f"{type(self).__name__} is not divided among ranks")
 
     @abstractmethod
@@ -60,7 +59,7 @@ class Model(CausalLM):
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         self.head: Linear | None = None
-        """The product that gives logits. None on all ranks but the first."""
+        """The projection to logits. None on all ranks but the first."""
         if config.shard.index == 0:
             weight, parts = self.embedding if config.tie_embeddings else None, {"lm_head": shape[0]}
             self.head = Linear(shape[1], parts, bias=False, dtype=dtype, weight=weight)
@@ -84,8 +83,7 @@ class Model(CausalLM):
         return layer
 
     def join(self, reduce: Reduce) -> None:
-        """Use `reduce` to add the partial results of all ranks from now on. Called if the config is one
-        rank's part."""
+        """Use `reduce` to sum the ranks' partial results. Called if the model is one rank's part."""
         for layer in self.layers:
             assert isinstance(layer, Layer)
             layer.join(reduce)
@@ -107,15 +105,13 @@ class Model(CausalLM):
     def forward_through(
         self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
     ) -> Tensor:
-        """Forward pass with all layers computed by one call: layers(x, rotation) adds their outputs to x in
-        place."""
+        """Forward pass with one call for all layers: layers(x, rotation) adds their outputs to x in place."""
         x = self.embed(ids)
         layers(x, self.rotations[0][positions])
         return self.norm.forward(x)
 
     def layer_weights(self) -> list[LayerWeights] | None:
-        """The packed weights of all layers; None if a layer has none, or if the rotary embeddings of layers
-        differ."""
+        """The packed weights of all layers; None if a layer has none or the rotary embeddings differ."""
         if len(self.rotations) > 1:
             return None
         found = [layer.weights() for layer in self.layers if isinstance(layer, Layer)]
@@ -140,7 +136,6 @@ class Model(CausalLM):
         return self._capped(self.head.op(hidden, self.head.packed[0], out=out))
 
     def _capped(self, logits: Tensor) -> Tensor:
-        """Apply the config's logit scale and soft cap in place."""
         scale, cap = self.config.logit_scale, self.config.logit_soft_cap
         if scale != 1.0:
             logits *= scale
@@ -153,13 +148,13 @@ class Model(CausalLM):
         return self._capped(self._masked_linear(hidden, self.head.packed[0], mask, mask_rows))
 
     def pack_when_filled(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack each matrix as soon as it is filled, but those of experts. `form` is that of `pack`."""
+        """Pack each matrix, except those of routed experts, once it is filled. `form`: see `pack`."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack_when_filled(partial(module.pack, form))
 
     def lay_out_when_filled(self, form: Callable[[Tensor], Rows] | None, device: torch.device | str) -> None:
-        """Move the model to `device`: matrices once they are filled, all else now. Call before filling.
+        """Move the model to `device`: each matrix once it is filled, all else now. Call before filling.
 
         Matrices that are quantised in the checkpoint stay quantised. Other matrices are quantised by `form`,
         if it is given. Mixtures of experts are dequantised.
@@ -175,8 +170,7 @@ class Model(CausalLM):
                 module.keeps = False
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Replace the parameter `name`. If it is the embedding and the head is tied to it, replace the head's
-        too."""
+        """Replace the parameter `name`. For the embedding, also replace the weight of a head tied to it."""
         owner, _, attribute = name.rpartition(".")
         parameter = nn.Parameter(tensor, requires_grad=False)
         setattr(self.get_submodule(owner), attribute, parameter)
@@ -185,10 +179,9 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack all matrices. Matrices that are quantised in the checkpoint are packed as they are, others as
-        form(weight).
+        """Pack all matrices: those quantised in the checkpoint as they are, all others as form(weight).
 
-        Without `form` the others stay unpacked.
+        If `form` is None, matrices that are not quantised in the checkpoint stay unpacked.
         """
         for module in self.modules():
             if isinstance(module, Linear | MixtureOfExperts):
@@ -199,8 +192,8 @@ class Model(CausalLM):
         return None if stored.endswith(".rotary_emb.inv_freq") else stored
 
     def entries(self, stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-        """The tensor `stored` of a checkpoint under its names in `slots`: no entry if it is not needed,
-        several if it is fused."""
+        """(name in `slots`, tensor) for the checkpoint's tensor `stored`: no entry if the tensor is not
+        needed, several if it is fused."""
         name = self.name_of(stored)
         if name is not None:
             yield from expert_entries(name, entry) if self.config.experts is not None else [(name, entry)]
@@ -219,8 +212,8 @@ class Model(CausalLM):
             yield from self.head.slots()
 
     def _keep_for_head(self, rows: Rows) -> bool:
-        """Keep the quantised rows for the head. Returns False, so that the embedding gets their values as
-        well: it looks rows up."""
+        """Keep the quantised rows for the head. Returns False, so that their dequantised values also fill the
+        embedding, which looks rows up."""
         assert self.head is not None
         self.head.keep_rows("lm_head", rows)
         return False

@@ -29,7 +29,7 @@ class MixtureOfExperts(nn.Module):
     """Σ weight · down(gate_up(x)) over the chosen experts, plus the shared expert.
 
     The router's weights and logits are float32: two experts' scores are often close, and a choice in bfloat16
-    would differ from that of the checkpoint's own code.
+    would differ from the choice of the checkpoint's own code.
     """
 
     def __init__(self, hidden: int, experts: Experts, dtype: torch.dtype, *, layer: int = 0) -> None:
@@ -53,8 +53,7 @@ class MixtureOfExperts(nn.Module):
             # The compiled block has no place for the terms of adapters.
             self.shared.gate_up.adaptable = self.shared.down.adaptable = False
         self.packed: list[PackedWeight] = []
-        """Packed weights: those of the router, then gate_up and down, each for all experts together
-        (`Stack`). Empty before packing."""
+        """Packed router, gate_up and down; the last two hold all experts (`Stack`). Empty before packing."""
         self.matmul: registry.MatMul = plain_matmul
         self.mixture: registry.Mixture = reference.mixture
         self.block: registry.ExpertBlock = reference.expert_block
@@ -65,7 +64,7 @@ class MixtureOfExperts(nn.Module):
         """Whether the checkpoint's quantised rows are kept and packed. If not, they are dequantised."""
 
     def use_kernels(self, ops: registry.Ops) -> None:
-        """Compute with the kernels `ops`; where these have none, as before."""
+        """Use the kernels of `ops`; an operation that `ops` lacks keeps its kernel."""
         self.matmul = ops.matmul or self.matmul
         self.mixture, self.block = ops.mixture or self.mixture, ops.expert_block or self.block
 
@@ -143,10 +142,9 @@ class MixtureOfExperts(nn.Module):
             yield "shared_expert_gate.weight", Slot(self.router[count:])
 
     def keep_rows(self, name: str, index: int, rows: Rows) -> bool:
-        """Keep `rows`, and pack a matrix as soon as all of its rows are there, so that few rows are held
-        unpacked at a time.
+        """Keep `rows`, and pack an expert's matrix once its rows are complete. So few rows stay unpacked.
 
-        Returns False if the rows' values are wanted instead.
+        Returns False if the rows are not kept: the caller then copies their dequantised values.
         """
         if not self.keeps or rows.order is not None:  # stacked experts have one order of inputs
             return False
@@ -168,7 +166,7 @@ class MixtureOfExperts(nn.Module):
         return pack(rows, inputs=inputs, gated=gated, clamp=self.experts.clamp if gated else None)
 
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Pack every matrix that is not packed yet, one expert at a time. `form` is that of `Linear.pack`."""
+        """Pack every matrix that is not packed yet, one expert at a time. `form`: see `Linear.pack`."""
         for (name, index), rows in self._rows.items():  # the other half came as values
             half = slice(None, self.experts.size) if name == "gate" else slice(self.experts.size, None)
             self.gate_up[index, half] = rows.values()
@@ -239,13 +237,12 @@ _NAMES = [
         (r"\.shared_expert\.output_linear\.", ".shared_expert.down_proj."),
     )
 ]
-"""Pattern in the tensor names of another family → its replacement in Qwen's names, which
-`MixtureOfExperts.slots` uses."""
+"""(pattern in other families' tensor names, replacement as in Qwen's names, which `slots` has)."""
 
 
 def expert_entries(stored: str, entry: Entry) -> Iterator[tuple[str, Entry]]:
-    """The tensor `stored` of a checkpoint under its names in `MixtureOfExperts.slots`; several entries if it
-    is fused."""
+    """(name in `MixtureOfExperts.slots`, tensor) for the checkpoint's tensor `stored`; several entries if the
+    tensor is fused."""
     for pattern, name in _NAMES:
         stored = pattern.sub(name, stored)
     stem, _, last = stored.rpartition(".experts.")

@@ -27,8 +27,7 @@ from ramify.runtime.model.shape.config import Activation
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rows of `heads` heads with `size` elements each. In each head, the first `rotated` elements rotate in
-    pairs."""
+    """Rows of `heads` heads of `size` elements. The first `rotated` elements of each head rotate in pairs."""
 
     heads: int
     size: int
@@ -44,17 +43,17 @@ class Slot:
     """The heads that rotate, in the tensor's first rows; None if none does. The two elements of each rotary
     pair are moved next to each other."""
     keep: Callable[[Rows], bool] | None = None
-    """Callback that takes quantised rows; it returns False to get their values instead."""
+    """Callback that takes quantised rows; returns False if their dequantised values shall fill `target`."""
     offset: float = 0.0
     """Number that is added to the checkpoint's values."""
     part: tuple[Linear, str] | None = None
-    """The matrix, and the name of the projection in it, of which the tensor is the weight; None if adapters
-    cannot change it."""
+    """(matrix, name of a projection in the matrix), if the tensor is that projection's weight and LoRA
+    adapters can change it; else None."""
     filled: Callable[[], None] | None = None
     """Callback after the slot is filled."""
     order: Tensor | None = None
-    """For each row of the target, the index of the checkpoint's row; None: the same order. `rotary` refers to
-    the order of the target."""
+    """For each row of `target`, the index of the checkpoint's row; None: the same order. `rotary` refers to
+    the order of `target`."""
 
 
 Slots = Iterator[tuple[str, Slot]]
@@ -68,7 +67,7 @@ gets the same bits. The sum may be written to the term's memory."""
 
 
 class RMSNorm(nn.Module):
-    """RMS norm. `op` computes it; `forward` takes and returns (T, size).
+    """RMS norm, computed by `op`. `forward` takes and returns (T, size).
 
     With an `offset` the weight is the checkpoint's value plus `offset`. This sum is kept in float32: rounding
     it to bfloat16 would lose bits of the checkpoint's value.
@@ -168,8 +167,8 @@ class Linear(nn.Module):
     """x ↦ x Wᵀ + b for several projections of the same input, stacked into one matrix.
 
     `parts` maps the checkpoint's name of each projection to its number of rows. With a `gate` the result is
-    gate(first half of the rows) · second half. `weight` is a parameter of another module, which the matrix
-    shares.
+    gate(first half of the rows) · second half. `weight`, if given, is another module's parameter, which this
+    matrix shares (a head tied to the embedding).
     """
 
     def __init__(
@@ -194,11 +193,10 @@ class Linear(nn.Module):
         )
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
-        """Packed matrices whose rows together, in order, are those of `weight`. If there are any, `weight` is
-        empty."""
+        """Packed matrices, which hold the rows of `weight` in order. If there are any, `weight` is empty."""
         self.quantised: list[tuple[slice, QuantisedWeight | Tensor, Tensor | None]] = []
-        """(outputs, matrix, bias) for each part of `weight`, after `lay_out` of quantised rows. `weight` is
-        empty then."""
+        """(outputs, matrix, bias) for each part of `weight`, if `lay_out` found a quantised part; `weight` is
+        then empty."""
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
         self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
@@ -218,7 +216,7 @@ class Linear(nn.Module):
         None."""
 
     def use_kernels(self, ops: registry.Ops) -> None:
-        """Multiply with the kernels `ops`; where these have none, as before."""
+        """Use the kernels of `ops`; an operation that `ops` lacks keeps its kernel."""
         self.op = ops.layer_linear or ops.linear or self.op
         self.matmul = ops.matmul or self.matmul
         self.quantised_matmul = ops.quantised_matmul or self.quantised_matmul
@@ -263,8 +261,7 @@ class Linear(nn.Module):
             self._adapt(x, residual.value())
 
     def _term(self, x: Tensor) -> Tensor:
-        """This rank's term of x Wᵀ + b. Packed matrices give it in float32, so that only the sum is
-        rounded."""
+        """This rank's term of x Wᵀ + b: float32 from packed matrices, so that only the sum is rounded."""
         if not self.packed:
             return self._product(x)
         y = x.new_empty((len(x), sum(part.outputs for part in self.packed)), dtype=torch.float32)
@@ -290,8 +287,7 @@ class Linear(nn.Module):
         return y if rows is None or not self.lora else self.adapted.op(x, self.lora, rows, out=y)
 
     def _extra(self, x: Tensor, norm: Norm | None = None) -> Extra | None:
-        """The LoRA terms of the step's adapters for the product with norm(x), or with x if `norm` is None;
-        None without adapters."""
+        """The LoRA terms for input norm(x), or for x if `norm` is None; None without adapters."""
         rows = self.adapted.rows
         if rows is None or not self.lora:
             return None
@@ -338,13 +334,13 @@ class Linear(nn.Module):
             start += rows
 
     def pack_when_filled(self, pack: Callable[[], None]) -> None:
-        """Call `pack` as soon as all slots are filled. If matrices were packed only when all are filled, the
-        whole model would be in memory twice."""
+        """Call `pack` as soon as all slots of this matrix are filled. If packing waited for the other
+        matrices, the whole model would be in memory twice."""
         self._pack = pack
         self._unfilled = {name for name, _ in self.slots()}
 
     def mark_filled(self, name: str) -> None:
-        """Note that the slot `name` is filled, and pack if it is the last."""
+        """Note that the slot `name` is filled, and pack if no slot is left to fill."""
         if self._unfilled is None:
             return
         self._unfilled.discard(name)
@@ -357,8 +353,8 @@ class Linear(nn.Module):
         return True
 
     def pack(self, form: Callable[[Tensor], Rows] | None) -> None:
-        """Replace `weight` by packed matrices: of the checkpoint's quantised rows where it has them, else of
-        form(weight).
+        """Replace `weight` by packed matrices: of the checkpoint's quantised rows for parts that have some,
+        of form(weight) for others.
 
         `weight` stays if `form` is None and a part has no quantised rows. Matrices that are packed already
         stay as they are.
@@ -415,7 +411,7 @@ class Linear(nn.Module):
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) · up(x)): SwiGLU or GEGLU (arXiv 2002.05202).
 
-    `parts` are those of `Linear`. They are given for checkpoints in which gate and up are one tensor.
+    `parts`: as in `Linear`, given for checkpoints in which gate and up are one tensor.
     """
 
     def __init__(
@@ -445,8 +441,7 @@ class GatedMLP(nn.Module):
         self.down.add_to(residual, self.gate_up.forward_normed(residual, norm))  # (T, intermediate)
 
     def weights(self) -> tuple[PackedWeight, PackedWeight] | None:
-        """The packed matrices gate_up and down; None if either is not packed, or is packed in several
-        parts."""
+        """The packed matrices gate_up and down; None unless each is packed as one part."""
         if len(self.gate_up.packed) != 1 or len(self.down.packed) != 1:
             return None
         return self.gate_up.packed[0], self.down.packed[0]
@@ -462,5 +457,4 @@ def under(prefix: str, slots: Slots) -> Slots:
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
-    """`tensor` as a parameter; itself if it is one."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)

@@ -1,6 +1,6 @@
 """Packed models on disk: laid out once, then mapped into memory at every start.
 
-`torch.save` aligns tensors to 64 bytes, a cache line, as the kernels' vector loads want. The archives have no
+`torch.save` aligns tensors to 64 bytes, a cache line, as the kernels' vector loads need. The archives have no
 checksums, so `torch.load` can read them and `unzip` cannot.
 """
 
@@ -38,7 +38,8 @@ def load_packed(
     *,
     most: int,
 ) -> Model:
-    """The model of the files `weights` with the layout `variant`, from the cache if there is an entry for it.
+    """The model of the files `weights` with the layout `variant`, from the cache if it has an entry for this
+    model.
 
     An entry belongs to one `config`, since the order of rows depends on the config. `empty` makes the model
     without values; `full` reads and packs the model. All entries together take at most `most` bytes: the

@@ -1,4 +1,4 @@
-"""The tensors of a quantised checkpoint folder, those of each quantised matrix as rows.
+"""The tensors of a quantised checkpoint folder, with each quantised matrix as `Rows`.
 
 Each scheme has a function. The values of its rows follow the formula of the scheme's own library, computed in
 float32. The library computes in the dtype of the scales; rounded to that dtype, the values here equal the
@@ -31,9 +31,9 @@ E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], d
 SIGNED = torch.arange(-8, 8, dtype=torch.int8)
 """The values of 4-bit codes whose zero point is 8."""
 SPREAD = 128
-"""Inputs of a group for matrices with one scale a row, which is repeated for each group. Activations are
-rounded to int8 in the groups of the weights. In a group of all inputs, one large activation would round all
-others away."""
+"""Group size for matrices with one scale a row; the scale is repeated for each group. Activations are rounded
+to int8 in the groups of the weights: in a group of all inputs, one large activation would round others to
+0."""
 WORDS_AT_ONCE = 1 << 15
 """int32 words that are unpacked at a time."""
 
@@ -41,10 +41,9 @@ WORDS_AT_ONCE = 1 << 15
 def mxfp4(blocks: Tensor, scales: Tensor) -> Rows:
     """A matrix of gpt-oss (`quant_method: mxfp4`).
 
-    blocks : (outputs, groups, 16) uint8, or with experts before the outputs
-        Two codes a byte, the lower four bits first: 32 inputs a group.
-    scales : (outputs, groups) uint8, alike
-        Exponents of two, plus 127.
+    blocks : (outputs, groups, 16) or (experts, outputs, groups, 16) uint8: two codes a byte, the lower four
+        bits first; 32 inputs a group
+    scales : (outputs, groups) or (experts, outputs, groups) uint8: exponents of two, plus 127
     """
     if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
         raise _Unfit(f"has blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)}")
@@ -90,8 +89,8 @@ def packed(stored: Stored, quantised: Quantised) -> Rows:
     weight_packed : (outputs, ceil(inputs * bits / 32)) int32, the lowest bits first
     weight_scale : (outputs, 1) or (outputs, groups)
     weight_shape : (2,), outputs and inputs
-    weight_zero_point : (outputs * bits / 32, groups) int32, packed alike;
-        or int8, in the shape of the scale; optional
+    weight_zero_point : (outputs * bits / 32, groups) int32, packed over the outputs, the lowest bits
+        first; or int8, in the shape of the scale; optional
     weight_g_idx : (inputs,) int32, the group of each input; optional
     """
     words, scale = stored["weight_packed"], stored["weight_scale"]
@@ -131,7 +130,7 @@ def awq(stored: Stored, quantised: Quantised) -> Rows:
     """AWQ (arXiv 2306.00978), version gemm, with 4 bits.
 
     qweight : (inputs, outputs / 8) int32, eight outputs an int32: 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits
-    qzeros : (groups, outputs / 8) int32, alike
+    qzeros : (groups, outputs / 8) int32, packed like qweight
     scales : (groups, outputs)
     """
     codes, zeros = (_unpacked(stored[name], 4, halves=True).t() for name in ("qweight", "qzeros"))
@@ -202,8 +201,7 @@ def _integers(
 
 
 def _shifted(numbers: Tensor, factors: Tensor, zeros: Tensor, group: int) -> Rows:
-    """Rows with the values scale * (number - zero). Their offsets are float32: scale * zero has more bits
-    than a scale."""
+    """Rows with the values scale * (number - zero). Offsets are float32, as scale * zero has more bits."""
     factors = factors.float()
     return Rows(numbers, factors, -(factors * zeros), group=group)
 
@@ -224,8 +222,8 @@ def _spread(rows: Rows) -> Rows:
 
 
 def _by_output(scale: Tensor, numbers: Tensor, quantised: Quantised) -> tuple[Tensor, int]:
-    """Scales per tensor, output, group or block, expanded to (outputs, groups), and the inputs of a group (0:
-    all)."""
+    """Scales per tensor, output, group or block, expanded to (outputs, groups), and the group size (0: all
+    inputs)."""
     outputs, inputs = numbers.shape
     if scale.dtype not in SCALE_DTYPES:
         scale = scale.float()
@@ -309,7 +307,7 @@ def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str,
 def matrix_tensors(
     stem: str, names: dict[str, str], tensor: Callable[[str], Tensor], quantised: Quantised
 ) -> Iterator[tuple[str, Tensor | Rows]]:
-    """The matrix `stem`, and its tensors that are no parts of it.
+    """The matrix `stem` as `Rows`, if it is quantised, and the module's other tensors, such as the bias.
 
     names : last part of a tensor's name → its name
     """
@@ -334,8 +332,7 @@ def matrix_tensors(
 def _rows(
     name: str, scheme: Callable[[Stored, Quantised], Rows], parts: Stored, quantised: Quantised
 ) -> Rows:
-    """The rows of the matrix `name`. Raises `InvalidRequest`, with the matrix's name, if its parts do not fit
-    together."""
+    """The rows of the matrix `name`. Raises `InvalidRequest`, with this name, if its parts do not fit."""
     layout = quantised.for_matrix(name)
     try:
         rows = scheme(parts, layout)

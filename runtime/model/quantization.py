@@ -58,7 +58,7 @@ def resolve_quantization(
 def packing(
     quantization: Quantization, dtype: torch.dtype, *, everything: bool = False
 ) -> Callable[[Tensor], Rows] | None:
-    """A function that packs matrices that are not quantised in the checkpoint; None: they stay unpacked.
+    """The function that packs matrices not quantised in the checkpoint; None if such matrices stay unpacked.
 
     float32 is packed only with `everything`: torch's float32 products are faster.
     """

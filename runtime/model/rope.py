@@ -43,8 +43,8 @@ def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
 def _frequencies(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, float]:
     """Radians per position, (head_dim / 2,) float32, and the factor of cos and sin.
 
-    Keys are cached after the rotation, so longrope's factors are chosen by `length`, the longest possible
-    context. By default that is the original context (`ModelShape.default_context_length`).
+    Keys are cached after the rotation, so longrope's factors are chosen by `length`, the engine's context. By
+    default this is at most the original context (`ModelShape.default_context_length`).
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / rope.theta**exponents

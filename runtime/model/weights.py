@@ -27,10 +27,9 @@ def fill(
 ) -> None:
     """Copy `tensors` (Hugging Face names) into `model`, converting to its dtype.
 
-    With `keep`, the model keeps quantised rows where it can multiply by them; elsewhere their values are
-    copied.
+    With `keep`, the model keeps quantised rows by which it can multiply; other rows are dequantised.
 
-    Raises `InvalidRequest` naming a tensor that is missing, unknown or of another shape.
+    Raises `InvalidRequest`, with the name, for a tensor that is missing, unknown or of another shape.
     """
     slots = dict(model.slots())
     needed, filled = len(slots), set[str]()
@@ -73,8 +72,7 @@ def fill(
 
 
 def copy_rows(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
-    """Copy `tensor` to the slot's target, with its rows in the target's order and rotary pairs side by
-    side."""
+    """Copy `tensor` to the slot's target, with rows in the target's order and rotary pairs side by side."""
     if slot.order is not None:
         tensor = tensor[slot.order]
     slot.target.copy_(tensor)
@@ -114,8 +112,7 @@ def _keep(slot: Slot, rows: Rows, layout: RotaryLayout, *, keep: bool) -> None:
 
 
 def tensors_in_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) for each tensor in the safetensors files of `folder`, mapped into memory one at a
-    time."""
+    """(name, tensor) for each tensor in the safetensors files of `folder`, memory-mapped one at a time."""
     for path in weight_files(folder):
         with open_shard(path) as shard:
             for name in shard.keys():  # noqa: SIM118 - not a mapping

@@ -24,7 +24,7 @@ from ramify.runtime.model.checkpoint import weight_files
 from ramify.runtime.quantize.errors import Class, Report, add_error, class_of
 
 SCHEMES: dict[str, tuple[int, int, bool]] = {"int8": (8, 64, True), "int4": (4, 32, False)}
-"""(bits, inputs of a group, whether the numbers are symmetric). Only int4 is not: it has zero points."""
+"""Format → (bits, inputs of a group, whether quantisation is symmetric). int4 is not: it has zero points."""
 
 _IN_LAYERS = re.compile(r"(?:^|\.)layers\.\d+\..*\.weight")
 _KEPT = re.compile(r"norm|vision|visual|router|\.gate\.weight|conv|embed")
@@ -42,7 +42,7 @@ Entry = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 def write_folder(source: Path, target: Path, to: str) -> Report:
-    """Write the checkpoint `source` into the folder `target`, with the matrices of its layers as `to`.
+    """Write the checkpoint `source` into the folder `target`, with its layers' matrices in the format `to`.
 
     Embeddings, head, norms, routers, and experts that are stored as one tensor stay as they are. One matrix
     at a time is in memory. Raises `UnsupportedField` if the checkpoint is already quantised.

@@ -100,8 +100,8 @@ def compared(logits: Tensor, exact: Tensor, ids: np.ndarray) -> Compared:
 
 @torch.inference_mode()
 def measured(source: ModelFiles, result: ModelFiles, tokens: int | None = None) -> tuple[float, Compared]:
-    """The perplexity of `source`, computed in float32, and the comparison of `result` with it, computed as
-    the engine does on the CPU.
+    """The perplexity of `source`, computed in float32, and the comparison of `result` with `source`, computed
+    as the engine does on the CPU.
 
     Reads the first `tokens` tokens of the text (None: all of it), at most one context's worth. Both models
     are loaded, `source` with 4 bytes a weight.

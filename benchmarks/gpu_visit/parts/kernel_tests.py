@@ -12,8 +12,7 @@ from benchmarks.gpu_visit.pytest_runs import run_tests
 
 FOLDER = Path("tests/gpu")
 FIRST = ("attention", "attention_cascade", "float8_pages", "quantised", "float8", "ops", "matmul", "sampling")
-"""Test files that run first, the most important first, as the last ones may be cut. All other files
-follow."""
+"""Test files that run before all others, the most important first, as the last ones may be cut."""
 INTERPRETED = [f"tests/kernels/interpreted/test_{name}.py" for name in ("ops_cases", "matmul")]
 SHARES = 12
 

@@ -170,7 +170,7 @@ class Attention:
 
 
 class Cached(Attention):
-    """The attention of a decode, over contiguous keys and values. Each layer has its own."""
+    """The attention of a decode, over contiguous keys and values, which each layer has for itself."""
 
     compared = 8
 

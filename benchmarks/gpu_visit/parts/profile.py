@@ -59,7 +59,7 @@ def record(figures: Figures, case: str, run: Callable[[], float], steps: int, de
 
     seconds, profiled_s : its time without the profiler, and with it
     busy_s : seconds in which the device had work
-    idle : share of the time, from the first kernel's start to the last one's end, without work on the device
+    idle : share of the time without device work, from the first kernel's start to the last kernel's end
     waits_s, host_s : seconds in which the host waited for the device, and the rest of `profiled_s`
     """
     seconds = run() / steps

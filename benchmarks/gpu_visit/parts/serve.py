@@ -184,7 +184,6 @@ def _ask(figures: Figures, url: str, model: str, load: Load) -> None:
 
 
 def _body(load: Load, index: int) -> dict[str, Any]:
-    """The body of request `index`; every second request has a schema."""
     text = " ".join(f"word{(index * 31 + word * 7) % 997}" for word in range(load.words))
     body = {"messages": [{"role": "user", "content": text}], "temperature": 1.0, "seed": index}
     if index % 2 == 0:

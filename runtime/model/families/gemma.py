@@ -1,7 +1,7 @@
 """Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786): norms before and after, a GELU gate, windows.
 
 All other differences from Llama are fields of `ModelConfig`: soft caps, the scales of scores and of the
-embedding, windows and rotary embeddings by layer, and 1 to add to the stored weights of norms.
+embedding, windows and rotary embeddings by layer, and the offset 1 of the weights of norms.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ class GptOss(Model):
         """The entries of the tensor `stored`, by their names in `slots`.
 
         A checkpoint folder stores the experts of a layer as one tensor, in which rows of gate and up
-        alternate. In mxfp4 it is `Rows` of shape (experts * outputs, inputs), otherwise a tensor (experts,
-        inputs, outputs).
+        alternate. In mxfp4 this tensor is `Rows` of shape (experts * outputs, inputs), otherwise a tensor
+        (experts, inputs, outputs).
         """
         stored = stored.replace(".sinks.weight", ".sinks")  # as GGUF files have it
         stem, _, last = stored.partition(".experts.")

@@ -58,7 +58,7 @@ class Olmo2Layer(WholeNormsLayer):
         return attend(self.index, q, k, v, rotation).flatten(1)
 
     def _normed(self, q: Tensor, k: Tensor, reduce: Reduce) -> tuple[Tensor, Tensor]:
-        """Norms over the heads of all ranks. The ranks' sums of squares, (T, 2), are added up."""
+        """q and k normalised over the heads of all ranks. `reduce` adds up the sums of squares, (T, 2)."""
         wide = q.float(), k.float()
         squares = reduce(torch.stack([each.square().sum(1) for each in wide], 1))
         normed = []

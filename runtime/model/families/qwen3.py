@@ -28,14 +28,13 @@ class Qwen3Layer(NormedHeadsLayer):
 
 
 class Glm4Moe(Model):
-    """GLM-4.5 (arXiv 2508.06471): half of each head rotates, and only the larger models have the norms."""
+    """GLM-4.5 (arXiv 2508.06471): half of each head rotates; only larger models have norms over heads."""
 
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
         return (Qwen3Layer if self.config.head_norms else LlamaLayer)(self.config, index, dtype)
 
     def name_of(self, stored: str) -> str | None:
-        """The tensor's name; None in layers beyond the config's number, which are for multi-token prediction
-        and are not used."""
+        """The tensor's name; None for the unused layers of multi-token prediction, from `num_layers` on."""
         found = re.match(r"model\.layers\.(\d+)\.", stored)
         return None if found and int(found[1]) >= self.config.num_layers else super().name_of(stored)
 

@@ -57,7 +57,7 @@ class GatedAttentionLayer(Qwen3Layer):
 
 
 class DeltaLayer(Layer):
-    """x += output(norm(rule(x)) · silu(z)); x += mlp(norm(x))."""
+    """x += output(norm(rule(x)) · silu(z)), z being a projection of x; x += mlp(norm(x))."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -135,8 +135,8 @@ class Qwen35DeltaLayer(DeltaLayer):
 
 
 def ungrouped(groups: int, sizes: Sequence[int]) -> Tensor:
-    """The permutation of rows that collects the parts of all groups: first `sizes[0]` rows of each group,
-    then `sizes[1]`, and so on."""
+    """The permutation of rows that brings equal parts of all groups together: the first `sizes[0]` rows of
+    every group, then the next `sizes[1]` rows of every group, and so on."""
     rows = torch.arange(groups * sum(sizes), device="cpu").view(groups, -1)
     return torch.cat([part.flatten() for part in rows.split(list(sizes), dim=1)])
 
@@ -149,8 +149,8 @@ class Qwen3Next(Model):
         return kind(self.config, index, dtype)
 
     def name_of(self, stored: str) -> str | None:
-        """The tensor's name in a text-only model; None in the vision tower and in the layers for multi-token
-        prediction (`mtp`)."""
+        """The tensor's name in a text-only model; None for the vision tower and multi-token prediction
+        (`mtp`)."""
         if stored.startswith(("mtp.", "model.visual.")):
             return None
         return super().name_of(stored.replace("model.language_model.", "model.", 1))

@@ -172,8 +172,7 @@ def _q5_1(blocks: Blocks) -> Read:
 
 
 def _q2_k(blocks: Blocks) -> Read:
-    """Sixteen groups of 16. A byte holds a group's scale in its low four bits and its offset in its high four
-    bits."""
+    """Sixteen groups of 16. A byte holds a group's scale (low four bits) and offset (high four bits)."""
     pairs = blocks[..., 16:80].reshape(*blocks.shape[:2], 2, 1, 32)
     numbers = pairs >> _TWO_BITS & 3
     scale, offset_scale = _half(blocks, 80).astype(np.float32), _half(blocks, 82).astype(np.float32)
@@ -182,8 +181,8 @@ def _q2_k(blocks: Blocks) -> Read:
 
 
 def _q3_k(blocks: Blocks) -> Read:
-    """Sixteen groups of 16. A code has two bits from `low` and one from `high`, and stands for code - 4. The
-    sixteen 6-bit scales are in twelve bytes."""
+    """Sixteen groups of 16. A code has two bits from `low` and one from `high`, and stands for the number
+    code - 4. The sixteen 6-bit scales are in twelve bytes."""
     high = blocks[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     low = blocks[..., 32:96].reshape(*blocks.shape[:2], 2, 1, 32) >> _TWO_BITS & 3
     codes = low.reshape(*blocks.shape[:2], 8, 32) | high << 2
@@ -208,8 +207,7 @@ def _q5_k(blocks: Blocks) -> Read:
 
 
 def _q6_k(blocks: Blocks) -> Read:
-    """Two halves of 128 numbers, each in eight groups of 16. A number has four bits from `low` and two from
-    `high`."""
+    """Two halves of 128 numbers in eight groups of 16. A number has four bits from `low`, two from `high`."""
     low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     upper = (high >> _TWO_BITS & 3).reshape(*low.shape[:3], 128)
@@ -227,13 +225,13 @@ def _iq4_xs_scales(blocks: Blocks) -> Scales:
 
 
 def _mxfp4_scales(blocks: Blocks) -> Scales:
-    """The scales: powers of two. They are halved, because the table holds the E2M1 values doubled."""
+    """The scales: powers of two. The scales are halved, because the table holds the E2M1 values doubled."""
     return np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128), None
 
 
 def _nvfp4_scales(blocks: Blocks) -> Scales:
-    """The scales of four groups of 16: E4M3 without the sign; 127 stands for 0. They are halved, because the
-    table holds the E2M1 values doubled."""
+    """The scales of four groups of 16: E4M3 without the sign, in which 127 stands for 0. The scales are
+    halved, because the table holds the E2M1 values doubled."""
     bits = blocks[..., :4]
     exponents = (bits >> 3 & 15).astype(np.int32)
     mantissas = (bits & 7) + np.where(exponents > 0, 8, 0)
@@ -251,8 +249,8 @@ _VERBATIM: dict[GGMLQuantizationType, tuple[NumbersAt, Callable[[Blocks], Scales
     GGMLQuantizationType.MXFP4: (NumbersAt(4, block=17, first=1, size=16), _mxfp4_scales),
     GGMLQuantizationType.NVFP4: (NumbersAt(4, block=36, first=4, size=8, runs=4), _nvfp4_scales),
 }
-"""Types whose numbers the kernels can read where they lie in the blocks: the numbers' places, and a function
-that reads the scales."""
+"""Block type → (places of the numbers in a block, function that reads the scales), for types whose numbers
+the kernels read from the blocks themselves."""
 
 _READERS: dict[GGMLQuantizationType, Callable[[Blocks], Read]] = {
     GGMLQuantizationType.Q5_0: _q5_0,

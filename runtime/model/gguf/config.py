@@ -35,7 +35,7 @@ class Metadata:
     all: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     rope_scaling: Mapping[str, Any] | None = None
-    """`rope_scaling` of a `config.json`, which replaces the file's own extension of the context."""
+    """`rope_scaling` as in a `config.json`, in place of the file's own extension of the context."""
 
     def value(self, key: str, default: Value) -> Value:
         found = self.all.get(f"{self.architecture}.{key}", default)
@@ -60,9 +60,8 @@ def config_from_gguf(
 ) -> ModelConfig:
     """The config of a GGUF file, from its metadata and its tensors' shapes (row-major).
 
-    `rope.factors` is left empty: the values are in a tensor, which the caller reads.
-    `rope_scaling` replaces the file's own.
-    Keys are those of the GGUF specification (ggml, docs/gguf.md).
+    `rope.factors` is left empty: the values are in a tensor, which the caller reads. `rope_scaling` replaces
+    the file's own. The keys of `metadata` are those of the GGUF specification (ggml, docs/gguf.md).
     """
     architecture = one_of(tuple(ARCHITECTURES), "general.architecture", metadata.get("general.architecture"))
     given = Metadata(architecture, metadata, shapes, rope_scaling)
@@ -177,8 +176,7 @@ def _but_every(every: int, window: int, num_layers: int) -> tuple[int, ...]:
 
 
 def _experts(given: Metadata, fields: Fields, **routing: Any) -> Fields:
-    """The mixture of experts. Its sizes, and the layers that have it, are read from the tensors' names and
-    shapes."""
+    """The mixture of experts. Its sizes and layers are read from the tensors' names and shapes."""
     shapes, layers = given.shapes, range(fields["num_layers"])
     sparse = tuple(f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in layers)
     block = f"blk.{sparse.index(True) if True in sparse else 0}"
@@ -283,8 +281,7 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "qwen35": ("qwen3_5", _hybrid),
     "qwen35moe": ("qwen3_5_moe", _hybrid_moe),
 }
-"""`general.architecture` → the family, and a function that returns further fields or overrides of the fields
-read so far."""
+"""`general.architecture` → (family, function that returns further fields and overrides of earlier fields)."""
 _PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
 """Architectures in which only a part of each head may rotate."""
 PAIRED: tuple[Family, ...] = ("llama", "mixtral", "granite", "granitemoe")

@@ -78,7 +78,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def undequantisable(header: GGUFHeader) -> dict[str, str]:
-    """The types that the `gguf` package does not dequantise: the last tensor of each → the type's name."""
+    """Tensor's name → its type, for the last tensor of each type that `gguf` cannot dequantise."""
     import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
@@ -112,7 +112,7 @@ def size_of_header(begin: bytes) -> int | None:
     """The number of bytes in the header of the file that begins with `begin`; None if `begin` ends inside the
     header.
 
-    Raises `InvalidRequest` if it is no GGUF file.
+    Raises `InvalidRequest` if the file is no GGUF file.
     """
     cursor = _Cursor(begin)
     try:
@@ -133,8 +133,7 @@ def _read(path: Path) -> GGUFHeader:
 
 @functools.lru_cache(maxsize=8)
 def _read_once(path: Path, *_version: int) -> GGUFHeader:
-    """The header, cached. A start reads it several times, and stepping over a vocabulary of 49,000 tokens
-    takes 0.1 s."""
+    """The header, cached: a start reads it several times, and a vocabulary of 49,000 tokens takes 0.1 s."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).header(path, len(data))

@@ -25,12 +25,11 @@ class Part:
     change: Callable[[Any], Any] | None = None
     """Function from the stored tensor or rows to those of the checkpoint; None if they are equal."""
     exact: bool = False
-    """Whether the tensor is read in float32: the model keeps it so, or `change` computes with it."""
+    """Whether the tensor is read in float32, because the model keeps float32 or `change` computes in it."""
 
 
 Parts = Mapping[str, Sequence[Part]]
-"""Stored tensor's name without layer and suffix → its parts, named likewise. `parts_of` adds layer and
-suffix."""
+"""Stored tensor's name → its parts. All names are without layer and suffix, which `parts_of` adds."""
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYERS = {
@@ -70,14 +69,13 @@ _MORE_NAMES = {
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _HYBRID),
 }
 _NORMS_PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
-"""Architectures whose files store the weights of norms plus 1, except the norm in delta-net layers
-(`ssm_norm`)."""
+"""Architectures whose files store norms' weights plus 1, except `ssm_norm` (the norm of delta-net layers)."""
 _WITHOUT_SUFFIX = ("ssm_a", "ssm_dt")
 """Tensors that Hugging Face checkpoints name without ".weight": `A_log` and `dt_bias`."""
 
 
 def parts_by_name(architecture: str, states: StateShape | None) -> Parts:
-    """Stored tensor → its parts, for all tensors of an architecture. `states` is the config's."""
+    """Stored tensor's name → its parts, for all tensors of an architecture. `states` is the config's."""
     found: dict[str, Sequence[Part]] = {}
     for stored, name in (_OUTSIDE | _IN_LAYERS | _MORE_NAMES.get(architecture, {})).items():
         plus_one = architecture in _NORMS_PLUS_ONE and stored.endswith("_norm") and stored != "ssm_norm"
@@ -86,8 +84,8 @@ def parts_by_name(architecture: str, states: StateShape | None) -> Parts:
 
 
 def parts_of(stored: str, parts: Parts) -> Sequence[Part]:
-    """The parts of the tensor `stored`, by full names. An unknown tensor is its own part, which
-    `weights.fill` refuses."""
+    """The parts of the tensor `stored`, with their full names. An unknown tensor is its own part:
+    `weights.fill` refuses its name."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)(\.\w+)?", stored)
     if found is None or found[2] not in parts or (found[2] in _OUTSIDE) == (found[1] is not None):
         return [Part(stored)]

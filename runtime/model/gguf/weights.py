@@ -28,8 +28,7 @@ _ROPE_FREQUENCIES = "rope_freqs.weight"
 
 
 def config_of(header: GGUFHeader, rope_scaling: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The config of a GGUF file: `config_from_gguf`, completed by the rotary factors if the file has them as
-    a tensor.
+    """The config of a GGUF file: `config_from_gguf`, and the rotary factors if the file has such a tensor.
 
     Raises `UnsupportedField` for a tensor of a type that the `gguf` package does not dequantise.
     """
@@ -59,7 +58,7 @@ def tensors_in_file(
     """Every weight under its Hugging Face name, converted to `dtype`, one at a time.
 
     With `quantised`, a matrix whose block type has a packed layout is returned as integers and scales. An
-    exception is an embedding that is not tied to the head: its rows are looked up, not multiplied. Layers for
+    embedding that is not tied to the head is dequantised: its rows are looked up, not multiplied. Layers for
     multi-token prediction, which come last, are not read.
     """
     config = config_from_gguf(header.metadata, header.shapes)
@@ -81,8 +80,7 @@ def tensors_in_file(
 
 
 def _of_experts(hf_name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
-    """One entry for each expert if the tensor holds all experts; else the tensor itself. `hf_name` has {} for
-    the expert."""
+    """One entry for each expert, if `hf_name` has {} for the expert's index; else the tensor itself."""
     if "{}" not in hf_name:
         # A vector that Hugging Face checkpoints have as a matrix of one row.
         row = hf_name.endswith("shared_expert_gate.weight") and len(info.shape) == 1
@@ -107,7 +105,6 @@ def _map(header: GGUFHeader) -> Files:
 def _stored(
     data: Files, name: str, info: TensorInfo
 ) -> tuple[NDArray[np.uint8], GGMLQuantizationType, tuple[int, ...]]:
-    """The bytes of a tensor, its type and its shape."""
     kind = GGMLQuantizationType(info.type)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     size = math.prod(info.shape) // block * block_bytes

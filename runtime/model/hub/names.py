@@ -12,7 +12,7 @@ from ramify.errors import InvalidRequest, NotFound
 from ramify.runtime.model.checkpoint import SPLIT
 
 USUAL = "Q4_K_M"
-"""The preferred format if the name gives none and it fits the machine, as in llama.cpp and Ollama."""
+"""The preferred format, if it fits the machine, for names without a format, as in llama.cpp and Ollama."""
 
 _NAME = re.compile(
     r"(?:https?://)?(?:hf\.co/|huggingface\.co/)?(?P<repository>\w[\w.-]*(?:/\w[\w.-]*)?)"

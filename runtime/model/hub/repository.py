@@ -25,7 +25,7 @@ HUB_TIMEOUT_S = 3.0
 
 BLOCK = 1 << 20
 HEADER_BLOCK = 4 << 20
-"""Bytes of a header that are fetched at a time. That of a GGUF file with 150k tokens has about 6 MB."""
+"""Bytes of a header that are fetched at a time. The header of a GGUF file with 150k tokens has about 6 MB."""
 
 Result = TypeVar("Result")
 
@@ -55,8 +55,7 @@ class Listing:
 
 
 def listed(name: HubName) -> Listing:
-    """The listing of a repository, from the hub. Raises `NotFound`, `Unauthorized` or `Unreachable` by the
-    hub's answer."""
+    """The hub's listing of a repository. Raises `NotFound`, `Unauthorized` or `Unreachable`."""
     from huggingface_hub import HfApi
 
     with refusals(name):
@@ -74,8 +73,7 @@ def listed(name: HubName) -> Listing:
 
 
 def cached(name: HubName) -> Path | None:
-    """The snapshot folder of the revision in the Hugging Face cache, with the files fetched so far; None if
-    there is none."""
+    """The revision's snapshot folder in the Hugging Face cache, perhaps incomplete; None if there is none."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -90,7 +88,7 @@ def cached(name: HubName) -> Path | None:
 
 
 def cached_names() -> list[str]:
-    """The repositories of which the Hugging Face cache holds anything."""
+    """The repositories of which the Hugging Face cache holds any file."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE).expanduser()
@@ -100,8 +98,8 @@ def cached_names() -> list[str]:
 def fetched(listing: Listing, paths: Sequence[str], progress: bool) -> Path:
     """The folder in the Hugging Face cache with the files `paths`. Missing files are fetched.
 
-    A broken download is resumed where it broke. A new file without the size and the digest that the hub gives
-    is removed, and `EngineError` is raised. Also raises the errors of `listed`.
+    A broken download is resumed where it broke. Raises the errors of `listed`, and `EngineError` if a fetched
+    file has not the size and the digest that the hub gives; the file is removed.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
@@ -140,7 +138,7 @@ def read_range(name: HubName, path: str, start: int, stop: int) -> bytes:
 
 
 def headers_of(listing: Listing, paths: Sequence[str]) -> Path:
-    """The folder in Ramify's cache with the files `paths`, of which the weights are not fetched.
+    """The folder in Ramify's cache with the files `paths`, fetched without their weights.
 
     Each file has its full size, with a hole in place of the weights, so that any reader takes it for the
     whole file.

@@ -21,8 +21,7 @@ from ramify.runtime.model.weights import copy_rows
 
 @dataclasses.dataclass(eq=False)
 class Adapter:
-    """An adapter in a slot of the model's tables. The slot is freed with the last reference to this
-    object."""
+    """An adapter in a slot of the model's tables. The slot is freed with the object's last reference."""
 
     name: str
     path: str
@@ -39,11 +38,10 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 class Adapters:
-    """Loaded adapters by name. A request keeps its adapter until the request ends, even if the adapter is
-    unloaded earlier."""
+    """Loaded adapters by name. A request that uses an unloaded adapter keeps it until the request ends."""
 
     def __init__(self, model: CausalLM, free: Callable[[torch.device], int | None] = free_bytes) -> None:
-        """`free` gives the bytes that a device has for adapters; None for as many as are loaded."""
+        """`free` returns the bytes that a device has for adapters; None: without limit."""
         self._model, self._free_bytes = model, free
         self._loaded: dict[str, Adapter] = {}
         self.slots: set[int] = set()

@@ -29,12 +29,12 @@ Name = TypeVar("Name", bound=str)
 class Rope:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) and its extension to long contexts.
 
-    default: no extension. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low frequencies
-    divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv 2309.00071.
-    factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files). longrope: as
-    factors, but with `long_factors` if the context is longer than the original one (arXiv 2402.13753).
-    dynamic: as default up to the original context length; beyond it the frequencies change with the length of
-    the request.
+    Kinds of extension. default: none. linear: positions divided by `factor` (arXiv 2306.15595). llama3: low
+    frequencies divided by `factor`, with a ramp to the high ones (Llama 3.1 reference code). yarn: arXiv
+    2309.00071. factors: a divisor for each frequency, in `factors` (the `rope_freqs` tensor of GGUF files).
+    longrope: as factors, but with `long_factors` if the context is longer than the original one (arXiv
+    2402.13753). dynamic: as default up to the original context length; beyond it the frequencies change with
+    the length of the request.
     """
 
     kind: RopeKind = "default"
@@ -100,7 +100,7 @@ class StateShape:
     width: int
     """Tokens that the convolution sees, the current one included."""
     heads: int
-    """Value heads. A key head may serve several."""
+    """Number of value heads. Several value heads may share a key head."""
     key_dim: int
     value_dim: int
 
@@ -126,8 +126,7 @@ class StateShape:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The properties of a model that the executor and the scheduler need. Sizes are in elements, lengths in
-    tokens."""
+    """A model's properties for the executor and the scheduler. Sizes are in elements, lengths in tokens."""
 
     family: str
     vocab_size: int
@@ -149,8 +148,7 @@ class ModelShape:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     states: StateShape | None = None
-    """The shape of the states that linear attention layers keep instead of keys and values; None without such
-    layers."""
+    """The shape of the states that linear attention layers keep; None without linear attention layers."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -170,9 +168,8 @@ class ModelShape:
     def default_context_length(self) -> int:
         """The longest context in which no rotation depends on the length of a request.
 
-        With longrope and dynamic, transformers takes other frequencies for all tokens of a request once it is
-        longer than the original context. The cached keys of earlier tokens are rotated already, so they
-        cannot follow.
+        With longrope and dynamic, transformers takes other frequencies for all tokens of a request once the
+        request is longer than the original context. Cached keys cannot follow: they are rotated already.
         """
         borders = [length for kind, length in self.rope_kinds.items() if kind in BY_LENGTH]
         return min([self.context_length, *borders])
@@ -254,8 +251,8 @@ class ModelConfig(ModelShape):
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
-    """Whether there are norms over query and key heads. Set in families that have models with and without
-    them."""
+    """Whether query and key heads have norms. Set in families that have models with and without such
+    norms."""
     experts: Experts | None = None
     quantised: Quantised | None = None
     """Quantisation of a checkpoint folder. None for unquantised folders, and for GGUF files, where each
@@ -310,7 +307,7 @@ def granite_shape(
 ) -> dict[str, Any]:
     """The fields of Granite's multipliers.
 
-    A layer adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
+    Granite adds m · f(norm(x)) to the residual stream x. Here the stream is x / m, so that a layer adds
     f(norm(x)). norm(x / m) equals norm(x) if the norm's epsilon is divided by m².
     """
     return {
@@ -326,9 +323,9 @@ def delta_shape(
 ) -> dict[str, Any]:
     """The fields of a hybrid: a model in which some layers are gated delta-net layers.
 
-    linear : for each layer, whether it is one
+    linear : for each layer, whether it is a gated delta-net layer
     heads : value heads
-    width : of the convolution
+    width : tokens that the convolution sees
     """
     if all(linear) or not any(linear):
         raise unsupported(

@@ -11,14 +11,13 @@ from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 Shape = TypeVar("Shape", bound=ModelShape)
 
 MOST_TOKENS = 1 << 24
-"""Longest context: positions are multiplied in float32, which represents every whole number up to this
-one."""
+"""Longest context: positions are multiplied in float32, which represents all integers up to this one."""
 
 
 def with_context(config: Shape, context_length: int | None) -> Shape:
     """`config` with the context length `context_length`, in tokens; None: `default_context_length`.
 
-    Raises `InvalidRequest` if it is longer than the model has positions.
+    Raises `InvalidRequest` if `context_length` exceeds the longest context of the model.
     """
     if context_length is None:
         return replace(config, context_length=config.default_context_length)
@@ -35,7 +34,7 @@ def with_context(config: Shape, context_length: int | None) -> Shape:
 
 
 def _most(config: ModelShape) -> tuple[int, str]:
-    """The longest context that can be asked for, and what limits it."""
+    """(longest context that can be asked for, reason of this limit)."""
     native = isinstance(config, ModelConfig)
     kinds = config.rope_kinds
     for kind in ("dynamic",) if native else ("dynamic", "longrope"):
@@ -50,8 +49,8 @@ _BY_LENGTH = "all tokens of a request by its length, and cached keys are rotated
 
 
 def context_notes(config: ModelShape, context_length: int | None) -> list[str]:
-    """Sentences for the log and for `ramify inspect`, if answers in the context of `with_context` can differ
-    from transformers' or from what the model was trained for; else empty.
+    """Notes for the log and for `ramify inspect`, if the context is by default shorter than the model's own,
+    is longer than the model's own, or makes answers differ from transformers'; else empty.
 
     config : the model's own shape, before `with_context`
     """

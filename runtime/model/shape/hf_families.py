@@ -117,8 +117,7 @@ def _gemma_more(config: Config, fields: Fields) -> Fields:
 
 
 def _hybrid_ropes(config: Config, fields: Fields) -> Fields:
-    """The rotary embedding of hybrids. `mrope_section` is ignored: its three kinds of position are equal for
-    text."""
+    """The rotary embedding of hybrids. `mrope_section` is ignored: its three positions are equal for text."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
     return {"rope": rope_from_hf(config, given or {"rope_type": "default"}, partial=True)}
@@ -254,7 +253,7 @@ class Reader:
     """Differences of a family's `config.json` from Llama's."""
 
     defaults: Config = field(default_factory=dict)
-    """Defaults of transformers that differ from Llama's, for fields that a file may leave out."""
+    """Values that transformers gives to absent fields, where they differ from Llama's."""
     values: Mapping[str, tuple[Any, ...] | None] = field(default_factory=dict)
     """Supported values of fields, instead of those in `_NEUTRAL`; None: every value is supported."""
     attention_bias: bool = False

@@ -41,9 +41,9 @@ _STRETCHED = ("linear", "yarn")
 def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool = False) -> Rope:
     """A rotary embedding of `config`.
 
-    `given` has its fields, if `config` has several rotary embeddings. None: the fields are found in `config`,
-    under the names of transformers 4 or 5. With `partial`, only a share of a head's elements may rotate.
-    Raises `UnsupportedField` or `InvalidRequest`.
+    `given`: the fields of this rotary embedding, if `config` has several; None: the fields are read from
+    `config`, under the names of transformers 4 or 5. With `partial`, only a share of a head's elements may
+    rotate. Raises `UnsupportedField` or `InvalidRequest`.
     """
     scaling = dict(given or _given(config))
     theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
@@ -87,9 +87,9 @@ def rope_from_hf(config: Config, given: Config | None = None, *, partial: bool =
 def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
     """`config` with the extension `scaling` (`EngineConfig.rope_scaling`) instead of its own.
 
-    Its context becomes the one that `scaling` reaches: for linear and yarn, the factor times the original
-    context. The base, the share that rotates, and the rotary embedding of layers with windows stay as they
-    are. Raises `InvalidRequest` if `scaling` does not fit the model.
+    For linear and yarn, the context length becomes the factor times the original context, if this is longer.
+    The base, the share that rotates, and the rotary embedding of layers with windows stay as they are. Raises
+    `InvalidRequest` if `scaling` does not fit the model.
     """
     if scaling is None:
         return dict(config)
@@ -116,7 +116,7 @@ def with_rope_scaling(config: Config, scaling: Config | None) -> dict[str, Any]:
 
 
 def need(config: Config, name: str) -> int:
-    """The whole number `name`, which the file must give."""
+    """The whole number in the field `name`. Raises `InvalidRequest` if there is none."""
     value = config.get(name)
     if not isinstance(value, int):
         raise invalid(f"config.json gives {value!r} for {name}; a number is needed")
@@ -129,7 +129,7 @@ def _given(config: Config) -> Config:
 
 
 def _scale(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """The factor of cos and sin by DeepSeek's parameters of YaRN, as transformers has it."""
+    """The factor of cos and sin by DeepSeek's parameters of YaRN, as transformers computes it."""
 
     def one(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0

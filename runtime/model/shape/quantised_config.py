@@ -17,7 +17,7 @@ Fields = Mapping[str, Any]
 @dataclass(frozen=True)
 class Quantised:
     """The quantisation of a checkpoint's matrices. Whether a matrix is quantised is read from its tensors: a
-    quantised matrix has those of its scheme, an unquantised one has only `weight`."""
+    quantised matrix has the tensors of its scheme, an unquantised matrix has only `weight`."""
 
     method: str
     """`quant_method`: compressed-tensors, awq, gptq, fp8 or mxfp4."""
@@ -26,8 +26,8 @@ class Quantised:
     blocks: tuple[tuple[int, int], ...] = ()
     """Outputs and inputs of a block, for each scheme that has blocks."""
     float8_activations: bool = False
-    """Whether the checkpoint wants activations rounded to float8 before products with float8 weights, static
-    or dynamic."""
+    """Whether the checkpoint wants activations rounded to float8, with static or dynamic scales, before
+    products with float8 weights."""
     zero_shift: int = 0
     """Number to add to the stored zero points of gptq: 1 in the first version of the format."""
     config_groups: tuple[tuple[tuple[str, ...], Quantised], ...] = ()
@@ -36,7 +36,7 @@ class Quantised:
     for all matrices."""
 
     def for_matrix(self, name: str) -> Quantised:
-        """The quantisation of the matrix `name`, given without `.weight`. A target that is the name has
+        """The quantisation of the matrix `name`, given without `.weight`. A target that equals `name` has
         precedence over patterns, and patterns over classes.
 
         Raises `InvalidRequest` unless the matching targets belong to exactly one layout.
@@ -93,8 +93,7 @@ def _object(name: str, value: object) -> Fields:
 
 
 def _check(fields: Fields, prefix: str = "", **allowed: tuple[Any, ...]) -> None:
-    """Raise for the first field whose value is not among its `allowed` values. None among them allows the
-    field to be absent."""
+    """Raise for the first field with a value not in its `allowed` values. None allows an absent field."""
     for name, values in allowed.items():
         if fields.get(name) not in values:
             wanted = " or ".join("absent" if value is None else repr(value) for value in values)

@@ -45,9 +45,9 @@ def part_of(config: ModelConfig, index: int, count: int) -> ModelConfig:
 def parts_of_rank(
     entries: Iterable[tuple[str, Entry]], config: ModelConfig, *, keep: bool
 ) -> Iterator[tuple[str, Entry]]:
-    """The part that the rank with `config` holds of a checkpoint's tensors, by their Hugging Face names.
+    """One rank's part of a checkpoint's tensors, with their Hugging Face names. `config` is the rank's.
 
-    keep : whether the model keeps quantised rows; else they are dequantised
+    keep : whether the model keeps quantised rows; if not, rows divided by inputs are dequantised
 
     Raises `UnsupportedField` for a matrix that cannot be divided.
     """
@@ -67,7 +67,7 @@ def parts_of_rank(
 
 
 def _divided_rows(module: str, config: ModelConfig) -> tuple[int, ...]:
-    """The number of rows that the rank has of each matrix stacked in `module`; empty if `module` is not
+    """The rank's number of rows of each matrix stacked in `module`; empty if rows of `module` are not
     divided."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     inner = config.intermediate_size
@@ -82,8 +82,8 @@ def _divided_rows(module: str, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _rows(entry: Entry, sizes: tuple[int, ...], shard: Shard) -> Entry:
-    """The rank's rows of each stacked matrix; `sizes` has their numbers. An entry of another size is returned
-    whole, and refused when the model is filled."""
+    """The rank's rows of each stacked matrix. `sizes`: the rank's number of rows of each. An `entry` with
+    another number of rows than the config's is returned whole; filling the model refuses it."""
     if len(entry) != shard.count * sum(sizes):
         return entry
     chosen, start = [], 0
@@ -95,7 +95,7 @@ def _rows(entry: Entry, sizes: tuple[int, ...], shard: Shard) -> Entry:
 
 
 def _by_inputs(name: str, entry: Entry, shard: Shard, *, keep: bool) -> Entry:
-    """The rank's columns of a matrix. Of a bias the first rank keeps all, the others get zeros."""
+    """The rank's columns of a matrix. A bias goes whole to the first rank; the others get zeros."""
     if isinstance(entry, Tensor) and entry.dim() == 1:
         return entry if shard.index == 0 else torch.zeros_like(entry)
     if isinstance(entry, Rows) and not keep:

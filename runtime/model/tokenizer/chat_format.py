@@ -60,7 +60,7 @@ strips white space or handles markup."""
 
 
 def chat_format(tokenizer: Any) -> ChatFormat | None:
-    """The pieces of `tokenizer.chat_template`; None without a template, and for one that drops contents.
+    """The pieces of `tokenizer.chat_template`; None without a template, or if the template drops contents.
 
     `exact` is False if the composed pieces differ from the template's output, for instance because the
     template strips contents. If the template refuses two roles in succession, `prefix` has no key for them.
@@ -136,7 +136,7 @@ def _tool_format(tokenizer: Any) -> str:
 
 
 def template_source(tokenizer: Any) -> str:
-    """The Jinja source of the chat template. If there are several templates, that of the one for tools."""
+    """The Jinja source of the chat template; of the template for tools if there are several."""
     template: str | dict[str, str] = tokenizer.chat_template
     if isinstance(template, str):
         return template
@@ -144,8 +144,7 @@ def template_source(tokenizer: Any) -> str:
 
 
 def template_variables(tokenizer: Any) -> tuple[str, ...]:
-    """Variables that the template reads, except the messages, the tools and the variables that transformers
-    always sets."""
+    """Variables that the template reads, without messages, tools and those that transformers always sets."""
     import jinja2
     from jinja2 import meta
 
@@ -173,12 +172,11 @@ def compose(pieces: ChatFormat, turns: Sequence[Turn], *, generation: bool) -> s
 
 
 def _difference(tokenizer: Any, pieces: ChatFormat, *, prompts: bool, opened: str) -> str:
-    """The first conversation on which the composed pieces differ from the template's output; "" if there is
-    none.
+    """The first conversation on which composed pieces and the template's output differ; "" if there is none.
 
     prompts : whether the template has a generation prompt. Then conversations that end in an assistant's turn
         are not compared, because they are never sent.
-    opened : text that follows the template's generation prompt in the pieces
+    opened : text that the pieces append to the template's generation prompt
     """
     for roles in _conversations(_CHECKED):
         for contents in _CONTENTS:

@@ -22,12 +22,12 @@ REMEDY = "Write the token's id as eos_token_id into generation_config.json besid
 
 
 def with_end_tokens(shape: Shape, folder: Path) -> tuple[Shape, str | None]:
-    """`shape` with end tokens that are in its vocabulary. If the model names none, those of `end_tokens_of`,
-    and a sentence that says so; else None.
+    """(`shape` with end tokens in its vocabulary, note for the log). The end tokens are those of
+    `end_tokens_of` if the model names none; the note, which says so, is None if the model names some.
 
     If none are found, outputs end by `max_tokens` and stop strings, and constraints are refused.
 
-    folder : the tokenizer's
+    folder : the folder of the tokenizer
     """
     own = tuple(token for token in shape.eos_token_ids if 0 <= token < shape.vocab_size)
     if own:

@@ -56,8 +56,8 @@ _RESULTS = ("plain", '{"a": "quoted"}', "two\nlines é")
 
 
 def tool_pieces(tokenizer: Any, chat: ChatFormat) -> ToolPieces | None:
-    """The pieces of `tokenizer.chat_template` for tools, which complete those of `chat`; None if they are not
-    exact."""
+    """The pieces of `tokenizer.chat_template` for tools, which complete those of `chat`; None if exact pieces
+    are not found."""
     tool_format = FORMATS[chat.tool_format]
     between_turns = chat.suffix.get("system", "") + chat.prefix.get("system>user", "\0")
     opening = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
@@ -182,7 +182,8 @@ def render(
     generation: bool,
     **variables: Any,
 ) -> str | None:
-    """`messages` and `tools` as the chat template renders them, given `variables`; None if it raises."""
+    """`messages` and `tools` as the chat template renders them, given `variables`; None if the template
+    raises."""
     try:
         text: str = tokenizer.apply_chat_template(
             msgspec.to_builtins(messages),  # copies: a template may change its arguments

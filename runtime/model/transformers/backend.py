@@ -85,8 +85,7 @@ class _Pass:
         return out[None, :, : call.heads, : call.value_dim]
 
     def _fitted(self, x: Tensor, heads: int) -> Tensor:
-        """`x`, (T, heads, dim), padded with zeros to `heads` heads and to the head size of the pages;
-        contiguous."""
+        """`x`, (T, heads, dim), padded with zeros to `heads` heads of the pages' head size; contiguous."""
         missing, narrow = heads - x.shape[1], self._config.head_dim - x.shape[2]
         if missing or narrow:
             return F.pad(x, (0, narrow, 0, missing))

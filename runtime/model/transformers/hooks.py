@@ -29,7 +29,7 @@ class Hooks(Protocol):
         ...
 
     def mask(self, visible: Callable[..., Any], window: int | None, plain: bool) -> Any:
-        """A stand-in for the mask of some layers. The library's code passes it to `attention`.
+        """A stand-in for the mask of some layers. The library's code passes this stand-in to `attention`.
 
         visible: function of the tensors (batch, head, query, key): whether the query sees the key.
         window: the size of a sliding window or of a chunk.

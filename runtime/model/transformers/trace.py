@@ -76,7 +76,7 @@ class TracedShape(ModelShape):
     output: Any = field(repr=False, compare=False)
     """The class of the body's output."""
     kinds: tuple[tuple[RopeKind, int], ...]
-    """`rope_kinds`"""
+    """The items of `rope_kinds`."""
     not_native: str = ""
     """The reason why our own code does not run the model; empty if our code was not tried."""
 
@@ -94,8 +94,7 @@ class Mask:
 
 
 def shape_of_folder(folder: Path, rope_scaling: Mapping[str, Any] | None = None) -> TracedShape:
-    """The shape of the checkpoint in `folder`. The weights are not needed. `rope_scaling` replaces the
-    config's own.
+    """The shape of the checkpoint in `folder`, read without weights. `rope_scaling` replaces the config's.
 
     Raises `UnsupportedField`, with the architecture's name, for a model that the pages cannot hold.
     """
@@ -272,7 +271,7 @@ def _traced(config: Any, architecture: type[Any]) -> tuple[tuple[Call, ...], _Bo
 
 
 def implementations(architecture: type[Any], experts: str) -> dict[str, str]:
-    """Options of the library's constructors: our attention, and the way to multiply `experts`."""
+    """Options for the library's constructors: our attention, and `experts`, the way to multiply experts."""
     found = {"attn_implementation": NAME}
     return (
         found | {"experts_implementation": experts}
@@ -282,8 +281,7 @@ def implementations(architecture: type[Any], experts: str) -> dict[str, str]:
 
 
 def _body_of(model: Any, architecture: type[Any], tensors: dict[str, Tensor], recorder: _Recorder) -> _Body:
-    """Run body and head under the recorder. The arguments have the names of `tensors` in place of the
-    tensors."""
+    """Run body and head under the recorder. `_Body.inputs` has the names of `tensors` in place of tensors."""
     base = model.base_model
     if base is model:
         raise _refused(architecture, "its code does not separate the body from the head")
@@ -399,8 +397,7 @@ class _Recorder:
 
 
 def _is_window(visible: Callable[..., Any], window: int) -> bool:
-    """Whether `visible` is the causal mask with this window, tested at queries and keys around the window's
-    borders."""
+    """Whether `visible` is the causal mask with this window, tested around the window's borders."""
     size = window or 1000
     q = torch.tensor([size + 1, 2 * size + 1, 2 * size - 1, size, 5 * size], device="cpu")[:, None]
     k = q - torch.tensor([-size, -1, 0, 1, size - 1, size, size + 1], device="cpu")
