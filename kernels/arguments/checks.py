@@ -19,7 +19,7 @@ from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 DTYPES = (torch.float32, torch.bfloat16)
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOAT8 = torch.float8_e4m3fn
-"""A dtype that pages may have whatever the dtype of q; the cpu backend does not support it."""
+"""The dtype of float8 pages. They may be used with any dtype of q; the cpu backend does not support them."""
 
 
 def check_attention(
@@ -166,7 +166,7 @@ def check_norm(
 
 
 def check_rope(q: Tensor, k: Tensor, rotation: Tensor) -> None:
-    """Check q and rotation, and that k fits q. `check_store` checks k, v and the pages."""
+    """Check q, rotation, and k's shape and dtype; for k's strides, v and the pages see `check_store`."""
     if q.dim() != 3 or q.dtype != k.dtype or k.shape[::2] != q.shape[::2]:
         raise ValueError(
             f"q is {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype}; they must be (T, heads, "
@@ -252,7 +252,7 @@ def check_gated(x: Tensor, out: Tensor | None) -> Tensor:
 
 
 def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
-    """Check the weights of the norms alone: `check_rope` checks q and k."""
+    """Check q_norm and k_norm against q, which `check_rope` must have accepted."""
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is None:
             continue

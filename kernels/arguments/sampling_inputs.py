@@ -217,7 +217,7 @@ def check_mask(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) ->
 def check_masked(
     x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, out: Tensor | None
 ) -> Tensor:
-    """Return `out`, or newly allocated memory for it."""
+    """Check the arguments of `masked_linear`. Returns `out`, or newly allocated memory."""
     if out is None and x.dim() == 2:
         out = torch.empty(len(x), weight.results)
     out = check_linear(x, weight, None, out, add=False)

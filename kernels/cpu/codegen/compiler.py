@@ -56,7 +56,7 @@ def compiled(signature: Any) -> Decorator:
 
 
 def callback(signature: Any) -> Decorator:
-    """Decorate a function that is compiled to a C function, whose address is the attribute `address`."""
+    """Decorate a function that is compiled to a C function; the attribute `address` is the C function's."""
     return _checked(numba.cfunc(signature, cache=True, error_model="numpy"))
 
 
