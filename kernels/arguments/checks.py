@@ -37,7 +37,7 @@ def check_attention(
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     float8: bool = False,
 ) -> Tensor:
-    """float8 : pages may be `FLOAT8`"""
+    """Check the arguments of `paged_attention`. `float8`: pages may be `FLOAT8`."""
     shape, dtype = q.shape, q.dtype
     if len(shape) != 3:
         raise ValueError(f"q is {tuple(shape)}; it must be (T, heads, head_dim).")
@@ -103,7 +103,7 @@ def check_store(
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     float8: bool = False,
 ) -> None:
-    """float8 : pages may be `FLOAT8`"""
+    """Check the arguments of a store of keys and values. `float8`: pages may be `FLOAT8`."""
     _check_pages(k_pages, v_pages, k.dtype, dtypes, float8)
     _, kv_heads, _, dim = k_pages.shape
     shape = (len(slots), kv_heads, dim)

@@ -17,7 +17,7 @@ from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The chosen experts, (T, top_k) int32, and their weights, (T, top_k) float32, both in descending order
-    of score. No value is read on the host.
+    of score. No value is copied to the host.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ def gated_delta_rule(
         result: qᵀS
 
     All in float32, the result rounded once. A sequence whose first new token is at position 0 starts from
-    zeros, whatever its slot holds; one without new tokens keeps its state.
+    zeros, whatever its slot holds. A sequence without new tokens keeps its state.
 
     Parameters
     ----------

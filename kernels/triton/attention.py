@@ -146,7 +146,7 @@ def paged_attention(
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """As `reference.attention.paged_attention`; float16 as well. `scale` must be positive.
+    """As `reference.attention.paged_attention`, also for float16. `scale` must be positive.
 
     `query_starts` and `kv_lens` may be on the host. If they are on the device they are copied to the host,
     which waits for the device. `plan_attention` and `run_plan` never wait.

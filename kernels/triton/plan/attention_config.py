@@ -49,10 +49,10 @@ class Device:
     (`figures_of`); the defaults are an H100's.
 
     processors : multiprocessors
-    shared_bytes : of shared memory, of a program
-    memory, cache : bytes a second from memory, and of repeated reads from the L2 cache
+    shared_bytes : of shared memory for a program
+    memory, cache : bytes a second from memory, and from the L2 cache for repeated reads
     cache_bytes : repeated reads of at most this size come from the cache
-    flops : of attention in tiles of many rows, a second
+    flops : operations a second of attention in tiles of many rows
     """
 
     processors: int
@@ -76,8 +76,8 @@ CARDS = {
 
 
 def device_of(device: torch.device) -> Device:
-    """The properties of a CUDA device. For another device, those of the card in `CARDS` that kernels are
-    compiled for; in the interpreter, an H100's."""
+    """The properties of a CUDA device. On another device: of the card in `CARDS` that kernels are compiled
+    for, or in the interpreter of an H100."""
     if device.type == "cuda":
         return _found(device)
     wanted = launch.absent_capability or 90
@@ -99,7 +99,7 @@ _REACHED = 0.9, 0.4
 """The assumed shares of peak memory bandwidth and of peak tensor-core speed that attention reaches. Not
 measured: see docs/kernels.md."""
 _CACHE_BYTES = 19
-"""Bytes that a multiprocessor reads from the L2 cache in a cycle. Not measured either."""
+"""The assumed bytes that a multiprocessor reads from the L2 cache in a cycle. Not measured."""
 
 
 def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:
@@ -126,7 +126,7 @@ def tiles(
 ) -> tuple[Tile, ...]:
     """Tiles in ascending order of rows. Deterministic plans have a single tile, as bits depend on the tile.
 
-    A block of keys is 16 KiB: fewer columns mean more softmax reductions, more columns more registers.
+    A block of keys is 16 KiB: fewer columns would mean more softmax reductions, more columns more registers.
     Tensor cores need at least 16 rows, `wgmma` 64. One or two blocks are in flight, as the remaining shared
     memory allows. With two, and 3 programs of 16 rows on a multiprocessor of an H100, 192 KiB are in flight.
     float32 has no exact tensor cores, so its tiles are small enough for the registers.

@@ -146,8 +146,8 @@ def search(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, top, temperature, top_k, top_p, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """Sample the token of one row. The tokens that can be sampled are the first of all tokens in descending
-    order.
+    """Sample the token of one row. In descending order of probability, the tokens that can be sampled come
+    first.
 
     Three stages look for a bound: of top-k, of top-p, and of the token itself. They share one loop, because
     three copies of the search would take the compiler twice as long.
