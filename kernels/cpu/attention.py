@@ -111,7 +111,7 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
 def _fill_items(frame, items, segments, queries, stack, span, partial):  # type: ignore[no-untyped-def]
     """Write all work items of the call, their segments and the list of queries; return the number of items.
 
-    span : the most blocks of each part that an item is split into
+    span : the most blocks of a part, if items are split into parts
     partial : memory for block states of split items; 0 if no item is split
     """
     queries_an_item = max(1, ITEM_ROWS // frame.group)

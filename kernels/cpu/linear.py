@@ -86,8 +86,8 @@ may be interleaved."""
 
 FRAME_BYTES = FRAME.itemsize
 TEAM, PREPARE, PREPARED, MULTIPLY = 0, 64, 128, 192
-"""Byte offsets of a call's counters, each in a cache line of its own: threads that have started, preparing
-items that are taken, preparing items that are done, multiplying items that are taken."""
+"""Byte offsets of a call's counters, each in a cache line of its own: threads started, preparing items taken,
+preparing items done, multiplying items taken."""
 COUNTER_BYTES = 256
 
 

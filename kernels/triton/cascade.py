@@ -1,4 +1,4 @@
-"""Cascade attention: a shared prefix is read once for all sequences, then merged with the rest of each one.
+"""Cascade attention: a prefix of several sequences is read once, then merged with the rest of each sequence.
 
 The state of attention over a set of positions is its output and the log-sum-exp of its scores. States over
 disjoint sets merge exactly (arXiv 2402.05099, 2501.01005).

@@ -77,7 +77,7 @@ carray: Any = numba.carray  # type: ignore[attr-defined]
 
 
 def _check_machine() -> None:
-    """Raise `KernelUnavailable` where the kernels would not compile or would be wrong."""
+    """Raise `KernelUnavailable` if the kernels would not compile or would give wrong results."""
     if platform.machine().lower() not in ("x86_64", "amd64", "arm64", "aarch64"):
         raise KernelUnavailable(
             f"the compiled kernels need a 64-bit x86 or Arm processor, not {platform.machine()}. {_REMEDY}"

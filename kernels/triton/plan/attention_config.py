@@ -103,8 +103,8 @@ _CACHE_BYTES = 19
 
 
 def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:
-    """The figures of a device, from the properties `found` that Triton's driver reports, with clock rates in
-    kHz."""
+    """The `Device` of a GPU, from the properties `found` that Triton's driver reports (clock rates in
+    kHz)."""
     processors, cycles = found["multiprocessor_count"], 1e3 * found["sm_clock_rate"]
     memory = 2e3 * found["mem_clock_rate"] * found["mem_bus_width"] / 8  # two transfers a cycle
     plain = Device(processors, found["max_shared_mem"])

@@ -105,7 +105,7 @@ def highest_level(shape: Shape, sequences: int, positions: int) -> int:
 
     `attention_plan` makes one item a sequence and, by its balance of work and states, about sqrt(positions *
     programs at once / (128 * KV heads)) more. This level has room for twice that number of additional items.
-    The parts of deterministic plans have at least CHUNK positions, and may be that short at any load.
+    Parts of deterministic plans may be as short as CHUNK positions at any load.
     """
     slots = shape.device.processors * PROGRAMS_A_PROCESSOR
     more = 2 * math.isqrt(positions * slots // (128 * shape.kv_heads) + 1)
