@@ -40,7 +40,7 @@ TENSOR_CORES_FROM = 4
 decode kernel does not support 5, 7 or more than 8 query heads of a KV head."""
 
 _workspaces: weakref.WeakValueDictionary[torch.device, Tensor] = weakref.WeakValueDictionary()
-"""The workspace of each device. Wrappers share it, because they run one after the other."""
+"""The workspace of each device. Wrappers run one after the other, so they share a workspace."""
 
 
 def library() -> Any:

@@ -249,7 +249,7 @@ class Ops:
     linear: Linear | None = None
     """Products with packed weights; None if the backend has no packed weights."""
     flat_attention: PagedAttention | None = None
-    """`paged_attention` without a cascade; None if `paged_attention` never uses one."""
+    """`paged_attention` without a cascade; None if `paged_attention` never has a cascade."""
     prefers_packed: bool = False
     """Whether `linear` is faster than torch's product with unpacked weights."""
     masked_linear: MaskedLinear | None = None
@@ -307,7 +307,7 @@ def ops(
         weights whose checkpoint asks for it
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
-        them, later ones 0.3 s to load them; no other call compiles.
+        them, later calls 0.3 s to load them; no other call compiles.
     torch: the reference implementations.
     triton: kernels for NVIDIA GPUs. Each is compiled in seconds at its first call with a model's shapes and
         dtypes, and cached on disk.

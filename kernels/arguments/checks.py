@@ -1,8 +1,8 @@
 """Argument checks that all backends share, so that a kernel and its reference refuse the same arguments.
 
 A `check_*` function raises `ValueError` naming the argument that does not fit. Functions with an `out`
-parameter return it, or newly allocated memory. A decode step runs these checks once a layer, so valid
-arguments cost about one comparison each.
+parameter return it, or newly allocated memory. A decode step runs these checks once a layer, so a valid
+argument costs about one comparison.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def check_attention(
 def check_lengths(
     query_starts: Tensor, kv_lens: Tensor, tokens: int, capacity: int
 ) -> tuple[list[int], list[int]]:
-    """`query_starts` and `kv_lens` as lists. Raises ValueError naming the first sequence whose lengths do not
-    fit."""
+    """`query_starts` and `kv_lens` as lists. Raises ValueError naming the first sequence with wrong
+    lengths."""
     starts, lens = query_starts.tolist(), kv_lens.tolist()
     for row, length in enumerate(lens):
         new = starts[row + 1] - starts[row]

@@ -45,7 +45,7 @@ class DeviceCounts:
         not worth a segment."""
 
     def edits(self, rows: Sequence[RowEdits | None]) -> LogitEdits | None:
-        """The edits of the rows of logits: those of `LogitEdits.from_rows`, possibly in another order.
+        """The edits of the rows of logits, as from `LogitEdits.from_rows`, possibly in another order.
 
         An entry of `rows` is None if that row has no edits. Returns None if all entries are None.
         """
@@ -141,8 +141,8 @@ class DeviceCounts:
         return True
 
     def _renew(self, counts: Sequence[TokenCounts]) -> None:
-        """Replace the pool by one of twice the size that all segments need, those of `counts` included. The
-        new pool is filled on the host and copied to the device."""
+        """Replace the pool by a pool of twice the size that all segments need, new ones for `counts`
+        included. The new pool is filled on the host and copied to the device."""
         held = [each for each, segment in self._segments.items() if segment is not None]
         held += [each for each in counts if self._segments[each] is None]
         room = sum(max(LEAST, 2 * each.arrays.shape[1]) for each in held)

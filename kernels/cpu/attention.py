@@ -306,8 +306,8 @@ def paged_attention(
 
     cascade : read the pages of a common prefix once for all sequences that share it, where this is faster.
         The bits of the result are the same.
-    rounded : the softmax weights may be rounded to bfloat16 if q is bfloat16. This is done on processors that
-        are faster with it.
+    rounded : the softmax weights may be rounded to bfloat16 if q is bfloat16. Done only on processors that
+        are faster with dots of bfloat16.
     """
     out = check_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks

@@ -31,8 +31,8 @@ from ramify.kernels.cpu.codegen.simd import (
 TILE_ROWS = 6
 """Rows of the product computed in one pass over the right-hand matrix."""
 PANEL_VECTORS = 2 if LANES == 8 else 4
-"""Vectors of columns in a pass. With six rows they need 6 x 4 accumulators of the 32 registers of AVX-512 and
-NEON, or 6 x 2 of the 16 registers of AVX."""
+"""Vectors of columns in a pass. Six rows need 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, or
+6 x 2 of the 16 registers of AVX."""
 PANEL = PANEL_VECTORS * LANES
 """float32 columns of a pass."""
 AHEAD = 64
@@ -199,7 +199,7 @@ Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, an
 is as in `_product`, or 0. The three matrices need room for padding: `columns` is rounded up to whole vectors
 and at most to a whole PANEL, and five last rows are computed as six."""
 multiply_pairs = multiply
-"""As `multiply`, where A and B hold pairs of bfloat16, whose two products are added. Needs DOTS."""
+"""As `multiply`, for A and B of bfloat16 pairs; the two products of a pair are added. Needs DOTS."""
 if DOTS:
     multiply_pairs = _multiplier(*(_panel(vectors, kind=_PAIRS) for vectors in (1, 2, PANEL_VECTORS)))
 

@@ -1,7 +1,7 @@
 """The plan of one call of paged attention: tiles of queries, and the blocks that each tile reads.
 
 Without a cascade a tile holds queries of one sequence. With a cascade it holds queries of sequences whose
-page tables begin alike, and its segments walk the tree of their prefixes from the root (arXiv 2402.05099).
+page tables begin alike, and its segments walk the tree of shared prefixes from the root (arXiv 2402.05099).
 
 Example: page tables A = 1 2 3 8, B = 1 2 3 7, C = 1 2 4 9, with one new token each, in the last page. Let a
 page be a block:
@@ -25,10 +25,10 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 
 ITEM_ROWS = 96
-"""The most rows of a tile, unless a KV head has more query heads. Copying a block for 96 rows costs 3% of
-using it."""
+"""The most rows of a tile, unless a KV head has more query heads. Copying a block costs 3% of using it in
+such a tile."""
 COPY_ROWS = 2.5
-"""Reading and copying a block costs as much as using it for COPY_ROWS rows; more if it is in no cache."""
+"""Reading and copying a block costs as much as using it for COPY_ROWS rows, or more if in no cache."""
 LEAST_ROWS = 6
 """Rows of the smallest tiles that `choose_rows` tries: one pass of the products."""
 ITEMS_A_THREAD = 4
@@ -88,7 +88,7 @@ def _common_pages(frame, one, other):  # type: ignore[no-untyped-def]
 @part
 def sort_sequences(frame):  # type: ignore[no-untyped-def]
     """Sort `frame.order` lexically by pages; set `frame.common` to the blocks that each sequence shares with
-    the one before it. Returns whether any two sequences share a block. Costs one comparison a sequence if the
+    its predecessor. Returns whether any two sequences share a block. Costs one comparison a sequence if the
     order is already right."""
     order, common = frame.order, frame.common
     moved, shared = False, False

@@ -22,7 +22,7 @@ NO_SCORE = np.float32(-3e38)
 def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
     """Turn scores into weights 2**(score - maximum), in place; write the maxima and sums to `block`.
 
-    With `frame.rounded` the weights become bfloat16, and their sums are those of the rounded weights.
+    With `frame.rounded` the weights become bfloat16, and the sums are sums of rounded weights.
     """
     maxima = block
     sums = block + 4 * vl.round_up(segment.queries * frame.group, TILE_ROWS)

@@ -11,8 +11,8 @@ experts.
 
 Example: rows 0, 1, 2 choose experts (5, 2), (5, 7), (2, 5). Sorted by expert: 2 has rows 0 and 2, 5 has rows
 0, 1 and 2, 7 has row 1. All products with gate_up are one call of the threads, with an item for every four
-panels of experts 2, 5 and 7; those with down another. So each chosen expert is read once, and other experts
-are not read.
+panels of experts 2, 5 and 7. All products with down are another call. So each chosen expert is read once, and
+other experts are not read.
 
 Every pair of a row and an expert has its own row of results. The results of a row are summed in the order in
 which it chose its experts. So a row's bits depend on other rows only if the bits of `linear` do.
@@ -218,8 +218,8 @@ def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out
 
 @part
 def _sum(call, experts, work):  # type: ignore[no-untyped-def]
-    """Write each row's weighted sum of results to `out`: those of its chosen experts in the order of its
-    choice, then that of the shared expert."""
+    """Write each row's weighted sum of results to `out`: the chosen experts in the order of choice, then the
+    shared expert."""
     top_k, hidden, size = experts.top_k, experts.hidden, 2 if call.bf16 else 4
     whole = hidden - hidden % LANES
     row = experts.count + (1 if experts.shared_gate else 0)

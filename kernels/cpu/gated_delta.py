@@ -11,7 +11,7 @@ inputs. A thread's scratch memory has these inputs, a block of tokens and their 
 reading and writing S, prefills by arithmetic.
 
 Columns of a head's state do not depend on each other, so the recurrence runs over the block's tokens for two
-vectors of columns at a time: 128 rows of them are 16 KB with AVX-512. One pass over the rows does the
+vectors of columns at a time: 128 rows of two vectors are 16 KB with AVX-512. One pass over the rows does the
 following, where k, q and d are the token's key, query and scaled difference, and k' is the next token's key:
 
     S[i] ← decay · S[i] + k[i] · d        the update of this token
@@ -68,8 +68,8 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @part
 def _scan(state, row, second, mixed, mixed_row, tokens, key_dim, value, gates, out, out_row, bf16):  # type: ignore[no-untyped-def]
-    """Run the recurrence over `tokens` tokens for two vectors of columns: the one at `state`, and the one
-    `second` bytes further.
+    """Run the recurrence over `tokens` tokens for two vectors of columns, at `state` and `second` bytes
+    further.
 
     row : bytes of a row of the state
     mixed : the queries of the first token, followed by its keys; its values are `value` bytes after its

@@ -67,8 +67,8 @@ STEP = record(
     "product", "rope", "attention", "experts", "lora",  # addresses of calls; 0 in `lora`: no adapters
     "place",  # the next operation to run, counted through all layers
 )  # fmt: skip
-"""The arguments of a step. The records of the calls have the fields that all layers share; the kernel sets
-their other fields for each layer."""
+"""The arguments of a step. Python sets the fields of the calls' records that all layers share, the kernel
+sets the others for each layer."""
 
 ROPE, LORA = rope.FRAME, adapters.FRAME
 _run_product, _run_attention, _run_experts = linear.run_product, attention.run_attention, experts.run_experts

@@ -194,7 +194,7 @@ def locate(frame, layout, at):  # type: ignore[no-untyped-def]
 
 @part
 def launch(frames, products, threads):  # type: ignore[no-untyped-def]
-    """Run `products` products whose frames lie from `frames` on, after `locate`: prepare x, then multiply."""
+    """Run `products` divided and located products, with frames from `frames` on: prepare x, then multiply."""
     head = carray(vl.as_pointer(frames), 1, FRAME)[0]
     head.frames = frames
     preparing, items = 0, 0

@@ -9,10 +9,10 @@
 Memory: a thread's scratch has a row of weights, then keys, sums and counts of buckets, and candidates. The
 passes over a row's logits bound the speed: a few tens of microseconds for 50,000 tokens.
 
-A token's weight is its probability divided by that of the most likely token, so it lies in (0, 1]. The upper
-bits of such a float32 name one of 2,033 buckets, 16 to a power of two. One pass counts the tokens and the
-mass of each bucket. Then the buckets are walked from the most likely one down: a bucket is skipped whole if
-the draw and all limits lie beyond it, and only a bucket in which one of them ends is sorted.
+A token's weight is its probability divided by the largest probability, so it lies in (0, 1]. The upper bits
+of such a float32 name one of 2,033 buckets, 16 to a power of two. One pass counts the tokens and the mass of
+each bucket. Then the buckets are walked down from the most likely bucket: a bucket is skipped whole if the
+draw and all limits lie beyond it, and only a bucket in which one of them ends is sorted.
 
 Example with weights 1, 0.9, 0.5, 0.45, 0.05, top-p 0.9 and uniform 0.6:
 
@@ -40,15 +40,15 @@ FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
     "scratch_bytes", "threads", "team", "body", "arena", "arena_bytes",
 )  # fmt: skip
-"""The arguments of one call, which its threads share. At `arena` are the number of the next row and that of
-the next thread, then each thread's scratch memory."""
+"""The arguments of one call, which its threads share. At `arena` are the numbers of the next row and of the
+next thread, then each thread's scratch memory."""
 COUNTER_BYTES = 64
 
 BUCKET_SHIFT = 19
 """Lower bits of a float32, dropped to get its bucket: the exponent and 4 bits of the fraction remain."""
 BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
 BLOCK = 1024
-"""Numbers of a block: passes take the maximum or sum of each block, then look at the numbers of one."""
+"""Numbers of a block: passes take the maximum or sum of each block, then look at the numbers of one block."""
 LIKELY = 2.0**-10
 """Tokens of at least this weight are tried first. They are few, and top-k or top-p seldom needs others."""
 SERIAL_NUMBERS = 1 << 14

@@ -59,8 +59,8 @@ def _round(  # type: ignore[no-untyped-def]
     x_ptr, number_ptr, factor_ptr, rows, inputs, padded, x_row,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, i): round the i-th BLOCK inputs of row r, with a factor for each GROUP of them. With GROUP
-    0 program (r, 0) rounds the whole row, with one factor."""
+    """Program (r, i): round the i-th BLOCK inputs of row r, with a factor for each GROUP inputs. With GROUP 0
+    program (r, 0) rounds the whole row, with one factor."""
     row = tl.program_id(0).to(tl.int64)
     x_at, number_at = x_ptr + row * x_row, number_ptr + row * padded
     column = tl.arange(0, BLOCK)

@@ -76,7 +76,7 @@ def _product(  # type: ignore[no-untyped-def]
     """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs.
 
     parts : the number of parts of the inputs, used without SPREAD. Triton compiles a form for 1, which needs
-        no loop, and one for all other numbers.
+        no loop, and a form for all other numbers.
     """
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs

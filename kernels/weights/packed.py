@@ -71,7 +71,7 @@ SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 
 TABLE_BF16_AT, TABLE_BYTES_AT = 64, 128
 RAISED = 128
-"""Added to int8 numbers where the processor multiplies unsigned bytes by signed ones."""
+"""Added to int8 numbers where the processor multiplies unsigned bytes by signed bytes."""
 
 
 def tables(table: Tensor) -> NDArray[np.uint8]:
@@ -235,7 +235,7 @@ class Stack:
 
     def put(self, index: int, weight: PackedWeight) -> bool:
         """Copy a matrix to place `index`. Returns False, and changes nothing, if its form does not fit the
-        earlier ones.
+        earlier matrices.
 
         If the matrices differ in having offsets or in the dtype of scales, all get float32 factors and
         offsets.

@@ -8,7 +8,7 @@ fp8    byte j of an output: the float8_e4m3fn of input j
 
 The weight of a byte or four bits is factor * (code + shift) (+ offset), or factor * float8. A group of inputs
 shares a factor and an offset. A block of int8 or fp8 lies within one group, and so does each half of a block
-of int4. Factors and offsets are ordered by group, then by output, so that those of a tile lie side by side.
+of int4. Factors and offsets are ordered by group, then by output, so that a tile's lie side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from ramify.kernels.weights.rows import Rows
 
 STEP = {"int4": 32, "int8": 64, "fp8": 128}
-"""The most bytes of an output in a block. With 64 of int4 a tile of 64 rows spills registers on sm_80."""
+"""The most bytes of an output in a block. With 64 for int4, a tile of 64 rows spills registers on sm_80."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -129,8 +129,8 @@ class Rows:
         return stored.decode(stored[:1])._storing(stored)
 
     def _storing(self, stored: Stored) -> Rows:
-        """A copy of these rows in which `stored` replaces the numbers and scales: these have no memory, and
-        as many rows as `stored`."""
+        """A copy of these rows that holds `stored`: numbers and scales have as many rows as `stored`, but no
+        memory."""
 
         def empty(part: Tensor) -> Tensor:
             return part.new_empty(len(stored), part.shape[1], device="meta")

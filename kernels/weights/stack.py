@@ -100,7 +100,7 @@ class LayerWeights:
 
     qkv : one to three matrices whose rows are the queries, keys and values of all heads, in this order, with
         rotary pairs side by side
-    q_norm, k_norm : norms before the rotation, if the model has them: of each head if the weights are
+    q_norm, k_norm : the norms before the rotation, if the model has any: of each head if the weights are
         (head_dim,), else of all heads of a token together
     gate_up, down : `gate_up` is packed with `gated`; both are None if there are `experts`
     window : tokens that a token sees, itself included; 0 means all

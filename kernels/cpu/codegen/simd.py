@@ -273,7 +273,7 @@ def _reduced(combine: Emit) -> Emit:
 
 
 def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
-    """The larger of two lanes; the second operand if one is a NaN."""
+    """The larger of two lanes; the lane of b if either is a NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -294,8 +294,8 @@ items."""
 
 
 SPINS = 2000
-"""Rounds of busy waiting for another thread (about 30 us). After them the waiting thread yields its core,
-which the other thread may need."""
+"""Rounds of busy waiting for another thread (about 30 us). Then the waiting thread yields its core, which the
+other thread may need."""
 
 
 def _spin_until(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:

@@ -85,7 +85,7 @@ _MAGIC_BITS = 0x4B400000
 
 def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs as two vectors of bytes, each with four inputs of every output.
-    Weights of int8 and of a table are raised where the instruction needs unsigned ones."""
+    Weights of int8 and of a table are raised if the instruction needs unsigned weights."""
     raised = constant(_ints, 0x80808080)
     if form != "int8":
         packed = loaded(builder, at, _ints)

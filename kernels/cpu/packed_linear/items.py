@@ -64,7 +64,7 @@ CONFIG_BYTES = 64
 
 @part
 def panel_at(frame, place):  # type: ignore[no-untyped-def]
-    """The panel at `place` in the order of work: panel `place`, or if panels are chosen the chosen one."""
+    """The panel at `place` in the order of work: `place` itself, or entry `place` of the chosen panels."""
     return vl.read_i32(frame.chosen + 4 * place) if frame.chosen else place
 
 

@@ -64,7 +64,7 @@ FORMS = (
 Without AVX-512 a look-up costs more than a conversion, so weights with a table have loops of their own."""
 FP8_FACTOR = 256.0
 """The loops shift the bits of a float8_e4m3fn into a float16. The exponent biases are 7 and 15, so the value
-that they read is the true one divided by 2**8. This factor restores it."""
+read is the true value divided by 2**8. This factor restores it."""
 
 
 def _looked_up(builder: ir.IRBuilder, packed: ir.Value, tables: ir.Value) -> ir.Value:

@@ -29,7 +29,7 @@ class Tile:
     rows : query rows; a row is one query head of one token
     columns : positions of a block of keys and values, at least 16
     warps : of 32 threads
-    depth : blocks of keys and values in flight while one is computed
+    depth : blocks of keys and values in flight while another block is computed
     """
 
     rows: int
@@ -39,13 +39,13 @@ class Tile:
 
     @property
     def stages(self) -> int:
-        """Triton's pipeline stages: for each block in flight one for the page table and one for the block."""
+        """Triton's pipeline stages: two for each block in flight, for the page table and for the block."""
         return 2 * self.depth + 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device that a plan needs. Rates are those that attention is assumed to reach
+    """The properties of a device that a plan needs. Rates are what attention is assumed to reach
     (`figures_of`); the defaults are an H100's.
 
     processors : multiprocessors

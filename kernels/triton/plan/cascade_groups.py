@@ -86,7 +86,7 @@ def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
 def check_groups(groups: Sequence[Group], cached: Sequence[int]) -> None:
     """Raise ValueError naming the first group that is not a node of one tree within the cached prefixes.
 
-    cached : for each sequence, its number of tokens before the new ones
+    cached : for each sequence, its number of tokens before the new tokens
     """
     reached = [0] * len(cached)
     for index, (members, begin, tokens) in enumerate(groups):

@@ -9,8 +9,8 @@ place:
     pass 2    510 520 530 540 …      amounts 2 2 1 0 …        two tokens reach 520
     pass 3    521 … 528 529          amounts 2 … 2 1          two tokens reach 528; above is an amount of 1
 
-Top-p takes 21 passes: one for the whole mass, ten for its bound and ten for the token. A pass reads the
-chunks that reach its lowest order.
+Top-p takes 21 passes: one for the whole mass, ten for the bound of top-p and ten for the token. A pass reads
+the chunks that reach its lowest order.
 """
 
 from __future__ import annotations
