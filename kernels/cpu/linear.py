@@ -248,8 +248,8 @@ def way_for(
     """The way that multiplies `rows` rows of x of `dtype` by weights of format `form`.
 
     by_row : choose the same way for any number of rows
-    int8 : x may be rounded to int8 or int16, where the processor is faster with it
-    int16 : x may be rounded to int16, where the processor is faster with it
+    int8 : x may be rounded to int8 or int16 if the processor is faster with these
+    int16 : x may be rounded to int16 if the processor is faster with int16
     """
     narrow = dtype == torch.bfloat16 and form != "f32"
     if narrow and rows >= TILE_FROM and tiles_allowed() and not by_row:

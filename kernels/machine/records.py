@@ -55,8 +55,8 @@ class ThreadCall(threading.local):
 class Arena(ThreadCall):
     """One calling thread's arguments and working memory for a kernel, kept between calls.
 
-    call : its fields `arena` and `arena_bytes` hold `address` and `size`. If `body` is given, the address of
-        the C function for the threads of a call, the fields `body` and `team` hold it and `team_entry()`.
+    call : its fields `arena` and `arena_bytes` are `address` and `size`. With `body`, the address of a C
+        function that the threads of a call run, its fields `body` and `team` are `body` and `team_entry()`.
     address, size : the working memory and its size in bytes; the address is a multiple of 64
     """
 

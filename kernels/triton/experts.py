@@ -71,7 +71,7 @@ def _gate_up(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
     BIASED: tl.constexpr, CLAMPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, tile): gate · up of a tile of the experts' inner numbers, for the pairs of a block."""
+    """Program (block, tile): a tile of gate · up, the intermediate activations of the pairs of a block."""
     tiles = tl.cdiv(size, OUTPUTS)
     block = tl.program_id(0) // tiles
     expert = tl.load(expert_ptr + block)
@@ -144,7 +144,7 @@ def _down(  # type: ignore[no-untyped-def]
 def _sum(  # type: ignore[no-untyped-def]
     y_ptr, out_ptr, out_row, hidden, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """Program (i, t): columns [i * COLUMNS, …) of row t, the sum of its pairs in the order of its choice."""
+    """Program (i, t): columns [i * COLUMNS, …) of row t: its pairs, summed in the order of its choice."""
     row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     known = column < hidden
     at = out_ptr + row * out_row + column

@@ -33,8 +33,8 @@ graph."""
 
 
 class Planner:
-    """A planner of attention for layers of one kind. A plan is made on the host, once a step, for all of
-    these layers.
+    """A planner of attention for layers with the same parameters. A plan is made on the host, once a step,
+    for all of these layers.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ def compiled(signature: Any) -> Decorator:
 
 
 def callback(signature: Any) -> Decorator:
-    """Decorate a function that is compiled to a C function; the attribute `address` is the C function's."""
+    """Decorate a function that is compiled to a C function, with its address in the attribute `address`."""
     return _checked(numba.cfunc(signature, cache=True, error_model="numpy"))
 
 

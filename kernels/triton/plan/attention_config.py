@@ -76,8 +76,8 @@ CARDS = {
 
 
 def device_of(device: torch.device) -> Device:
-    """The properties of a CUDA device. On another device: of the card in `CARDS` that kernels are compiled
-    for, or in the interpreter of an H100."""
+    """The properties of a CUDA device. For another device, those of the card in `CARDS` that kernels are
+    compiled for; in the interpreter, those of an H100."""
     if device.type == "cuda":
         return _found(device)
     wanted = launch.absent_capability or 90

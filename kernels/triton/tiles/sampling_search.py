@@ -101,7 +101,7 @@ def _bound(  # type: ignore[no-untyped-def]
     """The highest order for which the amount of the tokens of that order or above reaches (if `strict`,
     exceeds) the target.
 
-    Returns the order, the amount above it, and the weight of a token of that order.
+    Returns that order, the amount of the tokens above it, and the weight of a token of that order.
     """
     key = tl.full([], LOWEST, tl.int64)
     step = tl.full([], BASE ** (PASSES - 1), tl.int64)
@@ -146,8 +146,7 @@ def search(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, top, temperature, top_k, top_p, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """Sample the token of one row. In descending order of probability, the tokens that can be sampled come
-    first.
+    """Sample the token of one row. Only the first tokens in descending order of probability can be sampled.
 
     Three stages look for a bound: of top-k, of top-p, and of the token itself. They share one loop, because
     three copies of the search would take the compiler twice as long.
