@@ -2,7 +2,7 @@
 
 reference/   plain torch: each operation's contract
 cpu/         compiled for x86-64 and Arm by numba
-triton/      for NVIDIA GPUs; flashinfer.py replaces its attention by that of FlashInfer
+triton/      for NVIDIA GPUs; flashinfer.py has FlashInfer's attention instead of Triton's
 
 An operation has the same name and signature in each backend that has it; `registry.ops` chooses a backend.
 Shared: arguments/ and their checks, weights/ as kernels read them, machine/.

@@ -36,11 +36,11 @@ OWN_BYTES = 2 * ((8 << 20) + (4 << 15))
 """Bytes that FlashInfer's two wrappers allocate themselves: an integer workspace and lengths of 32,768
 sequences."""
 TENSOR_CORES_FROM = 4
-"""Query heads of a KV head from which decodes go to tensor cores, vLLM's threshold. FlashInfer's other decode
-kernel does not support 5, 7 or more than 8 query heads of a KV head."""
+"""The query heads of a KV head from which decodes use tensor cores: vLLM's threshold. FlashInfer's other
+decode kernel does not support 5, 7 or more than 8 query heads of a KV head."""
 
 _workspaces: weakref.WeakValueDictionary[torch.device, Tensor] = weakref.WeakValueDictionary()
-"""The workspace of each device. Wrappers share it, because they run one after the other."""
+"""The workspace of each device. Wrappers run one after the other, so they share a workspace."""
 
 
 def library() -> Any:
@@ -52,7 +52,7 @@ def library() -> Any:
 
 
 class FlashInferPlanner:
-    """A planner for the layers of one window size. Each plan replaces the previous plan.
+    """A planner of attention for layers with the same window. Each plan replaces the previous plan.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class FlashInferPlanner:
         self._planned = wrapper
 
     def run(self, q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
-        """The attention of a layer of the planned batch, (T, heads, head_dim).
+        """The attention of one layer for the planned batch, (T, heads, head_dim).
 
         q : (T, heads, head_dim), with contiguous heads
         k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim)

@@ -228,7 +228,7 @@ class MakeLayerStack(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingOps:
-    """The operations from logits to tokens, on the device of the logits: only the R tokens leave it."""
+    """The operations from logits to tokens, on the device of the logits: only tokens leave the device."""
 
     edit_logits: EditLogits
     restore_logits: RestoreLogits
@@ -249,7 +249,7 @@ class Ops:
     linear: Linear | None = None
     """Products with packed weights; None if the backend has no packed weights."""
     flat_attention: PagedAttention | None = None
-    """`paged_attention` without a cascade; None if `paged_attention` never uses one."""
+    """`paged_attention` without a cascade; None if `paged_attention` never has a cascade."""
     prefers_packed: bool = False
     """Whether `linear` is faster than torch's product with unpacked weights."""
     masked_linear: MaskedLinear | None = None
@@ -267,19 +267,19 @@ class Ops:
     """Sampling on the device of the logits; None if the runtime samples on the host, with `sample_tokens`."""
     planner: type[Planner] | None = None
     """Attention in two halves: a plan made on the host once a step, and launches for each layer. None if
-    `paged_attention` does both."""
+    `paged_attention` does both, or with `flashinfer`."""
     flashinfer: type[FlashInferPlanner] | None = None
-    """Attention by FlashInfer in the place of `planner`, without cascades and outside CUDA graphs."""
+    """FlashInfer's attention in place of `planner`, without cascades and CUDA graphs; else None."""
     matmul: MatMul | None = None
-    """Products with unpacked weights; None for torch's own."""
+    """Products with unpacked weights; None if torch's own are used."""
     quantised_matmul: QuantisedMatMul | None = None
     """Products with quantised weights in the layout for GPUs; None if the backend has no such layout."""
     mixture: Mixture | None = None
-    """Mixtures of unpacked experts; None for torch's own products."""
+    """Mixtures of unpacked experts; None if torch's own products are used."""
     expert_block: ExpertBlock | None = None
     """Mixtures of packed experts with their routers; None if the backend has no packed weights."""
     layer_linear: Linear | None = None
-    """The product for layers, if the LM head alone is to use `linear`; None if layers use `linear` too."""
+    """The product for layers, if only the LM head is to use `linear`; None if layers use `linear` as well."""
     sample_tokens: SampleTokens | None = None
     """Sampling of float32 logits, for the runtime's host sampler; None if the backend has `sampling`."""
     layer_stack: MakeLayerStack | None = None
@@ -287,8 +287,8 @@ class Ops:
     lora: Lora = reference_lora
     """The adapters of several requests in one product."""
     deterministic: bool = False
-    """Whether a row's bits depend on that row alone, and those of attention on the query and the positions it
-    sees."""
+    """Whether a row's bits depend on that row alone, and the bits of attention on the query and the keys and
+    values that the query sees."""
 
 
 def ops(
@@ -307,7 +307,7 @@ def ops(
         weights whose checkpoint asks for it
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
-        them, later ones 0.3 s to load them; no other call compiles.
+        them, later calls 0.3 s to load them; no other call compiles.
     torch: the reference implementations.
     triton: kernels for NVIDIA GPUs. Each is compiled in seconds at its first call with a model's shapes and
         dtypes, and cached on disk.

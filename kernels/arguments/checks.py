@@ -1,8 +1,8 @@
 """Argument checks that all backends share, so that a kernel and its reference refuse the same arguments.
 
 A `check_*` function raises `ValueError` naming the argument that does not fit. Functions with an `out`
-parameter return it, or newly allocated memory. A decode step runs these checks once a layer, so valid
-arguments cost about one comparison each.
+parameter return it, or newly allocated memory. A decode step runs these checks once a layer, so a valid
+argument costs about one comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 DTYPES = (torch.float32, torch.bfloat16)
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOAT8 = torch.float8_e4m3fn
-"""A dtype that pages may have whatever the dtype of q; the cpu backend does not support it."""
+"""The dtype of float8 pages. They may be used with any dtype of q; the cpu backend does not support them."""
 
 
 def check_attention(
@@ -37,7 +37,7 @@ def check_attention(
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     float8: bool = False,
 ) -> Tensor:
-    """float8 : pages may be `FLOAT8`"""
+    """Check the arguments of `paged_attention`. `float8`: pages may be `FLOAT8`."""
     shape, dtype = q.shape, q.dtype
     if len(shape) != 3:
         raise ValueError(f"q is {tuple(shape)}; it must be (T, heads, head_dim).")
@@ -76,8 +76,8 @@ def check_attention(
 def check_lengths(
     query_starts: Tensor, kv_lens: Tensor, tokens: int, capacity: int
 ) -> tuple[list[int], list[int]]:
-    """`query_starts` and `kv_lens` as lists. Raises ValueError naming the first sequence whose lengths do not
-    fit."""
+    """`query_starts` and `kv_lens` as lists. Raises ValueError naming the first sequence with wrong
+    lengths."""
     starts, lens = query_starts.tolist(), kv_lens.tolist()
     for row, length in enumerate(lens):
         new = starts[row + 1] - starts[row]
@@ -103,7 +103,7 @@ def check_store(
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     float8: bool = False,
 ) -> None:
-    """float8 : pages may be `FLOAT8`"""
+    """Check the arguments of a store of keys and values. `float8`: pages may be `FLOAT8`."""
     _check_pages(k_pages, v_pages, k.dtype, dtypes, float8)
     _, kv_heads, _, dim = k_pages.shape
     shape = (len(slots), kv_heads, dim)
@@ -166,7 +166,7 @@ def check_norm(
 
 
 def check_rope(q: Tensor, k: Tensor, rotation: Tensor) -> None:
-    """Check q and rotation, and that k fits q. `check_store` checks k, v and the pages."""
+    """Check q, rotation, and k's shape and dtype; for k's strides, v and the pages see `check_store`."""
     if q.dim() != 3 or q.dtype != k.dtype or k.shape[::2] != q.shape[::2]:
         raise ValueError(
             f"q is {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype}; they must be (T, heads, "
@@ -252,7 +252,7 @@ def check_gated(x: Tensor, out: Tensor | None) -> Tensor:
 
 
 def check_head_norms(q: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
-    """Check the weights of the norms alone: `check_rope` checks q and k."""
+    """Check q_norm and k_norm against q, which `check_rope` must have accepted."""
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is None:
             continue

@@ -1,6 +1,6 @@
 """Token counts on the device, so that a step sends only the counts that have changed.
 
-Example: two sequences with the distinct tokens 7 9 4 and 5 9; the second now has a second 9 and a first 8:
+Example: sequence A has the distinct tokens 7 9 4, sequence B has 5 9; now B gets another 9, and its first 8:
 
     pool, tokens   7 9 4 - 5 9 - -       sent: places 5 6, tokens 9 8, counts 2 1
           counts   0 2 1 - 1 1 - -             and a row, a start and a size for each sequence
@@ -34,7 +34,7 @@ class _Segment:
 
 class DeviceCounts:
     """A pool of token counts on the device, from which the edits of rows are made. The host's counts are
-    authoritative: the pool is a copy of them, and a full pool is rebuilt from them."""
+    authoritative: the pool is a copy, and a full pool is rebuilt from the host's counts."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,7 +45,7 @@ class DeviceCounts:
         not worth a segment."""
 
     def edits(self, rows: Sequence[RowEdits | None]) -> LogitEdits | None:
-        """The edits of the rows of logits: those of `LogitEdits.from_rows`, possibly in another order.
+        """The edits of the rows of logits, as from `LogitEdits.from_rows`, possibly in another order.
 
         An entry of `rows` is None if that row has no edits. Returns None if all entries are None.
         """
@@ -67,8 +67,8 @@ class DeviceCounts:
         )
 
     def _has(self, row: RowEdits) -> bool:
-        """Whether the row's edits can be made from the pool: its counts were seen before, and it has no
-        biases and no banned tokens."""
+        """Whether the edits of `row` can be made from the pool: an earlier step had the same `TokenCounts`,
+        and the row has no biases and no banned tokens."""
         counts = row.counts
         if counts is NONE_COUNTED or row.logit_bias or row.banned:
             return False
@@ -124,8 +124,8 @@ class DeviceCounts:
             self.pool[:, on_device[0].long()] = on_device[1:]
 
     def _room(self, counts: TokenCounts) -> int:
-        """The places of the segment of `counts`. Without a segment -1, so that counts of no tokens get one
-        too."""
+        """The number of places of the segment of `counts`; -1 if it has no segment, so that even counts of no
+        tokens get a segment."""
         segment = self._segments[counts]
         return -1 if segment is None else segment.room
 
@@ -141,8 +141,8 @@ class DeviceCounts:
         return True
 
     def _renew(self, counts: Sequence[TokenCounts]) -> None:
-        """Replace the pool by one of twice the size that all segments need, those of `counts` included. The
-        host fills it."""
+        """Replace the pool by a pool of twice the size that all segments need, new ones for `counts`
+        included. The new pool is filled on the host and copied to the device."""
         held = [each for each, segment in self._segments.items() if segment is not None]
         held += [each for each in counts if self._segments[each] is None]
         room = sum(max(LEAST, 2 * each.arrays.shape[1]) for each in held)

@@ -56,7 +56,7 @@ def check_gated_delta(
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
 ) -> tuple[DeltaSizes, Tensor]:
-    """The sizes, and `out` or newly allocated memory."""
+    """Check the arguments of `gated_delta_rule`. Returns the sizes, and `out` or newly allocated memory."""
     if qkv.dim() != 2 or qkv.dtype not in dtypes or qkv.stride(1) != 1:
         raise ValueError(f"qkv is {tuple(qkv.shape)} {qkv.dtype}; it must be (T, channels), rows contiguous.")
     tokens, channels = qkv.shape

@@ -65,7 +65,7 @@ class LogitEdits:
 
     @staticmethod
     def from_rows(rows: Sequence[RowEdits], device: torch.device | str = "cpu") -> LogitEdits:
-        """The edits of all rows of the logits; `rows[i]` describes those of row i."""
+        """The edits of all rows of the logits; `rows[i]` describes the edits of row i."""
         rows = rows or [RowEdits()]
         found = [row.entries() for row in rows]
         sizes = [len(tokens) for tokens, _, _ in found]
@@ -82,7 +82,7 @@ class LogitEdits:
 
 
 class TokenCounts:
-    """The distinct tokens of one sequence, and how often each occurs in its output. It grows with the
+    """The distinct tokens of one sequence, and how often each occurs in its output. The counts grow with the
     sequence.
 
     Example with the prompt 7 9 and the output 9 4 9: tokens 7 9 4, counts 0 2 1. Without the prompt, which
@@ -217,7 +217,7 @@ def check_mask(logits: Tensor, mask: Tensor | None, mask_rows: Tensor | None) ->
 def check_masked(
     x: Tensor, weight: PackedWeight, mask: Tensor, mask_rows: Tensor, out: Tensor | None
 ) -> Tensor:
-    """Return `out`, or newly allocated memory for it."""
+    """Check the arguments of `masked_linear`. Returns `out`, or newly allocated memory."""
     if out is None and x.dim() == 2:
         out = torch.empty(len(x), weight.results)
     out = check_linear(x, weight, None, out, add=False)

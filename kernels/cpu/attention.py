@@ -15,8 +15,8 @@ Sequences that begin with the same pages may share a tile, which reads those pag
 KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
 Scores are dots of pairs of bfloat16 on AMD's processors with AVX512_BF16 (`codegen/dots.py`). The products of
-weights and values are float32. On request (`rounded`) they are dots of bfloat16 pairs as well, which take
-half as many operations.
+weights and values are float32. With `rounded` these products are dots of bfloat16 pairs as well, which halves
+the number of operations.
 
 Every number of the output comes from the same operations in the same order. So a sequence's bits are the same
 alone or in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of
@@ -65,12 +65,11 @@ from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.machine.records import Arena
 
 SERIAL_WORK = 20_000
-"""A call of fewer vector operations (a few us of work) runs on one thread: a second would not help."""
+"""Calls of fewer vector operations (a few us of work) run on one thread: a second one would not help."""
 
 
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
-    """The body of each thread: take items until none are left."""
     frame = carray(data, 1, FRAME)[0]
     scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
     items = carray(vl.as_pointer(frame.items), frame.item_count, ITEM)
@@ -112,7 +111,7 @@ def _merge_split_items(frame, items, count):  # type: ignore[no-untyped-def]
 def _fill_items(frame, items, segments, queries, stack, span, partial):  # type: ignore[no-untyped-def]
     """Write all work items of the call, their segments and the list of queries; return the number of items.
 
-    span : the most blocks of each part that an item is split into
+    span : the most blocks of a part, if items are split into parts
     partial : memory for block states of split items; 0 if no item is split
     """
     queries_an_item = max(1, ITEM_ROWS // frame.group)
@@ -168,7 +167,7 @@ def _fill_items(frame, items, segments, queries, stack, span, partial):  # type:
 
 @compiled(types.int64(types.int64))
 def run_attention(call_at):  # type: ignore[no-untyped-def]
-    """Compute the attention that the FRAME at an address describes.
+    """Compute the attention that the FRAME at address `call_at` describes.
 
     Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths of sequence i are wrong.
     """
@@ -239,15 +238,15 @@ def run_attention(call_at):  # type: ignore[no-untyped-def]
 
 
 class _Arena(Arena):
-    """A thread's arena, and the order of sequences that its last call found."""
+    """A thread's arena, with the order of sequences that the thread's last call found."""
 
     def __init__(self) -> None:
         super().__init__(FRAME, _body.address)
         self._sequences = -1
 
     def order_of(self, sequences: int) -> int:
-        """The address of an order of `sequences` sequences: the order of the last call if that had as many
-        sequences, else ascending."""
+        """The address of an order of sequences: the order of the last call if that call had `sequences`
+        sequences, else the ascending order."""
         if sequences != self._sequences:
             self._sequences = sequences
             self._orders = np.zeros((2, max(1, sequences)), np.int64)
@@ -268,8 +267,8 @@ def fill_call(
 ) -> Any:
     """This thread's FRAME with the arguments that all layers of a step share.
 
-    The caller adds the addresses of pages and sinks, `window`, `capped`, `cascade`, `may_round` and the two
-    factors.
+    The caller sets `k`, `v`, `sinks`, `window`, `capped`, `cascade`, `may_round`, `query_factor` and
+    `score_factor`.
     """
     tokens, heads, dim = q.shape
     size = q.element_size()
@@ -307,8 +306,8 @@ def paged_attention(
 
     cascade : read the pages of a common prefix once for all sequences that share it, where this is faster.
         The bits of the result are the same.
-    rounded : the softmax weights may be rounded to bfloat16 if q is bfloat16. This is done on processors that
-        are faster with it.
+    rounded : the softmax weights may be rounded to bfloat16 if q is bfloat16. Done only on processors that
+        are faster with dots of bfloat16.
     """
     out = check_attention(
         q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks

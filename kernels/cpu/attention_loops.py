@@ -31,12 +31,12 @@ from ramify.kernels.cpu.codegen.simd import (
 TILE_ROWS = 6
 """Rows of the product computed in one pass over the right-hand matrix."""
 PANEL_VECTORS = 2 if LANES == 8 else 4
-"""Vectors of columns in a pass. With six rows they need 6 x 4 accumulators of the 32 registers of AVX-512 and
-NEON, or 6 x 2 of the 16 registers of AVX."""
+"""Vectors of columns in a pass. Six rows need 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, or
+6 x 2 of the 16 registers of AVX."""
 PANEL = PANEL_VECTORS * LANES
 """float32 columns of a pass."""
 AHEAD = 64
-"""Entries of a table of addresses of rows to prefetch."""
+"""Rows in a table of rows to prefetch."""
 
 _i64, _f32 = ir.IntType(64), ir.FloatType()
 
@@ -51,8 +51,8 @@ def _product(rows: int, vectors: int, in_place: tuple[str, int, Load] | None = N
     The function takes (a, a_row, b, b_row, c, c_row, depth, ahead), addresses and bytes between rows.
 
     in_place : (name, bytes of a vector, its loader) if the rows of B are scattered. `b_row` is then the
-        address of a table of int64 offsets: row i lies at b + entry i. `ahead` is the address of such a table
-        for the rows to prefetch.
+        address of a table of int64 offsets: row i lies at b + entry i. `ahead` is the address of a second
+        table of offsets, of the rows to prefetch.
     kind : with _PAIRS each number of A and of B is a pair of bfloat16. In place, rows 2 i and 2 i + 1 of B
         make the pairs, and `depth` counts pairs. If not in place, `ahead` is 0 or a table of the addresses of
         AHEAD rows to prefetch, two cache lines a step. The first line of each row is left out.
@@ -107,7 +107,7 @@ def _prefetch_lines(builder: ir.IRBuilder, table: ir.Value, step: ir.Value) -> N
     """Prefetch two cache lines of the AHEAD rows whose addresses are in `table`.
 
     The lines come in the order: second lines of all rows, third lines of all rows, and so on. Step `step`
-    prefetches numbers 2 * step and 2 * step + 1 in that order, counted from 0.
+    prefetches lines 2 * step and 2 * step + 1 of that order, counted from 0.
     """
     first = builder.shl(step, _i64(1))
     row = builder.and_(first, _i64(AHEAD - 1))
@@ -119,8 +119,8 @@ def _prefetch_lines(builder: ir.IRBuilder, table: ir.Value, step: ir.Value) -> N
 
 
 def _interleaved(builder: ir.IRBuilder, rows: list[ir.Value], vectors: int) -> list[ir.Value]:
-    """The two rows of bfloat16 at the addresses `rows` as `vectors` vectors of pairs: a pair has a number of
-    each row."""
+    """The two bfloat16 rows at the addresses `rows`, interleaved into `vectors` vectors of pairs: pair i has
+    number i of each row."""
     words = ir.VectorType(ir.IntType(16), 2 * LANES)
     found = []
     for first in range(0, vectors, 2):
@@ -196,10 +196,10 @@ multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
 """C = A B in float32, each number of C summed over `depth` in ascending order.
 
 Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, and bytes between rows. `ahead`
-is as in `_product`, or 0. Columns are rounded up to at most a whole PANEL, and five last rows to six: the
-three matrices must have that room."""
+is as in `_product`, or 0. The three matrices need room for padding: `columns` is rounded up to whole vectors
+and at most to a whole PANEL, and five last rows are computed as six."""
 multiply_pairs = multiply
-"""As `multiply`, where each number is a pair of bfloat16 whose two products are added. Needs DOTS."""
+"""As `multiply`, for A and B of bfloat16 pairs; the two products of a pair are added. Needs DOTS."""
 if DOTS:
     multiply_pairs = _multiplier(*(_panel(vectors, kind=_PAIRS) for vectors in (1, 2, PANEL_VECTORS)))
 
@@ -207,11 +207,11 @@ if DOTS:
 @part
 def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, dots, c, c_row, rows, depth, columns):  # type: ignore[no-untyped-def]
     """As `multiply`, bit for bit, with the rows of B read in place: row i is at pool + int64 offsets[i]. With
-    `dots` as `multiply_pairs`: two rows of B make the pairs, and `depth` counts pairs.
+    `dots` it is as `multiply_pairs`: two neighbouring rows of B make the pairs, and `depth` counts pairs.
 
-    `ahead` is such a table of rows to prefetch, one row a step: a burst of requests would fill the
-    processor's queue and stall it (10 GB/s a core instead of 20). Widens a row of B once for every six rows
-    of A. `columns` must be a multiple of PANEL.
+    `ahead` is the address of a table of offsets like `offsets`, of the rows to prefetch. Each step prefetches
+    one row: a burst of requests would fill the processor's queue and stall it (10 GB/s a core instead of 20).
+    Each row of B is widened once for every six rows of A. `columns` must be a multiple of PANEL.
     """
     for column in range(0, columns, PANEL):
         if dots:
@@ -223,8 +223,6 @@ def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, dots, c, c_row, rows
 
 
 def _pair_rows() -> Any:
-    """A function that writes 2 LANES columns of two bfloat16 rows as a row of pairs."""
-
     def fill(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, out: ir.Value, *_: ir.Value) -> None:
         for index, pairs in enumerate(_interleaved(builder, [one, other], 2)):
             store_vector(builder, builder.add(out, _i64(BYTES * index)), pairs)
@@ -233,7 +231,7 @@ def _pair_rows() -> Any:
 
 
 pair_rows = _pair_rows()
-"""Takes (one, other, out, 0, 0): the addresses of the two rows and of the result."""
+"""Pair 2 LANES columns of two bfloat16 rows. Takes (one, other, out, 0, 0): addresses of rows and result."""
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
@@ -254,7 +252,7 @@ def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
 
 
 def _load_pair(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    """2 LANES bfloat16 as LANES integers, each holding two neighbours."""
+    """Load 2 LANES bfloat16 as LANES integers, each holding two neighbours."""
     return builder.load(pointer(builder, address, ir.VectorType(ir.IntType(32), LANES)), align=2)
 
 
@@ -288,10 +286,9 @@ def _transpose(
 
 
 transpose_f32 = _transpose("f32", load_vector, lambda builder, column: [column])
-"""Transpose LANES columns of LANES float32 rows; row i starts at base + int64 offsets[i].
-
-Takes (base, offsets, ahead, out, out_row); `offsets` and `ahead` are addresses of tables; `ahead` has the
-offsets of the rows to prefetch."""
+"""Transpose LANES columns of LANES float32 rows. Takes (base, offsets, ahead, out, out_row). Row i starts at
+base + entry i of the table of int64 at `offsets`; the table at `ahead` has the offsets of the rows to
+prefetch."""
 transpose_bf16 = _transpose("bf16", load_widened, lambda builder, column: [column])
 """As `transpose_f32` for bfloat16 rows, widened to float32."""
 transpose_bf16_pairs = _transpose("bf16_pairs", _load_pair, _split_pair)

@@ -1,7 +1,7 @@
 """The plan of one call of paged attention: tiles of queries, and the blocks that each tile reads.
 
 Without a cascade a tile holds queries of one sequence. With a cascade it holds queries of sequences whose
-page tables begin alike, and its segments walk the tree of their prefixes from the root (arXiv 2402.05099).
+page tables begin alike, and its segments walk the tree of shared prefixes from the root (arXiv 2402.05099).
 
 Example: page tables A = 1 2 3 8, B = 1 2 3 7, C = 1 2 4 9, with one new token each, in the last page. Let a
 page be a block:
@@ -25,14 +25,14 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 
 ITEM_ROWS = 96
-"""The most rows of a tile, unless a KV head has more query heads. Copying a block then costs 4% of using
-it."""
+"""The most rows of a tile, unless a KV head has more query heads. Copying a block costs 3% of using it in
+such a tile."""
 COPY_ROWS = 2.5
-"""Reading and copying a block costs as much as using it for COPY_ROWS rows; more if it is in no cache."""
+"""Reading and copying a block costs as much as using it for COPY_ROWS rows, or more if in no cache."""
 LEAST_ROWS = 6
 """Rows of the smallest tiles that `choose_rows` tries: one pass of the products."""
 ITEMS_A_THREAD = 4
-"""If there are fewer items a thread, items are split, so that no thread waits long for the last one."""
+"""Items are split if there are fewer a thread, so that no thread waits long for the last item."""
 MARGIN = 0.95
 """A cascade is chosen if its estimated time is below MARGIN times the time without one."""
 
@@ -88,8 +88,8 @@ def _common_pages(frame, one, other):  # type: ignore[no-untyped-def]
 @part
 def sort_sequences(frame):  # type: ignore[no-untyped-def]
     """Sort `frame.order` lexically by pages; set `frame.common` to the blocks that each sequence shares with
-    the one before it. Returns whether any two share a block. Costs one comparison a sequence if the order
-    is already right."""
+    its predecessor. Returns whether any two sequences share a block. Costs one comparison a sequence if the
+    order is already right."""
     order, common = frame.order, frame.common
     moved, shared = False, False
     for index in range(1, frame.sequences):
@@ -118,8 +118,7 @@ def sort_sequences(frame):  # type: ignore[no-untyped-def]
 
 @part
 def tile_end(frame, first, most_rows):  # type: ignore[no-untyped-def]
-    """The end of the tile that begins at sequence `first` of the order: sequences ``[first, end)`` share
-    it."""
+    """The end (exclusive) of the tile that begins at sequence `first` of the order."""
     rows = new_tokens(frame, vl.read_i64(frame.order + 8 * first)) * frame.group
     end = first + 1
     while rows > 0 and end < frame.sequences:
@@ -162,7 +161,7 @@ def _time(frame, most_rows, threads):  # type: ignore[no-untyped-def]
 
 @part
 def choose_rows(frame, threads):  # type: ignore[no-untyped-def]
-    """The most rows of a cascade's tiles; 0 if no cascade saves time. Needs `frame.order` and
+    """The most rows that tiles of a cascade should have; 0 if no cascade saves time. Needs `frame.order` and
     `frame.common`."""
     least = MARGIN * _time(frame, 0, threads)
     chosen = 0
@@ -177,7 +176,7 @@ def choose_rows(frame, threads):  # type: ignore[no-untyped-def]
 
 @part
 def list_queries(frame, sequence, first, count, to):  # type: ignore[no-untyped-def]
-    """Append queries ``[first, first + count)`` of a sequence to the list at `to`; return its new end."""
+    """Append queries ``[first, first + count)`` of a sequence to a list, at `to`; return the list's end."""
     start = vl.read_i32(frame.starts + 4 * sequence)
     position = vl.read_i32(frame.lens + 4 * sequence) - new_tokens(frame, sequence)
     for query in range(first, first + count):

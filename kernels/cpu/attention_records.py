@@ -64,7 +64,7 @@ SEGMENT = record(
     "begin", "end",  # blocks [begin, end)
     "low", "high",  # positions [low, high) are visible to some query
 )  # fmt: skip
-"""A range of blocks, and the queries of a tile that read it. Segments of one query ascend by block."""
+"""A range of blocks, and the queries of a tile that read them. Segments of one query ascend by block."""
 
 
 @part

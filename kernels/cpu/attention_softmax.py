@@ -15,14 +15,14 @@ from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
 
 NO_SCORE = np.float32(-3e38)
-"""The maximum of no scores: finite, so that it can be subtracted from itself."""
+"""The maximum of an empty set of scores: finite, so that its difference with itself is 0, not NaN."""
 
 
 @part
 def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
     """Turn scores into weights 2**(score - maximum), in place; write the maxima and sums to `block`.
 
-    With `frame.rounded` the weights become bfloat16, and their sums are those of the rounded weights.
+    With `frame.rounded` the weights become bfloat16, and the sums are sums of rounded weights.
     """
     maxima = block
     sums = block + 4 * vl.round_up(segment.queries * frame.group, TILE_ROWS)
@@ -94,8 +94,7 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
 
 @part
 def clear(frame, item, total):  # type: ignore[no-untyped-def]
-    """Set `total` to the state before any block: that of each head's sink, or the empty state without
-    sinks."""
+    """Set `total` to the softmax state before the first block: the state of the sinks, or the empty state."""
     rows = item.queries * frame.group
     padded = vl.round_up(rows, TILE_ROWS)
     for row in range(rows):

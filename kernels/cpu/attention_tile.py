@@ -161,8 +161,8 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
 def _locate(frame, segment, block, offsets, base):  # type: ignore[no-untyped-def]
     """Write to `offsets`, for each position of a block, `base` plus the position's byte offset in the pool.
 
-    A position that no query sees gets the entry of the nearest visible position: its own page may hold
-    anything, and a weight of 0 times NaN is NaN.
+    A position that no query sees gets the entry of the nearest visible position. An invisible position may
+    hold anything, and a weight of 0 times NaN is NaN.
     """
     table, start, low, high = segment.table, block * BLOCK, segment.low, segment.high
     page_size, row_bytes, page_bytes = frame.page_size, frame.row_bytes, frame.page_bytes

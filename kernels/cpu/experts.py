@@ -11,11 +11,11 @@ experts.
 
 Example: rows 0, 1, 2 choose experts (5, 2), (5, 7), (2, 5). Sorted by expert: 2 has rows 0 and 2, 5 has rows
 0, 1 and 2, 7 has row 1. All products with gate_up are one call of the threads, with an item for every four
-panels of experts 2, 5 and 7; those with down another. So each chosen expert is read once, and other experts
-are not read.
+panels of experts 2, 5 and 7. All products with down are another call. So each chosen expert is read once, and
+other experts are not read.
 
 Every pair of a row and an expert has its own row of results. The results of a row are summed in the order in
-which it chose its experts. So a row's bits depend on other rows only if those of `linear` do.
+which it chose its experts. So a row's bits depend on other rows only if the bits of `linear` do.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ CALL = record(
     "ways", "expert_ways", "threads", "team", "body", "arena", "arena_bytes",
     floats=("eps",),
 )  # fmt: skip
-"""The arguments of a call. `ways` and `expert_ways` are `linear.way_for` of each weight format: `ways` for
-the number of all rows, `expert_ways` for that of one expert's rows."""
+"""The arguments of a call. `ways` and `expert_ways` have `linear.way_for` of each weight format: `ways` for
+the number of all rows, `expert_ways` for the number of rows of one expert."""
 
 _run_product = linear.run_product
 LAYOUT_BYTES = LAYOUT.itemsize
@@ -62,7 +62,7 @@ _FRAME_BYTES = -(-FRAME.itemsize // 64) * 64
 
 @part
 def _lay_out(work, experts, tokens, size, at):  # type: ignore[no-untyped-def]
-    """Divide the memory from `at` on among the intermediate results; set `work.end` to its end."""
+    """Give each intermediate result its memory, from `at` on; set `work.end` to the end of the last one."""
     pairs = tokens * experts.top_k
     work.normed = at
     work.logits = work.normed + vl.round_up(tokens * experts.hidden * size, 64)
@@ -84,7 +84,7 @@ def _lay_out(work, experts, tokens, size, at):  # type: ignore[no-untyped-def]
 @part
 def _take_best(choice, count):  # type: ignore[no-untyped-def]
     """The place of the largest number of `choice`, the lowest place among equals; 0 if all are NaN. The
-    number becomes NaN, so that it is not taken again."""
+    number taken becomes NaN, so that the next call does not take it again."""
     best = -1
     for place in range(count):
         number = choice[place]
@@ -172,8 +172,8 @@ def _sort(experts, work, tokens):  # type: ignore[no-untyped-def]
 
 @part
 def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out_bf16, arena, room):  # type: ignore[no-untyped-def]
-    """Multiply the sorted pairs' rows by their experts' matrices. As `linear.run_product`, returns 0 or the
-    bytes of memory from `arena` on that are needed."""
+    """Multiply the sorted pairs' rows by their experts' matrices. Returns 0 when done, else the bytes of
+    memory that are needed from `arena` on; `room` is what there is."""
     starts = carray(vl.as_pointer(work.starts), experts.count + 2, np.int64)
     pairs, products = starts[experts.count], 0
     for expert in range(experts.count):
@@ -218,8 +218,8 @@ def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out
 
 @part
 def _sum(call, experts, work):  # type: ignore[no-untyped-def]
-    """Write each row's weighted sum of results to `out`: those of its chosen experts in the order of its
-    choice, then that of the shared expert."""
+    """Write each row's weighted sum of results to `out`: the chosen experts in the order of choice, then the
+    shared expert."""
     top_k, hidden, size = experts.top_k, experts.hidden, 2 if call.bf16 else 4
     whole = hidden - hidden % LANES
     row = experts.count + (1 if experts.shared_gate else 0)
@@ -273,7 +273,7 @@ def _whole(call, layout_at, x, x_row, out, out_row, out_bf16, arena, room):  # t
 
 @compiled(types.int64(types.int64))
 def run_experts(call_at):  # type: ignore[no-untyped-def]
-    """Compute the mixture that the CALL at an address describes.
+    """Compute the mixture that the CALL at address `call_at` describes.
 
     Returns 0 when done. Otherwise returns the bytes that the arena must have, and has written nothing to
     `out`.
@@ -333,7 +333,7 @@ def ways_of(rows: int, dtype: torch.dtype, *, by_row: bool, int8: bool) -> np.nd
 
 
 def fill_call(x: Tensor, out: Tensor, ways: np.ndarray, expert_ways: np.ndarray) -> Any:
-    """This thread's CALL, for `run_experts`. The caller adds the mixture, norm and `add`."""
+    """This thread's CALL, for `run_experts`. The caller sets the mixture, norm and `add`."""
     call, size, out_size = arena.call, x.element_size(), out.element_size()
     call.x, call.x_row, call.bf16, call.tokens = x.data_ptr(), size * x.stride(0), size == 2, len(x)
     call.out, call.out_row = out.data_ptr(), out_size * out.stride(0)

@@ -1,4 +1,4 @@
-"""The gated delta rule, token by token, with a block of the state's columns in the processor's first cache.
+"""The gated delta rule, token by token, with a block of the state's columns in the first-level cache.
 
     for sequence, key head:                             a work item; threads take items in turn
         for block of 16 tokens:
@@ -11,15 +11,15 @@ inputs. A thread's scratch memory has these inputs, a block of tokens and their 
 reading and writing S, prefills by arithmetic.
 
 Columns of a head's state do not depend on each other, so the recurrence runs over the block's tokens for two
-vectors of columns at a time: 128 rows of them are 16 KB with AVX-512. One pass over the rows does two things,
-where k, q and d are the token's key, query and scaled difference, and k' is the next token's key:
+vectors of columns at a time: 128 rows of two vectors are 16 KB with AVX-512. One pass over the rows does the
+following, where k, q and d are the token's key, query and scaled difference, and k' is the next token's key:
 
     S[i] ← decay · S[i] + k[i] · d        the update of this token
     sum + S[i] · q[i], sum + S[i] · k'[i]   its result, and the product that the next token begins with
 
 Every number comes from the same operations in the same order, so the bits are the same alone or in a batch,
 prefilled whole, in chunks or decoded, and with any number of threads. The chunked form (arXiv 2406.06484) is
-not taken: its sums depend on where a chunk begins, and here the rule is about 1% of a model's arithmetic.
+not used: its sums depend on where a chunk begins, and here the rule is about 1% of a model's arithmetic.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @part
 def _scan(state, row, second, mixed, mixed_row, tokens, key_dim, value, gates, out, out_row, bf16):  # type: ignore[no-untyped-def]
-    """Run the recurrence over `tokens` tokens for two vectors of columns: the one at `state`, and the one
-    `second` bytes further.
+    """Run the recurrence over `tokens` tokens for two vectors of columns, at `state` and `second` bytes
+    further.
 
     row : bytes of a row of the state
     mixed : the queries of the first token, followed by its keys; its values are `value` bytes after its
@@ -214,7 +214,6 @@ def _item(frame, sequence, key_head, scratch):  # type: ignore[no-untyped-def]
 
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
-    """The body of each thread: take items until none are left."""
     frame = carray(data, 1, FRAME)[0]
     scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
     index = vl.fetch_increment(frame.counters)
@@ -227,7 +226,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def run_delta_rule(call_at):  # type: ignore[no-untyped-def]
-    """Compute the call that the FRAME at an address describes.
+    """Compute the call that the FRAME at address `call_at` describes.
 
     Returns 0 when done; n > 0 if the arena must have n bytes; -1 - i if the lengths or the slot of sequence i
     are wrong.

@@ -55,8 +55,8 @@ LAYER = record(
 )  # fmt: skip
 """The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
 and values have matrices of their own; `key_from` and `value_from` are the byte offsets of keys and values in
-a row of qkv. `qkv_lora` and the others are addresses of `LoraTable.addresses`. `experts` is a record of
-`experts.EXPERTS`, or 0; `whole_norms` says whether q_norm and k_norm are over all heads."""
+a row of qkv. Each `_lora` field is the address of `LoraTable.addresses`. `experts` is the address of a record
+of `EXPERTS`, or 0. `whole_norms` says whether q_norm and k_norm are over all heads."""
 
 STEP = record(
     "layers", "layer_count",
@@ -67,8 +67,8 @@ STEP = record(
     "product", "rope", "attention", "experts", "lora",  # addresses of calls; 0 in `lora`: no adapters
     "place",  # the next operation to run, counted through all layers
 )  # fmt: skip
-"""The arguments of a step. The calls' records have the fields that all layers share; the kernel sets the
-others for each layer."""
+"""The arguments of a step. Python sets the fields of the calls' records that all layers share, the kernel
+sets the others for each layer."""
 
 ROPE, LORA = rope.FRAME, adapters.FRAME
 _run_product, _run_attention, _run_experts = linear.run_product, attention.run_attention, experts.run_experts
@@ -77,8 +77,8 @@ _store_tokens, _add_adapters = rope.store_tokens, adapters.add_adapters
 
 @part
 def _adapt(step, table, product, columns):  # type: ignore[no-untyped-def]
-    """Write the adapters' terms for the `columns` columns of a product to `step.terms`, and let `product` add
-    them. Does nothing if no adapter of the step changes the matrix of `table`."""
+    """Write what the adapters add to the `columns` columns of a product to `step.terms`, and let `product`
+    add it. Does nothing if no adapter of the step changes the matrix of `table`."""
     product.extra, product.extra_from = 0, 0
     if not step.lora:
         return

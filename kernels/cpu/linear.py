@@ -1,4 +1,4 @@
-"""Products with packed weights, y = x Wᵀ: from one row, where memory decides, to a whole prefill.
+"""Products with packed weights, y = x Wᵀ: from one row, bound by memory, to a whole prefill.
 
     for row of x:                                   threads take eight rows at a time
         prepare it: norm, order of inputs, padding; widen, or round to int8 or int16
@@ -21,9 +21,9 @@ There are five ways to multiply; all accumulate in float32:
     BY_INT16   dots of pairs (AVX2 without AVX-512), for int8 weights, with x rounded to int16; only on
                request. A product whose groups are longer than MOST_INT16_GROUP is BY_F32 instead
 
-A row of the result depends on its own row of x and on the way, not on the other rows, their number, or the
-number of threads. A call chooses its way by its number of rows; with `by_row` it chooses the same way for any
-number.
+A row of the result depends on its row of x and on the way, but not on other rows, the number of rows or the
+number of threads. A call chooses its way by its number of rows; with `by_row` the way is the same for any
+number of rows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 TILE_FROM = 5
 """The number of rows from which tiles are faster than dots."""
 SERIAL_BYTES = 1 << 15
-"""The least bytes of weights times rows for each thread: with less, another thread costs more than it
+"""The least bytes of weights times rows for each thread: for less, one more thread costs more than it
 saves."""
 ITEMS_A_THREAD = 8
 """Rows are divided into blocks until each thread has this many items, so that threads end together."""
@@ -81,19 +81,18 @@ LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
 """The least and the most rows of a block. With more than 128, x would leave the second-level cache between
 two items."""
 ROWS_AT_ONCE = MOST_ROWS
-"""Rows of x that a thread prepares at a time: as many as a kernel takes at once, because these may be
-interleaved."""
+"""Rows of x that a thread prepares at a time: as many as a kernel takes at once, because the rows of a kernel
+may be interleaved."""
 
 FRAME_BYTES = FRAME.itemsize
 TEAM, PREPARE, PREPARED, MULTIPLY = 0, 64, 128, 192
-"""Byte offsets of a call's counters, each in a cache line of its own: threads that have started, preparing
-items that are taken, preparing items that are done, multiplying items that are taken."""
+"""Byte offsets of a call's counters, each in a cache line of its own: threads started, preparing items taken,
+preparing items done, multiplying items taken."""
 COUNTER_BYTES = 256
 
 
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
-    """The body of each thread: take items until none are left."""
     head = carray(data, 1, FRAME)[0]
     frame, place, start = head, 0, 0
     layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
@@ -147,7 +146,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @part
 def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
-    """Cut a product into items. Its frame must have layout, way, rows, panels, norm and rows of x."""
+    """Cut a product into items. `frame` must have `way`, `rows` and `panels`."""
     if frame.way == BY_INT16 and layout.group > MOST_INT16_GROUP:
         frame.way = BY_F32
     rows, way = frame.rows, frame.way
@@ -173,7 +172,7 @@ def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
 
 @part
 def locate(frame, layout, at):  # type: ignore[no-untyped-def]
-    """Give a divided product memory from `at` on for its prepared rows; returns the end of that memory."""
+    """Give the prepared rows of a divided product memory from `at` on; return the end of this memory."""
     rows, way = frame.rows, frame.way
     size = 4 if way == BY_F32 else 1 if way == BY_INT8 else 2
     whole = layout.inputs == layout.padded and not frame.norm_at and not frame.x_rows_at
@@ -195,7 +194,7 @@ def locate(frame, layout, at):  # type: ignore[no-untyped-def]
 
 @part
 def launch(frames, products, threads):  # type: ignore[no-untyped-def]
-    """Run the located products whose frames lie from `frames` on: first prepare x, then multiply."""
+    """Run `products` divided and located products, with frames from `frames` on: prepare x, then multiply."""
     head = carray(vl.as_pointer(frames), 1, FRAME)[0]
     head.frames = frames
     preparing, items = 0, 0
@@ -212,7 +211,7 @@ def launch(frames, products, threads):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def run_product(call_at):  # type: ignore[no-untyped-def]
-    """Compute the product that the FRAME at an address describes.
+    """Compute the product that the FRAME at address `call_at` describes.
 
     Returns 0 when done, else the bytes that the arena must have.
     """
@@ -249,8 +248,8 @@ def way_for(
     """The way that multiplies `rows` rows of x of `dtype` by weights of format `form`.
 
     by_row : choose the same way for any number of rows
-    int8 : x may be rounded to int8 or int16, where the processor is faster with it
-    int16 : x may be rounded to int16, where the processor is faster with it
+    int8 : x may be rounded to int8 or int16 if the processor is faster with these
+    int16 : x may be rounded to int16 if the processor is faster with int16
     """
     narrow = dtype == torch.bfloat16 and form != "f32"
     if narrow and rows >= TILE_FROM and tiles_allowed() and not by_row:
@@ -289,7 +288,7 @@ def linear(
 def fill_call(x: Tensor, out: Tensor, rows: int) -> Any:
     """This thread's FRAME, for `run_product`: a product of the first `rows` rows of x, without extra terms.
 
-    The caller adds weight, way, norm and `add`.
+    The caller sets `layout`, `way`, `norm_at`, `eps` and `add`.
     """
     call, size, out_size = arena.call, x.element_size(), out.element_size()
     call.rows, call.chosen, call.rows_at, call.extra, call.extra_from = rows, 0, 0, 0, 0

@@ -1,8 +1,9 @@
-"""Products of which masks allow few outputs: panels without an allowed output are skipped.
+"""Products for masks that allow few outputs: panels without an allowed output are skipped.
 
     for row: count the panels in which its mask allows an output; sort rows by that count
-    for n rows, fewest panels first: estimate the time of their union of panels, and of the others whole
-    for the n that costs least: out[row] = -inf;  panels of the union · x
+    for n rows, fewest panels first: estimate the time of the n rows with the union of their panels, and of
+        the other rows with all panels
+    for the n of least time: out[row] = -inf;  panels of the union · x
     for the other rows: all panels · x
 
 Memory: a mask has a bit for each output, a word for two panels of 16. Reading W is what skipping saves.
@@ -38,7 +39,7 @@ MARGIN = 0.9
 SCATTERED = 1.4
 """Cost of a panel whose neighbours are skipped, relative to a panel that is read in one stream."""
 CALL_PANELS = 40.0
-"""Cost of finding the panels and of a second call, in panels for one row: about 5 us."""
+"""Cost of finding the panels and of a second call, in multiplications of a panel with one row: about 5 us."""
 
 
 PLAN = record(
@@ -76,8 +77,7 @@ def _panels_in(bits):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def _plan(plan_at):  # type: ignore[no-untyped-def]
-    """Choose the rows that skip panels. Returns -n, where n is their number, or the bytes that the arena must
-    have.
+    """Choose the n rows that skip panels. Returns -n, or the bytes that the arena must have.
 
     `order` becomes the n rows, ascending, then the other rows. `chosen` becomes the panels to compute for the
     n rows. `out` becomes minus infinity in the n rows.

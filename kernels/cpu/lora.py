@@ -6,10 +6,10 @@
     for segment of rows, `EXPAND_COLUMNS` columns of out:      third stage
         out += hidden Bᵀ
 
-Threads take items of a stage in turn and end it together. Memory: A is (ranks, inputs), B in blocks of
-`MULTIPLE` columns (`weights/lora.py`); the arena has x and hidden in float32. Reading A and B bounds it: four
-rows share every load. Each number is summed in ascending order of the inputs, and of the ranks, whatever the
-rows beside it.
+Threads take items of a stage in turn, and wait for each other at the end of a stage. Memory: A is (ranks,
+inputs), B in blocks of `MULTIPLE` columns (`weights/lora.py`); the arena has x and hidden in float32.
+Products are bound by reading A and B: four rows share every load. Each number is summed in ascending order of
+the inputs, and of the ranks, for any number of rows.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ramify.kernels.weights.lora import MULTIPLE, RECORD, LoraRows, LoraTable, L
 
 SHRINK_ROWS, EXPAND_COLUMNS = 16, 256
 AHEAD = 2048
-"""Bytes from the number of A or B that is multiplied to the one that is prefetched."""
+"""Prefetch distance in A and in B, in bytes."""
 SERIAL_NUMBERS = 1 << 16
-"""Numbers of x below which one thread prepares them alone."""
+"""If x has fewer numbers, one thread prepares all its rows."""
 
 FRAME = record(
     # Arguments of a step: `LoraRows.segments` and `order`, and the most ranks of an adapter in a matrix.
@@ -52,7 +52,7 @@ FRAME = record(
 """The arguments of one call, which its threads share. The number of the next item is at `arena`."""
 _COUNTER_BYTES = 64
 PART_AT, PART_BYTES = 40, 32
-"""The offset of the first part's fields in a `RECORD`, and the bytes of a part's."""
+"""The offset of the first part's fields in a `RECORD`, and the bytes of the fields of a part."""
 
 
 @part
@@ -215,7 +215,6 @@ def _item(frame, index):  # type: ignore[no-untyped-def]
 
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
-    """The body of each thread: take items until none are left."""
     frame = carray(data, 1, FRAME)[0]
     index = vl.fetch_increment(frame.arena)
     while index < frame.items:
@@ -225,9 +224,8 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def add_adapters(call_at):  # type: ignore[no-untyped-def]
-    """Compute the product that the FRAME at an address describes.
-
-    Returns 0 when done, else the bytes that the arena must have. After `fill_call` the arena has enough.
+    """Compute the product that the FRAME at address `call_at` describes. Returns 0 when done, else the bytes
+    that the arena must have. The arena that `fill_call` leaves is large enough.
     """
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     frame.padded = vl.round_up(frame.inputs, MULTIPLE)

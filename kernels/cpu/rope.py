@@ -5,7 +5,7 @@
         for KV head: K[slot] = rotate(norm(k));  V[slot] = v
 
 Memory: a token's heads lie side by side, `rotation` has cos and sin of each pair of numbers, pages are (page,
-KV head, slot, dim). Reading and writing bounds it.
+KV head, slot, dim). Reading and writing memory bounds the speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ramify.kernels.cpu.rowwise import rms_norm
 from ramify.kernels.machine.records import Arena, record
 
 ITEM_TOKENS = 8
-"""Tokens of a work item: about 5 us of work. A team of threads costs 1 us."""
+"""Tokens of a work item: about 5 us of work. Starting a team of threads costs 1 us."""
 
 FRAME = record(
     "q", "q_row", "k", "k_row", "v", "v_row", "rotation", "tokens", "heads", "kv_heads", "dim", "bf16",
@@ -96,7 +96,6 @@ def _store_token(frame, token):  # type: ignore[no-untyped-def]
 
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
-    """The body of each thread: take items until none are left."""
     frame = carray(data, 1, FRAME)[0]
     first = ITEM_TOKENS * vl.fetch_increment(frame.arena)
     while first < frame.tokens:
@@ -107,7 +106,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def store_tokens(call_at):  # type: ignore[no-untyped-def]
-    """Rotate and store the tokens that the FRAME at an address describes."""
+    """Rotate and store the tokens that the FRAME at address `call_at` describes."""
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     vl.write_i64(frame.arena, 0)
     run_body(frame, call_at, min(frame.threads, frame.tokens // ITEM_TOKENS))
@@ -118,7 +117,7 @@ arena = Arena(FRAME, _body.address, 64)
 
 
 def fill_call(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, slots: Tensor) -> Any:
-    """This thread's FRAME, for `store_tokens`, without norms. The caller adds the addresses of pages.
+    """This thread's FRAME, for `store_tokens`, without norms. The caller sets the addresses of the pages.
 
     pages : the pages of keys or of values; both have the same shape and strides
     """

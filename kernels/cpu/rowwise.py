@@ -4,10 +4,10 @@
     for token, head: y = x · weight / sqrt(mean(x²) + eps)
     for row: m = max(x);  for block of 1,024: total (float64) += Σ exp(x - m);  y = m + log(total)
 
-Memory: rows as torch has them, gate before up projection. Reading and writing them bounds it.
+Memory: rows as torch has them, gate before up projection. Reading and writing them bounds the speed.
 
-torch computes whole vectors by one formula and what is left of a thread's share by another, and it divides
-the sum of a single long row among threads. So the last bits of torch's results depend on the number of rows.
+torch computes the whole vectors of a thread's share by one formula and the remaining numbers by another, and
+divides the sum of a single long row among threads. So its last bits depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FRAME = record(
 )  # fmt: skip
 """The arguments of a call, which its threads share. The number of the next row is at `arena`."""
 BLOCK = 1024
-"""Exponentials that are added in float32; the sums of blocks are added in float64."""
+"""Exponentials of a block, which are added in float32; the sums of blocks are added in float64."""
 SERIAL_NUMBERS = 1 << 14
-"""A call of fewer numbers runs on one thread: a second would not help."""
+"""Calls of fewer numbers run on one thread: a second thread would not help."""
 
 
 @part
 def _sigmoid_scaled(x, slope):  # type: ignore[no-untyped-def]
-    """x / (1 + 2**slope), with powers up to 2**127, the largest that `exp2` takes."""
+    """x / (1 + 2**slope), with `slope` clamped to 127, the largest exponent that `exp2` takes."""
     power = vl.minimum(slope, vl.splat_f32(127.0))
     return vl.div(x, vl.add(vl.splat_f32(1.0), vl.exp2(power)))
 
@@ -110,7 +110,6 @@ def _log_sum(frame, row):  # type: ignore[no-untyped-def]
 
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
-    """The body of each thread: take rows until none are left."""
     frame = carray(data, 1, FRAME)[0]
     row = vl.fetch_increment(frame.arena)
     while row < frame.rows:

@@ -7,19 +7,19 @@
         else: for bucket, most likely first: add its mass whole, or sort and walk its tokens
 
 Memory: a thread's scratch has a row of weights, then keys, sums and counts of buckets, and candidates. The
-passes over a row's logits bound it, a few tens of microseconds for 50,000 tokens.
+passes over a row's logits bound the speed: a few tens of microseconds for 50,000 tokens.
 
-A token's weight is its probability divided by that of the most likely token, so it lies in (0, 1]. The upper
-bits of such a float32 name one of 2,033 buckets, 16 to a power of two. One pass counts the tokens and the
-mass of each bucket. Then the buckets are walked from the most likely one down: a bucket is skipped whole if
-the draw and all limits lie beyond it, and only a bucket in which one of them ends is sorted.
+A token's weight is its probability divided by the largest probability, so it lies in (0, 1]. The upper bits
+of such a float32 name one of 2,033 buckets, 16 to a power of two. One pass counts the tokens and the mass of
+each bucket. Then the buckets are walked down from the most likely bucket: a bucket is skipped whole if the
+draw and all limits lie beyond it, and only a bucket in which one of them ends is sorted.
 
 Example with weights 1, 0.9, 0.5, 0.45, 0.05, top-p 0.9 and uniform 0.6:
 
     total mass              2.9; top-p limit 0.9 * 2.9 = 2.61
     kept                    1, 0.9, 0.5, 0.45: the mass before each is below 2.61; their mass is 2.85
     target                  0.6 * 2.85 = 1.71
-    walk                    1 passes 1.71 not, 1 + 0.9 = 1.9 does: the second token is drawn
+    walk                    1 does not pass 1.71, 1 + 0.9 = 1.9 does: the second token is drawn
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ FRAME = record(
     "logits", "logits_row", "rows", "vocab", "padded", "mask", "mask_row", "mask_rows", "options", "tokens",
     "scratch_bytes", "threads", "team", "body", "arena", "arena_bytes",
 )  # fmt: skip
-"""The arguments of one call, which its threads share. At `arena` are the number of the next row and that of
-the next thread, then each thread's scratch memory."""
+"""The arguments of one call, which its threads share. At `arena` are the numbers of the next row and of the
+next thread, then each thread's scratch memory."""
 COUNTER_BYTES = 64
 
 BUCKET_SHIFT = 19
-"""Bits of a float32 that do not name its bucket: the bucket has the exponent and 4 bits of the fraction."""
+"""Lower bits of a float32, dropped to get its bucket: the exponent and 4 bits of the fraction remain."""
 BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
 BLOCK = 1024
-"""Numbers whose maximum or sum a pass takes before it looks at single numbers."""
+"""Numbers of a block: passes take the maximum or sum of each block, then look at the numbers of one block."""
 LIKELY = 2.0**-10
 """Tokens of at least this weight are tried first. They are few, and top-k or top-p seldom needs others."""
 SERIAL_NUMBERS = 1 << 14
-"""A call of fewer logits runs on one thread: a second would not help."""
+"""Calls of fewer logits run on one thread: a second thread would not help."""
 
 
 @part
 def _argmax(at, count):  # type: ignore[no-untyped-def]
-    """The largest of `count` numbers at an address, and the first index that has it."""
+    """The largest of `count` numbers at an address, and the first index at which it stands."""
     top, block = np.float32(-np.inf), 0
     whole = count - count % LANES
     for first in range(0, whole, BLOCK):
@@ -137,7 +137,7 @@ def _mass(x, first, last, least):  # type: ignore[no-untyped-def]
 
 @part
 def _target(uniform, total):  # type: ignore[no-untyped-def]
-    """The cumulative mass at which a draw ends, kept below `total` where the product rounds up to it."""
+    """The cumulative mass at which a draw ends: uniform * total, which is kept below `total`."""
     target = uniform * total
     return target if target < total else np.nextafter(total, 0.0)
 
@@ -341,7 +341,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(types.int64))
 def _sample_rows(call_at):  # type: ignore[no-untyped-def]
-    """Sample the rows of the call at an address. Returns 0 when done, else the bytes that the arena must
+    """Sample the rows of the FRAME at `call_at`. Returns 0 when done, else the bytes that the arena must
     have."""
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     needed = COUNTER_BYTES + frame.threads * frame.scratch_bytes

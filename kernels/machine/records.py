@@ -44,7 +44,7 @@ def new_record(layout: np.dtype) -> Any:
 class ThreadCall(threading.local):
     """One calling thread's arguments for a kernel, kept between calls.
 
-    call : the arguments, a record of `layout` at the address `call_at`
+    call : the arguments, a record of `layout`; its address is `call_at`
     """
 
     def __init__(self, layout: np.dtype) -> None:
@@ -55,8 +55,8 @@ class ThreadCall(threading.local):
 class Arena(ThreadCall):
     """One calling thread's arguments and working memory for a kernel, kept between calls.
 
-    call : its fields `arena` and `arena_bytes` are `address` and `size`. With `body`, the address of the C
-        function that the threads of a call run, its fields `body` and `team` are that and `team_entry`.
+    call : its fields `arena` and `arena_bytes` are `address` and `size`. With `body`, the address of a C
+        function that the threads of a call run, its fields `body` and `team` are `body` and `team_entry()`.
     address, size : the working memory and its size in bytes; the address is a multiple of 64
     """
 

@@ -32,7 +32,7 @@ def paged_attention(
     ----------
     q : (T, heads, head_dim) float32 or bfloat16; the stride between tokens may be larger
     k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q or float8_e4m3fn
-        One layer's pool. Head h reads KV head ``h // (heads / kv_heads)``. Rows past a sequence's end are
+        One layer's pool. Head h reads KV head ``h // (heads / kv_heads)``. Slots past a sequence's end are
         ignored: they may hold anything, NaN included.
     page_table : (B, max_pages) int32
         Page ``page_table[b, i]`` holds positions ``[i * page_size, (i + 1) * page_size)``. Entries up to

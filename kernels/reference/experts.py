@@ -17,7 +17,7 @@ from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The chosen experts, (T, top_k) int32, and their weights, (T, top_k) float32, both in descending order
-    of score. No value is read on the host.
+    of score. No value is copied to the host.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ def mixture(
 ) -> Tensor:
     """Σ weight · down(gate(gate_up(x))) over each token's chosen experts.
 
-    An expert's inner numbers are rounded to the dtype of x; the sum is float32, rounded once. In a kernel the
-    bits of a row depend on that row, its choice and the matrices alone, and the launch grid does not depend
-    on the choice.
+    The intermediate activations of an expert are rounded to the dtype of x; the sum is float32, rounded once.
+    In a kernel the bits of a row depend on that row, its choice and the matrices alone, and the launch grid
+    does not depend on the choice.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def expert_block(
 ) -> Tensor:
     """A mixture of packed experts with its router and its shared expert.
 
-    Inner numbers are rounded to the dtype of x; logits and sums are float32, and the result is rounded once.
+    Intermediate activations have the dtype of x; logits and sums are float32, and the result is rounded once.
 
     Parameters
     ----------

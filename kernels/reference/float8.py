@@ -9,7 +9,7 @@ from ramify.kernels.arguments.checks import check_float8
 from ramify.kernels.weights.quantised import QuantisedWeight
 
 MOST, LEAST = 448.0, 1e-20
-"""The largest float8_e4m3fn, and the lower bound on the maximum of inputs that share a factor."""
+"""The largest float8_e4m3fn, and the lower bound on max |x| over inputs that share a factor."""
 
 
 def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
@@ -23,7 +23,7 @@ def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
     -------
     numbers : (T, weight.padded) float8_e4m3fn, 0 in the padding
     factors : (groups, T) float32, max |x| / 448 over the inputs of a group
-        A group is `weight.activation_group` inputs, or all of them where that is 0.
+        A group is `weight.activation_group` inputs, or all inputs if `activation_group` is 0.
     """
     wide = torch.nn.functional.pad(x.float(), (0, weight.padded - weight.inputs))
     groups = wide.unflatten(1, (-1, weight.activation_group or weight.padded))
@@ -45,12 +45,12 @@ def float8_matmul(
     """x Wᵀ + b with x rounded to float8 (arXiv 2209.05433).
 
     The products of float8 numbers are summed in float32 for each block of inputs. A block's sum is multiplied
-    by the factors of x and of W. If these are the same in all blocks, they may be applied to the sum of all
-    blocks.
+    by the factors of x and of W. If these factors are the same in all blocks, the sum of all blocks may be
+    multiplied instead.
 
     A kernel may sum in another order. In float32 the results then differ by at most 1e-5 of the sum of the
     terms' absolute values. Tensor cores of sm_90 keep about 14 bits of a sum within a block, so there the
-    difference may be 1e-4 of it.
+    difference may be 1e-4 of that sum.
 
     Parameters are those of `reference.quantised.quantised_matmul`; `weight.form` is fp8.
     """

@@ -25,14 +25,14 @@ def gated_delta_rule(
     """One layer's linear attention over a packed ragged batch; reads and writes the states of its sequences.
 
     For each token: the causal convolution over the last `width` rows of qkv, then SiLU; q and k are divided
-    by their lengths, and q by sqrt(key_dim). With the state S, (key_dim, value_dim), of a head:
+    by their L2 norms, and q by sqrt(key_dim). With the state S, (key_dim, value_dim), of a head:
 
         S ← exp(-exp(a_log) · softplus(a + dt_bias)) · S
         S ← S + sigmoid(b) · k ⊗ (v - kᵀS)
         result: qᵀS
 
     All in float32, the result rounded once. A sequence whose first new token is at position 0 starts from
-    zeros, whatever its slot holds; one without new tokens keeps its state.
+    zeros, whatever its slot holds. A sequence without new tokens keeps its state.
 
     Parameters
     ----------

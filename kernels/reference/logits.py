@@ -53,7 +53,7 @@ def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
     Parameters
     ----------
     logits : (R, vocab) float32, float16 or bfloat16; rows contiguous
-    edits : N edits; that their places are within the logits is not checked
+    edits : N edits; whether their places are within the logits is not checked
     """
     check_logits(logits)
     check_edits(logits, edits)
@@ -67,7 +67,7 @@ def edit_logits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def restore_logits(logits: Tensor, edits: LogitEdits, before: Tensor) -> None:
-    """Undo `edit_logits`, which returned `before`, so that log-probabilities are of the unmodified logits."""
+    """Undo `edit_logits`, which returned `before`: log-probabilities need the unmodified logits."""
     check_logits(logits)
     check_edits(logits, edits, before)
     rows, tokens = edits.places.long()

@@ -16,7 +16,7 @@ def lora(
     out: Tensor,
     norm: tuple[Tensor, float] | None = None,
 ) -> Tensor:
-    """out[t] += scale · (x[t] Aᵀ) Bᵀ with the adapter of row t; rows without one stay as they are.
+    """out[t] += scale · (x[t] Aᵀ) Bᵀ with the adapter of row t; rows without an adapter are not changed.
 
     The product is float32 inside, and the sum is rounded once. The bits of a row depend on that row and its
     adapter alone if the backend is deterministic.

@@ -26,8 +26,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 ) -> Tensor:
-    """residual += x, in place; returns the norm of the rounded sum. The bits are those of an addition and a
-    call of `rms_norm`.
+    """Add x to residual in place, and return the RMS norm of the rounded sum. The bits are the same as those
+    of an addition and a call of `rms_norm`.
 
     Parameters
     ----------

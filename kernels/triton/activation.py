@@ -18,7 +18,7 @@ def _gated_mul(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, x_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     GELU: tl.constexpr,
 ):  # fmt: skip
-    """gate · sigmoid(s) · up. s is the gate for silu, a cubic polynomial of it for the tanh form of gelu."""
+    """gate · sigmoid(s) · up. s is the gate for silu, a cubic polynomial of the gate for tanh gelu."""
     program = tl.program_id(0)
     row = (program // PARTS).to(tl.int64)
     column = program % PARTS * BLOCK + tl.arange(0, BLOCK)

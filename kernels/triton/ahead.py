@@ -9,7 +9,7 @@ are divisible by 16. One form takes 0.3 to 5 s of one core.
     warm_up()                                    finds every kernel there
 
 A cache folder can be carried to another machine with the same versions of Python and triton. Triton keeps
-absolute paths in it, so it has to lie in the same place there.
+absolute paths in the folder, so its path must be the same on both machines.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class _Target:
 
 @contextlib.contextmanager
 def absent(capability: int) -> Iterator[None]:
-    """A context in which kernels are planned and compiled for an absent GPU of a compute capability such as
-    90.
+    """A context in which kernels are planned and compiled for an absent GPU of compute capability
+    `capability`.
 
     Inside, launchers take tensors on the CPU or the meta device. Launches must be recorded by `noting`,
     because nothing can run them.
@@ -112,7 +112,7 @@ class _Missing(Exception):
 
 
 class _Lookup(FileCacheManager):
-    """A manager of Triton's cache that raises `_Missing` for a kernel that is not there, so that none is
+    """A manager of Triton's cache that raises `_Missing` for a kernel not in the cache, so that none is
     compiled."""
 
     def get_group(self, filename: str) -> dict[str, str] | None:
@@ -198,7 +198,7 @@ class _Worker:
         self.ended = False
 
     def compile(self, form: Form) -> str | None:
-        """Compile `form`; return the failure, or None. A crash of the compiler ends the worker's process."""
+        """Compile `form`; return the error or None. A crash of the compiler ends the worker's process."""
         answer = ""
         with contextlib.suppress(BrokenPipeError):
             self._forms.write(json.dumps(form) + "\n")
@@ -226,7 +226,7 @@ def fix_cache_keys() -> None:
     """Compute the cache keys of all kernels in one order, before any is compiled or looked up.
 
     Triton's key of a function depends on which of the functions that it calls already have a key
-    (`JITFunction.cache_key` of 3.6). Compiled in another order, a kernel would not be found again.
+    (`JITFunction.cache_key` of 3.6). In another order some kernels would not be found again.
     """
     package = importlib.import_module(__package__ or "")
     names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
@@ -265,8 +265,8 @@ def driver_library() -> Iterator[None]:
     """A context in which launchers can be linked against the driver's library.
 
     On a machine without a driver, a library of empty functions with the same names stands in for it. The
-    names are needed: a linker drops a library of which nothing is used, and a launcher without it does not
-    load on the machine with a GPU."""
+    names are needed: a linker drops a library of which nothing is used, and a launcher without the library
+    does not load on the machine with a GPU."""
     try:
         nvidia.libcuda_dirs()
     except (AssertionError, OSError, subprocess.CalledProcessError):
@@ -284,7 +284,7 @@ def driver_library() -> Iterator[None]:
 
 
 def _worker(capability: int) -> None:
-    """Compile a form for each line of the input. Answer each with a line: null, or the failure."""
+    """Compile a form for each line of standard input. Answer with a line of JSON: null, or the failure."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what compilers print must not mix with the answers
     with absent(capability), driver_library():

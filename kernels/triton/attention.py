@@ -1,4 +1,4 @@
-"""Attention over paged keys and values: plans of a batch, and the launches that carry one out."""
+"""Attention over paged keys and values: plans of a batch, and their launches."""
 
 from __future__ import annotations
 
@@ -146,10 +146,10 @@ def paged_attention(
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """As `reference.attention.paged_attention`; float16 as well. `scale` must be positive.
+    """As `reference.attention.paged_attention`, also for float16. `scale` must be positive.
 
-    `query_starts` and `kv_lens` may be on the host. If they are on the device they are copied to the host,
-    which waits for the device. `plan_attention` and `run_plan` never wait.
+    `query_starts` and `kv_lens` may be on the host. From the device both are copied to the host, which waits
+    for the device. `plan_attention` and `run_plan` never wait.
 
     deterministic : the bits of a token's output depend only on its query and the keys and values it sees,
         not on the batch, the chunk, or the pages

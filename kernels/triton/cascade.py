@@ -1,4 +1,4 @@
-"""Cascade attention: a shared prefix is read once for all its sequences and merged with the rest of each.
+"""Cascade attention: a prefix of several sequences is read once, then merged with the rest of each sequence.
 
 The state of attention over a set of positions is its output and the log-sum-exp of its scores. States over
 disjoint sets merge exactly (arXiv 2402.05099, 2501.01005).
@@ -34,7 +34,7 @@ def plan_cascade(
     shape: Shape,
     device: torch.device,
 ) -> Plan:
-    """The plan that reads each group once, whether or not that pays.
+    """The plan that reads each group once, even where this saves no time.
 
     Groups are rounded down to positions where parts may begin: multiples of GRAIN, or of CHUNK in a
     deterministic plan.
@@ -81,7 +81,7 @@ def plan_from_page_tables(
     shape: Shape,
     device: torch.device,
 ) -> Plan:
-    """The plan of a batch from its page tables. It has a cascade if that pays on the shape's device.
+    """The plan of a batch from its page tables, with a cascade if this saves time on the shape's device.
 
     Parameters
     ----------

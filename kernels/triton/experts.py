@@ -20,7 +20,7 @@ from ramify.kernels.weights.stack import ExpertMatrices
 _PAIRS = 1024
 """Pairs that a program of `_count` and `_arrange` takes at once."""
 _FEW_ROWS = 64
-"""Rows of a step up to which blocks have 16 rows: each expert then has few."""
+"""Rows of a step up to which blocks have 16 rows, because each expert then has few rows."""
 _COLUMNS = 1024
 
 
@@ -71,7 +71,7 @@ def _gate_up(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
     BIASED: tl.constexpr, CLAMPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, tile): gate · up of a tile of the experts' inner numbers, for the pairs of a block."""
+    """Program (block, tile): a tile of gate · up, the intermediate activations of the pairs of a block."""
     tiles = tl.cdiv(size, OUTPUTS)
     block = tl.program_id(0) // tiles
     expert = tl.load(expert_ptr + block)
@@ -144,7 +144,7 @@ def _down(  # type: ignore[no-untyped-def]
 def _sum(  # type: ignore[no-untyped-def]
     y_ptr, out_ptr, out_row, hidden, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """Program (i, t): columns [i * COLUMNS, …) of row t, the sum of its pairs in the order of its choice."""
+    """Program (i, t): columns [i * COLUMNS, …) of row t: its pairs, summed in the order of its choice."""
     row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     known = column < hidden
     at = out_ptr + row * out_row + column
@@ -166,7 +166,7 @@ def mixture(
     add: bool = False,
     by_row: bool = False,
 ) -> Tensor:
-    """As `reference.experts.mixture`; with `by_row` tiles have the same size for any number of rows, so that
+    """As `reference.experts.mixture`. With `by_row` tiles have the same size for any number of rows, so that
     a row's bits do not depend on other rows."""
     check_device(x)
     out = check_experts(x, chosen, weights, experts, out, add)
@@ -212,8 +212,8 @@ def mixture(
 
 
 def _tile(dtype: torch.dtype, *, few: bool) -> ProductTile:
-    """A block of weights is 8 KiB, the two blocks of gate and up are 16 KiB; sums take at most 64 registers a
-    thread."""
+    """The tile of a program. A block of weights is 8 KiB, or 16 KiB for gate and up together. Sums take at
+    most 64 registers a thread."""
     if dtype == torch.float32:
         return ProductTile(16, 64, 4, 3, inputs=32)
     return ProductTile(16, 64, 4, 4, inputs=64) if few else ProductTile(64, 64, 4, 3, inputs=64)

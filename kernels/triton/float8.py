@@ -32,7 +32,7 @@ LEAST = tl.constexpr(1e-20)
 
 @jit
 def to_float8(x):  # type: ignore[no-untyped-def]
-    """float32 to the nearest float8_e4m3fn, ties to even; numbers beyond the largest are clamped to it.
+    """float32 to the nearest float8_e4m3fn, ties to even; larger numbers are clamped to ± 448.
 
     x is rounded by float32 additions, so that the conversion is exact: Triton's interpreter converts other
     numbers wrongly. A step is the distance of neighbouring float8 numbers at x's exponent, at least 2**-9.
@@ -59,8 +59,8 @@ def _round(  # type: ignore[no-untyped-def]
     x_ptr, number_ptr, factor_ptr, rows, inputs, padded, x_row,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, i): round the i-th BLOCK inputs of row r, with a factor for each GROUP of them. With GROUP
-    0 program (r, 0) rounds the whole row, with one factor."""
+    """Program (r, i): round the i-th BLOCK inputs of row r, with a factor for each GROUP inputs. With GROUP 0
+    program (r, 0) rounds the whole row, with one factor."""
     row = tl.program_id(0).to(tl.int64)
     x_at, number_at = x_ptr + row * x_row, number_ptr + row * padded
     column = tl.arange(0, BLOCK)
@@ -207,9 +207,9 @@ def rounding_matmul(
 
 
 def _tile(rows: int, *, by_row: bool, shared_bytes: int) -> ProductTile:
-    """`wgmma` takes at least 64 outputs. The sums of a tile, and those of its block, take up to 64 registers
-    a thread each; with `by_row` there are also those of a part. With `mma.sync`, on devices of less shared
-    memory, a tile of 128 rows spills registers."""
+    """The tile of a program. `wgmma` takes at least 64 outputs. The sums of a tile and the sums of its block
+    take up to 64 registers a thread each; with `by_row` the sums of a part as well. With `mma.sync`, on
+    devices of less shared memory, a tile of 128 rows spills registers."""
     if by_row:
         return ProductTile(64, 128, 8, 3)
     if rows <= _FEW_ROWS:

@@ -1,9 +1,9 @@
 """The gated delta rule in two launches, and output gates.
 
 The convolution is one program for each token and block of channels. The recurrence is one program of one warp
-for each sequence, head and block of the state's columns: it keeps them in registers over all tokens of the
-step, and reads and writes a slot once. Grids depend on the numbers of tokens and sequences alone, so that a
-graph can replay a decoding step. The bits do not depend on the batch, nor on how a prompt is cut into steps.
+for each sequence, head and block of the state's columns: the program keeps these in registers over all tokens
+of the step, and reads and writes a slot once. Grids depend on the numbers of tokens and sequences alone, so
+that a graph can replay a decoding step. The bits depend neither on the batch nor on the chunks of a prompt.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 _CHANNELS = 512
 """Channels of a program of the convolution."""
 _COLUMNS = 8
-"""Columns of the state in a program of the recurrence: with 128 rows 32 registers a thread. The sums over
-rows then stay within a warp."""
+"""Columns of the state in a program of the recurrence: with 128 rows, 32 registers a thread. Sums over rows
+stay within a warp."""
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def copy_pages(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequen
     Raises
     ------
     ValueError
-        Also if the numbers of a page are not contiguous, or the two pools differ in strides.
+        As in the reference; also if the numbers of a page are not contiguous or the pools differ in strides.
     """
     check_device(k_pages)
     check_copy(k_pages, v_pages, src, dst)
@@ -60,7 +60,7 @@ def listed(src: Sequence[int], dst: Sequence[int], device: torch.device) -> Tens
 
 
 def copy_listed(k_pages: Tensor, v_pages: Tensor, pages: Tensor) -> None:
-    """As `copy_pages`, with the pages on the device; they are not checked. Only launches a kernel."""
+    """As `copy_pages`, with `pages` from `listed`, which are not checked. Only launches a kernel."""
     if k_pages.itemsize == 1:  # moved as bytes, as a GPU without float8 cannot load float8
         k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
     shape, strides = k_pages.shape[-3:], k_pages.stride()

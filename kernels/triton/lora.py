@@ -27,7 +27,7 @@ _RANK_ROWS = 16
 
 @triton.jit
 def _segment(segments_ptr, order_ptr, table_ptr, count, segment, FIELDS: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A segment's places, row ids, row mask, and weight-table address."""
+    """A segment's places in the order of rows, its row ids, their mask, and the address of its `RECORD`."""
     there = segment < count
     slot = tl.load(segments_ptr + 3 * segment, mask=there, other=0)
     first = tl.load(segments_ptr + 3 * segment + 1, mask=there, other=0)

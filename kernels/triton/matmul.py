@@ -76,7 +76,7 @@ def _product(  # type: ignore[no-untyped-def]
     """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs.
 
     parts : the number of parts of the inputs, used without SPREAD. Triton compiles a form for 1, which needs
-        no loop, and one for all other numbers.
+        no loop, and a form for all other numbers.
     """
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
@@ -125,7 +125,7 @@ def matmul(
 ) -> Tensor:
     """As `reference.matmul.matmul`.
 
-    The tile is the same for any number of rows, and so is the order of the inputs: parts of PART inputs.
+    The tile, and the order of the inputs in parts of PART, are the same for any number of rows.
     """
     check_device(x)
     out = check_matmul(x, weight, bias, out, add)
@@ -162,8 +162,8 @@ def gather(sums: Tensor, bias: Tensor | None, out: Tensor, parts: int, *, add: b
 
 
 def _tile(dtype: torch.dtype) -> ProductTile:
-    """`wgmma` takes at least 64 rows. A block of weights is 16 KiB; the sums of a tile and of its part take
-    128 registers a thread. float32 has no exact tensor cores, so its tile is smaller."""
+    """The tile of a program. `wgmma` takes at least 64 rows. A block of weights is 16 KiB; the sums of a tile
+    and of its part take 128 registers a thread. float32 has no exact tensor cores, so its tile is smaller."""
     if dtype == torch.float32:
         return ProductTile(16, 64, 4, 3, inputs=32)
     return ProductTile(64, 128, 4, 4, inputs=64)

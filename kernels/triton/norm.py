@@ -13,7 +13,7 @@ from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 LARGEST = 65536
 """Most numbers of a row: 64 a thread in a program of 32 warps."""
 _BLOCK = 2048
-"""Numbers of a program of several short rows. It does not depend on T, so that T cannot change a bit."""
+"""Numbers of a program of several short rows: the same for any T, so that T cannot change a bit."""
 
 
 @triton.jit(do_not_specialize=["rows"])

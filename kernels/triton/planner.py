@@ -26,24 +26,24 @@ from ramify.kernels.triton.plan.attention_plan import STATE_BYTES, Plan, Shape
 from ramify.kernels.triton.tiles.merge import AT_ONCE
 
 CASCADE_LEVELS = 4
-"""Depth of the prefix tree that a graph has room for; a deeper tree runs without a graph."""
+"""Levels of the prefix tree that a graph has room for. A step with more runs without a graph."""
 CASCADE_STATES = 32
-"""The most states a sequence that shared nodes may leave in a graph; with more the step runs without a
+"""The most states for each sequence that shared nodes may leave in a graph. A step with more runs without a
 graph."""
 
 
 class Planner:
-    """A planner of attention for layers of one kind. A plan is made on the host, once a step, for all of
-    these layers.
+    """A planner of attention for layers with the same parameters. A plan is made on the host, once a step,
+    for all of these layers.
 
     Parameters
     ----------
     heads, kv_heads, head_dim, dtype, page_size : of the model and its pages
-    page_dtype : of the pages; None: `dtype`
+    page_dtype : dtype of the pages; None if this is `dtype`
     window : positions each query sees, 0 for all
     device : of the pages
     deterministic : bits do not depend on the batch
-    cascade : read shared prefixes once where that pays
+    cascade : read shared prefixes once where this saves time; ignored with a window
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Planner:
         return min(positions, sequences * (window + 2 * CHUNK)) if window else positions
 
     def token_room(self, form: TokenForm, tokens: int, space: Tensor | None) -> StaticPlan:
-        """Buffers for plans of `form`, of up to `tokens` tokens. `space` : as in `room`, of
+        """Buffers for plans of `form`, of up to `tokens` tokens. `space` is as in `room`, with
         `token_state_bytes` bytes."""
         return StaticPlan(
             self.shape,

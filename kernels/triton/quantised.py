@@ -78,8 +78,8 @@ def _quantised_product(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One tile of the result; with SPREAD its float32 sum over part `program_id(1)` of the inputs.
 
-    PARTS : the number of parts of the inputs, used without SPREAD. It is a constant: as an argument it would
-        cost 26 of 144 registers a thread, and so halve the programs of a multiprocessor.
+    PARTS : the number of parts of the inputs, used without SPREAD. As an argument instead of a constant,
+        PARTS would cost 26 of 144 registers a thread, and so halve the programs of a multiprocessor.
     """
     row, output = place(tl.program_id(0), rows, outputs, ROWS, OUTPUTS, GROUP)
     row_there, output_there = row < rows, output < outputs
@@ -114,7 +114,7 @@ def quantised_matmul(
     add: bool = False,
     by_row: bool = False,
 ) -> Tensor:
-    """As `reference.quantised.quantised_matmul`; with `by_row` tiles have the same size for any number of
+    """As `reference.quantised.quantised_matmul`. With `by_row` tiles have the same size for any number of
     rows, so that a row's bits do not depend on other rows."""
     check_device(x)
     out = check_quantised(x, weight, bias, out, add)
@@ -146,7 +146,8 @@ def quantised_matmul(
 
 
 def _tile(dtype: torch.dtype, *, few: bool) -> ProductTile:
-    """The converted weights of a step take 32 registers a thread, the sums of a tile and its part 64."""
+    """The tile of a program. The converted weights of a step take 32 registers a thread, the sums of the tile
+    and its part 64."""
     if dtype == torch.float32:
         return ProductTile(16, 64, 4, 3)
     return ProductTile(16, 64, 4, 4) if few else ProductTile(64, 128, 8, 3)

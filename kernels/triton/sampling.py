@@ -64,7 +64,7 @@ def _sample_in_id_order(  # type: ignore[no-untyped-def]
 def _sample_from_candidates(  # type: ignore[no-untyped-def]
     found_row, count, everything, top, total, top_k, top_p, min_p, uniform, vocab, LOG: tl.constexpr
 ):
-    """Sample from the sorted candidates; -1 if the token to be drawn may not be among them.
+    """Sample from the sorted candidates. Returns -1 if the token to be drawn may not be one of them.
 
     `kept` is the mass of the tokens that top-k keeps. Top-p keeps a token if the cumulative mass before it is
     below top_p * kept.

@@ -1,4 +1,4 @@
-"""LoRA adapters (arXiv 2106.09685) as kernels take them: the weights of an adapter, and the rows of a step.
+"""LoRA adapters (arXiv 2106.09685) for kernels: the weights of an adapter, and the rows of a step.
 
 rows      0  1  2  3  4          adapter slots   2 -1  0  2  2
 order     2  0  3  4             rows with an adapter, those of one adapter together
@@ -134,7 +134,7 @@ class LoraRows:
     ----------
     order : (n,) int64, the rows with an adapter, those of one adapter together
     segments : (segments, 3) int64: slot, first and stop; rows order[first:stop], at most `SEGMENT_ROWS`, have
-        that slot
+        this slot
     """
 
     def __init__(self, slots: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Weight matrices laid out for the compiled linear kernels: bfloat16, float32, int8, 4-bit codes, float8.
 
-A panel is sixteen outputs. Its weights lie in the order of the inputs, and for each input those of the
-sixteen outputs side by side, so that a kernel streams through the panel once:
+A panel is sixteen outputs. Weights lie in the order of the inputs, and for each input the weights of the
+sixteen outputs side by side, so that a kernel streams through a panel once:
 
 bf16   for each pair of inputs: 16 outputs x 2 inputs, bfloat16
 f32    for each input: 16 outputs, float32
@@ -12,9 +12,9 @@ int4   for each eight inputs: 16 int32, one for each output. Bits 4p to 4p + 3 a
        inputs of a pair at the same place.
 
 int8, fp8 and int4 have scales in float16, bfloat16 or float32. For each panel and group of inputs these are
-16 factors and, in weights with offsets, 16 offsets after them; fp8 has no offsets. A weight is factor *
-number (+ offset). The number of an int4 code is the code, or an int8 from a table of 16: MXFP4 is a table of
-0, 1, 2, 3, 4, 6, 8, 12 and their negatives, with powers of two as factors.
+16 factors and, in weights with offsets, then 16 offsets; fp8 has no offsets. A weight is factor * number (+
+offset), so an offset is -factor * zero point. The number of an int4 code is the code, or an int8 from a table
+of 16: MXFP4 is a table of 0, 1, 2, 3, 4, 6, 8, 12 and their negatives, with powers of two as factors.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SCALE_DTYPES = (torch.float16, torch.float32, torch.bfloat16)
 
 TABLE_BF16_AT, TABLE_BYTES_AT = 64, 128
 RAISED = 128
-"""Added to int8 numbers where the processor multiplies unsigned bytes by signed ones."""
+"""Added to int8 numbers where the processor multiplies unsigned bytes by signed bytes."""
 
 
 def tables(table: Tensor) -> NDArray[np.uint8]:
@@ -91,16 +91,16 @@ class PackedWeight:
     panels : (panels, bytes) uint8
         The weights.
     scales : (panels, groups, 16 or 32) float16, bfloat16 or float32
-        32: with offsets. Empty for bf16 and f32.
+        32 if the weights have offsets. Empty for bf16 and f32.
     bias : (panels * 16,) float32
-        In the order of the panels; empty for none.
+        In the order of the panels; empty if there is no bias.
     gated : bool
         W is two matrices of one shape, gate and up projection, whose panels alternate.
     table : (16,) int8
         The number of each int4 code; empty if each code is its own number.
-    clamp : the gate, if it is not SwiGLU
+    clamp : the gate if it is not SwiGLU, else None
     order : (inputs,) int32
-        The input of each column of the panels; empty for 0, 1, 2, …
+        The input of each column of the panels; empty if column i is input i.
     """
 
     format: Format
@@ -155,8 +155,8 @@ class PackedWeight:
 
 
 def with_offsets(weight: PackedWeight) -> PackedWeight:
-    """A weight of the same values with float32 factors and offsets; `weight` itself if that is impossible.
-    See `Rows.with_offsets`."""
+    """A weight of the same values with float32 factors and offsets; `weight` itself if it cannot have
+    offsets."""
     if weight.format not in ("int4", "int8"):
         return weight
     scales, table = weight.scales.float(), weight.table
@@ -224,8 +224,8 @@ def pack(
 
 
 class Stack:
-    """A stack of `count` matrices of one shape and form in one piece of memory, filled by `put`; see
-    `unstacked`."""
+    """A stack of `count` matrices of one shape and form in one piece of memory. `put` fills it; `unstacked`
+    splits it."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -235,7 +235,7 @@ class Stack:
 
     def put(self, index: int, weight: PackedWeight) -> bool:
         """Copy a matrix to place `index`. Returns False, and changes nothing, if its form does not fit the
-        earlier ones.
+        earlier matrices.
 
         If the matrices differ in having offsets or in the dtype of scales, all get float32 factors and
         offsets.

@@ -7,8 +7,8 @@ int8   byte j of an output: the number of input j, plus 128
 fp8    byte j of an output: the float8_e4m3fn of input j
 
 The weight of a byte or four bits is factor * (code + shift) (+ offset), or factor * float8. A group of inputs
-shares a factor and an offset. A block lies within one group; for int4 each half of it does. Factors and
-offsets are ordered by group, then by output, so that those of a tile lie side by side.
+shares a factor and an offset. A block of int8 or fp8 lies within one group, and so does each half of a block
+of int4. Factors and offsets are ordered by group, then by output, so that a tile's lie side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from ramify.kernels.weights.rows import Rows
 
 STEP = {"int4": 32, "int8": 64, "fp8": 128}
-"""The most bytes of an output in a block. With 64 of int4 a tile of 64 rows spills registers on sm_80."""
+"""The most bytes of an output in a block. With 64 for int4, a tile of 64 rows spills registers on sm_80."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class QuantisedWeight:
     offsets : like factors; None for a matrix without offsets
     group : inputs of a group, a multiple of `bytes`
     shift : added to a code of int4 or int8
-    order : (inputs,) int32, the input of each column; None for the inputs' own order
-    float8_activations : whether the numbers are float8 made to be multiplied by activations in float8
+    order : (inputs,) int32, the input of each column; None if column i is input i
+    float8_activations : whether the checkpoint asks for activations in float8; only with float8 numbers
     """
 
     form: Literal["int4", "int8", "fp8"]
@@ -93,7 +93,7 @@ class QuantisedWeight:
 
 
 def lay_out(rows: Rows, *, inputs: int, device: torch.device | str) -> QuantisedWeight | None:
-    """Lay `rows` out on `device`; None for rows that are not quantised. `inputs`: columns before padding.
+    """Lay `rows` out on `device`. Returns None if they are not quantised. `inputs`: columns before padding.
 
     Codes with a table become the table's int8 numbers, unless the table only adds one number to all codes.
     """

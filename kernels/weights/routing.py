@@ -7,7 +7,7 @@ from typing import Literal
 
 LEAST_SUM = 1e-20
 """Added to the sum that weights are divided by, as in DeepSeek-V3 and GLM-4.5, because all sigmoids of a row
-may be 0. A sum of the largest softmax scores does not change by it, in float32 or float64."""
+may be 0. A sum of the largest softmax scores is not changed by so little, in float32 or float64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class Stored:
     parts : tensors (outputs, bytes) uint8; the rows of all parts, one part after the other, make the matrix
     decode : a function from (outputs, bytes) uint8 to `Rows`. Two `Stored` with the same function can be
         joined.
-    verbatim : None if the numbers cannot be copied unchanged
+    verbatim : the places of numbers that can be copied unchanged; None if they must be decoded
     """
 
     parts: tuple[Tensor, ...]
@@ -97,8 +97,8 @@ class Rows:
     group : inputs of a group, a multiple of 16; the last group may be partial. If 0 is given, groups are
         equal and their size follows from `factors`.
     order : (inputs,), for groups of inputs that do not lie side by side: column i of `numbers` is for input
-        order[i]. None for the inputs' own order.
-    float8_activations : whether the numbers are float8 made to be multiplied by activations in float8
+        order[i]; None if column i is for input i
+    float8_activations : whether the checkpoint asks for activations in float8; only with float8 numbers
     stored : the source of rows that are not decoded yet, else None. With `stored`, `numbers`, `factors` and
         `offsets` have shapes and dtypes but no memory: they are on the device "meta". `pack` decodes some
         rows at a time.
@@ -129,8 +129,8 @@ class Rows:
         return stored.decode(stored[:1])._storing(stored)
 
     def _storing(self, stored: Stored) -> Rows:
-        """A copy of these rows that holds `stored` instead: it has as many rows as `stored`, and its numbers
-        and scales have no memory."""
+        """A copy of these rows that holds `stored`: numbers and scales have as many rows as `stored`, but no
+        memory."""
 
         def empty(part: Tensor) -> Tensor:
             return part.new_empty(len(stored), part.shape[1], device="meta")
@@ -147,7 +147,7 @@ class Rows:
         return dataclasses.replace(rows, table=self.table, group=self.group, order=self.order)
 
     def with_offsets(self) -> Rows:
-        """Rows of the same values with float32 factors and offsets; these rows if that is impossible."""
+        """Rows of the same values with float32 factors and offsets, or these rows if that is impossible."""
         if self.factors is None or self.format not in ("int4", "int8"):
             return self
         if self.stored is not None:
@@ -234,8 +234,8 @@ def _chosen(part: Tensor, index: Tensor | slice) -> Tensor:
 
 
 def in_place_of(table: Tensor | None, factors: Tensor) -> Tensor | None:
-    """The offsets that replace `table`: with them each code is its own number. Zeros without a table; None if
-    the steps of `table` are not all 1."""
+    """The offsets that replace `table`, so that each code is its own number. Zeros if there is no table; None
+    if the steps of `table` are not all 1."""
     if table is None or not len(table):
         return torch.zeros_like(factors)
     lowest = lowest_of_steps(table)

@@ -24,8 +24,8 @@ EXPERTS = record(
     "router", "gate_up", "down", "shared_gate_up", "shared_down", "shared_size", "shared_gate",
     floats=("scale",),
 )  # fmt: skip
-"""The record of a mixture: counts, flags and addresses of layouts. `gate_up` and `down` are arrays of `count`
-layouts."""
+"""The record of a mixture of experts: counts, flags and addresses of layouts. `gate_up` and `down` are arrays
+of `count` layouts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +66,8 @@ class PackedExperts:
 
     @functools.cached_property
     def layout(self) -> tuple[int, Any]:
-        """The address of a record of `EXPERTS`, and the objects that must live as long as it is used. Raises
-        ValueError if the matrices of the experts differ in form or size."""
+        """The address of a record of `EXPERTS`, and the objects that must live while this address is used.
+        Raises ValueError if the matrices of the experts differ in form or size."""
         routing, gate_up, down = self.routing, self.gate_up, self.down
         for each in (gate_up, down):
             if any(form_of(one) != form_of(each[0]) for one in each):
@@ -100,8 +100,8 @@ class LayerWeights:
 
     qkv : one to three matrices whose rows are the queries, keys and values of all heads, in this order, with
         rotary pairs side by side
-    q_norm, k_norm : before the rotation, if the model has them: over each head, or over all heads of a token
-        if the weights have as many numbers as these
+    q_norm, k_norm : the norms before the rotation, if the model has any: of each head if the weights are
+        (head_dim,), else of all heads of a token together
     gate_up, down : `gate_up` is packed with `gated`; both are None if there are `experts`
     window : tokens that a token sees, itself included; 0 means all
     sinks : (heads,) float32, as in `paged_attention`

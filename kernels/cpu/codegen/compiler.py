@@ -56,7 +56,7 @@ def compiled(signature: Any) -> Decorator:
 
 
 def callback(signature: Any) -> Decorator:
-    """Decorate a function that is compiled to a C function, whose address is the attribute `address`."""
+    """Decorate a function that is compiled to a C function, with its address in the attribute `address`."""
     return _checked(numba.cfunc(signature, cache=True, error_model="numpy"))
 
 
@@ -77,7 +77,7 @@ carray: Any = numba.carray  # type: ignore[attr-defined]
 
 
 def _check_machine() -> None:
-    """Raise `KernelUnavailable` where the kernels would not compile or would be wrong."""
+    """Raise `KernelUnavailable` if the kernels would not compile or would give wrong results."""
     if platform.machine().lower() not in ("x86_64", "amd64", "arm64", "aarch64"):
         raise KernelUnavailable(
             f"the compiled kernels need a 64-bit x86 or Arm processor, not {platform.machine()}. {_REMEDY}"

@@ -14,9 +14,9 @@ from ramify.kernels.cpu.codegen.simd import BF16, BFloat
 WIDTH = 16
 """float32 lanes of the instruction."""
 DOTS = BF16 and processor().startswith("znver")
-"""Whether the processor has the instruction and is faster with it than with float32 multiply-adds. It
-computes twice as many products as a float32 multiply-add. On AMD's processors it takes as long as one, on
-Intel's four times as long."""
+"""Whether the processor has the instruction and is faster with it than with float32 multiply-adds. The
+instruction computes twice as many products as a float32 multiply-add. On AMD's processors it takes as long as
+a multiply-add, on Intel's four times as long."""
 
 
 pairs = ir.VectorType(BFloat(), 2 * WIDTH)

@@ -66,8 +66,6 @@ def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> Any:
 
 @intrinsic
 def _call_address(typing: Any, body: Any, data: Any) -> Any:
-    """Call the C function at `body`: body(data)."""
-
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         void = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [void])

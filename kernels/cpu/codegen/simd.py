@@ -1,8 +1,8 @@
 """Vectors of float32 inside numba: one type and its operations, and scalars in memory.
 
-Kernels import this module as `vl`, as Triton's language is `tl`. numba leaves vectors to LLVM's
-auto-vectoriser, which gives up on reductions without fast-math and on bfloat16. Here `load`, `fma` and
-`store` are one instruction each, in a fixed order, so that results do not depend on the optimiser. LLVM
+Kernels import this module as `vl`, as Triton kernels import Triton's language as `tl`. numba leaves vectors
+to LLVM's auto-vectoriser, which gives up on reductions without fast-math and on bfloat16. Here `load`, `fma`
+and `store` are one instruction each, in a fixed order, so that results do not depend on the optimiser. LLVM
 splits or lowers the operations on processors without a matching instruction.
 
 `load` and `store` move vectors, `read` and `write` single numbers. Pointers are int64 addresses in bytes.
@@ -212,8 +212,8 @@ def _set(kind: ir.Type) -> Emit:
 def prefetch_line(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetch the cache line at `address` into the second-level cache.
 
-    This cache can wait for more lines at once than the first-level cache (48 and 24 on Zen 4). So decodes of
-    1,000 tokens with two threads read 22 GB/s of keys and values instead of 14.
+    The second-level cache allows more outstanding misses than the first-level cache (48 and 24 on Zen 4). So
+    decodes of 1,000 tokens with two threads read 22 GB/s of keys and values instead of 14.
     """
     byte = ir.IntType(8).as_pointer()
     function = builder.module.declare_intrinsic(
@@ -273,7 +273,7 @@ def _reduced(combine: Emit) -> Emit:
 
 
 def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
-    """The larger of two lanes; the second operand if one is a NaN."""
+    """The larger of two lanes; the lane of b if either is a NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -289,13 +289,13 @@ fetch_increment = _op1(
     types.int64,
     lambda builder, address: builder.atomic_rmw("add", pointer(builder, address, _i64), _i64(1), "acq_rel"),
 )
-"""Atomic fetch-and-add of 1 to the int64 at an address. Threads take work items by it, and count finished
-ones."""
+"""Atomic fetch-and-add of 1 to the int64 at an address, by which threads take work items and count finished
+items."""
 
 
 SPINS = 2000
-"""Rounds of busy waiting for another thread (about 30 us). After them the waiting thread yields its core,
-which the other thread may need."""
+"""Rounds of busy waiting for another thread (about 30 us). Then the waiting thread yields its core, which the
+other thread may need."""
 
 
 def _spin_until(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
@@ -366,7 +366,7 @@ load = _op1(vector, load_vector)
 load_bf16 = _op1(vector, load_widened)
 store, store_bf16 = _op2(types.int64, _store), _op2(types.int64, _store_narrowed)
 store_rounded = _op2(vector, _store_rounded)
-"""As `store_bf16`, for numbers that are 0 or at least 2**-126; returns the rounded numbers."""
+"""As `store_bf16`, but only for numbers that are 0 or at least 2**-126. Returns the rounded numbers."""
 broadcast = _op1(vector, splat)
 add = _op2(vector, lambda builder, a, b: builder.fadd(a, b))
 sub = _op2(vector, lambda builder, a, b: builder.fsub(a, b))
@@ -464,7 +464,7 @@ def exp2(x):  # type: ignore[no-untyped-def]
 
 @part
 def tanh(x):  # type: ignore[no-untyped-def]
-    """(e - 1) / (e + 1) with e = exp(2x), taken as t / (t + 2) with t = e - 1, which keeps small x exact."""
+    """(e - 1) / (e + 1) with e = exp(2x), taken as t / (t + 2) with t = e - 1, to keep small x exact."""
     power = mul(x, splat_f32(2.8853900817779268))  # 2 log2(e): 2**power = exp(2x)
     power = minimum(splat_f32(28.8539), maximum(splat_f32(-28.8539), power))  # tanh(10) rounds to 1
     whole = nearest(power)

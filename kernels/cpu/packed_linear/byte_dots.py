@@ -1,6 +1,6 @@
-"""Dot products of bytes: the instruction that the processor has for them, and how sums are taken with it.
+"""Dot products of bytes: the processor's instruction for them, and the sums of its results.
 
-A vector is 16 outputs by four inputs, in 64 bytes. The results are exact and so the same with each of these:
+A vector is 16 outputs by four inputs, in 64 bytes. Results are exact, so the same with each instruction:
 
     vpdpbusd    AVX512_VNNI and AVX-VNNI: unsigned by signed bytes, added in fours to int32
     sdot        Arm's dot product extension: signed bytes, added in fours to int32
@@ -9,8 +9,8 @@ A vector is 16 outputs by four inputs, in 64 bytes. The results are exact and so
 Int8 weights are multiplied by x in int16 with AVX2 (vpmaddwd: int16 in pairs, added to int32).
 
 An int16 has room for 16 products of a code (at most 15) with a number of x (at most 127). So 32 inputs of an
-output are added in two int16, which are then added to its int32. Weights of a table are signed: their
-magnitudes are multiplied by x with their signs, and each pair of these products goes to int32 at once.
+output are added in two int16, and these two are then added to the output's int32. Weights of a table are
+signed: x takes their signs and is multiplied by their magnitudes. Each pair of products is added to int32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INSTRUCTION = (
 """The processor's dot product of bytes. Empty if it has none, and for AVX-512 without VNNI: such processors
 multiply in float32."""
 UNSIGNED = INSTRUCTION == "vpdpbusd"
-"""Whether the instruction needs unsigned weights: signed ones are raised by `packed.RAISED`."""
+"""Whether the instruction needs unsigned weights: signed weights are raised by `packed.RAISED`."""
 FORMS: tuple[str, ...] = {"": (), "vpmaddubsw": ("int4",)}.get(INSTRUCTION, ("int8", "int4"))
 """Formats of weights that are multiplied by x in int8. For int8 weights vpmaddubsw gains nothing over
 float32."""
@@ -68,7 +68,7 @@ def _parts(builder: ir.IRBuilder, whole: ir.Value, kind: ir.Type) -> list[ir.Val
 
 def _each(builder: ir.IRBuilder, name: str, result: ir.Type, *operands: tuple[ir.Value, ir.Type]) -> ir.Value:
     """The 64 bytes that the intrinsic `name` computes, part by part. `result` is the type of a part of the
-    result; each of `operands` is 64 bytes and the type of their parts."""
+    result. Each operand is 64 bytes, and the type of a part."""
     parts = zip(*(_parts(builder, *operand) for operand in operands), strict=True)
     return _joined(builder, [called(builder, name, result, *each) for each in parts])
 
@@ -145,7 +145,7 @@ def short_sums(
 def int16_sums(
     builder: ir.IRBuilder, weights: list[ir.Value], inputs: ir.Value, rows: int, steps: int
 ) -> list[list[ir.Value]]:
-    """As `short_sums`: the products of int8 weights with x in int16, by vpmaddwd, added in int32."""
+    """As `short_sums`, for int8 weights and x in int16: products by vpmaddwd, added in int32."""
 
     def decode(number: int, panel: str, codes: Sequence[str], mask: str) -> Iterator[str]:
         first, second = f"{32 * number}({panel})", f"{32 * number + 16}({panel})"

@@ -1,4 +1,4 @@
-"""The arguments of the inner loops of products with packed weights, and LLVM code that the loops share."""
+"""The arguments of the inner loops of products with packed weights, and LLVM code that these loops share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOCK = record(
     "raised",  # added to the weights to make them unsigned, for int8 x
     "four_bytes",  # bytes from four numbers of a rounded row to its next four: 4 for each interleaved row
 )  # fmt: skip
-"""The arguments of an inner loop, which takes the address of such a record."""
+"""The arguments of an inner loop, in a record whose address the loop takes."""
 BLOCK_BYTES = 256
 
 
@@ -110,10 +110,10 @@ def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
 
 
 class Scales:
-    """The scales of groups of inputs: a group has 16 factors and, with `offsets`, 16 offsets after them."""
+    """The scales of groups of inputs: 16 factors for each group and, if `offsets` is 1, then 16 offsets."""
 
     def __init__(self, builder: ir.IRBuilder, kind: ir.Value, offsets: ir.Value) -> None:
-        """`kind` and `offsets` as `scale_kind` and `offsets` of a `BLOCK`, or constants."""
+        """`kind` and `offsets` are the fields `scale_kind` and `offsets` of a `BLOCK`, or constants."""
         self._builder = builder
         self._kind = kind
         self.has_offsets = builder.icmp_unsigned("!=", offsets, _i64(0))
@@ -122,7 +122,7 @@ class Scales:
         self._group_bytes = builder.shl(self._vector_bytes, offsets)
 
     def address(self, first: ir.Value, group: ir.Value) -> ir.Value:
-        """The address of a group's factors; `first` is that of the panel's first group."""
+        """The address of the factors of `group`; `first` is the address of the factors of group 0."""
         return self._builder.add(first, self._builder.mul(group, self._group_bytes))
 
     def factors(self, at: ir.Value) -> ir.Value:

@@ -11,9 +11,10 @@ exact (`byte_dots.py`). Sums of groups are scaled and added in float32, in ascen
 rows and panels that a kernel handles at once.
 
 vpdpbusd needs unsigned weights: int4 codes are, and int8 numbers and those of a table are raised by 128.
-Codes whose numbers are `code - n`, as Q4_0 has them, need no table: they are numbers raised by n. `sums` has
-three numbers for each group of a row: the step; -`raised` times the int32 sum of the int8 numbers, where the
-accumulation of raised weights begins; and the step times that int32 sum, by which the offsets are multiplied.
+Codes whose numbers are `code - n`, as Q4_0 has them, need no table: the codes are the numbers, raised by n.
+`sums` has three numbers for each group of a row: the step; -`raised` times the int32 sum of the int8 numbers,
+where the accumulation of raised weights begins; and the step times that int32 sum, by which the offsets are
+multiplied.
 
 With AVX2, int8 weights are multiplied by x in int16 (vpmaddwd), with the largest magnitude equal to 32,767
 steps. int32 has room for the sum of a group of up to MOST_INT16_GROUP inputs; the error for groups of 32 is a
@@ -24,8 +25,8 @@ The rows that a kernel takes at once are interleaved: for each four inputs, the 
 by side, and likewise the three numbers of each group. All addresses in the inner loop are then one register
 and a constant, and rows of 4096 bytes do not share the sets of the first-level cache.
 
-A kernel for one row prefetches nothing: the processor's own prefetching reaches 90% of the bandwidth, and
-requests for the next item, which another thread may take, cost up to a fifth of it.
+A kernel for one row prefetches nothing: the processor's own prefetching reaches 90% of the bandwidth.
+Requests for the next item, which another thread may take, cost up to a fifth of the bandwidth.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _all_bytes = ir.VectorType(_i8, 4 * WIDTH)
 _STEP_BYTES = {"int8": 8 * WIDTH, "int4": 4 * WIDTH, "table": 4 * WIDTH}
 """Bytes of a panel's weights for eight inputs."""
 _ORDER = {"int8": (0, 1, 2, 3, 4, 5, 6, 7), "int4": (0, 4, 1, 5, 2, 6, 3, 7)}
-"""The inputs in the order of the bytes of `_two_fours`. Rounded x is written in the same order."""
+"""The order of the inputs in the bytes of `_two_fours`. Rounded x is written in the same order."""
 _STEP, _BEGIN, _SUM = 0, 1, 2
 GROUP_BYTES = 12
 """Bytes of the three numbers for a group of a row of x: the float32 step, the int32 at which sums begin, and
@@ -84,7 +85,7 @@ _MAGIC_BITS = 0x4B400000
 
 def _two_fours(builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value) -> list[ir.Value]:
     """The weights of a panel for eight inputs as two vectors of bytes, each with four inputs of every output.
-    Weights of int8 and of a table are raised where the instruction needs unsigned ones."""
+    Weights of int8 and of a table are raised if the instruction needs unsigned weights."""
     raised = constant(_ints, 0x80808080)
     if form != "int8":
         packed = loaded(builder, at, _ints)
@@ -337,6 +338,6 @@ def _rounder(form: str, kind: str, int16_x: bool = False) -> Any:
 
 round_int8, round_int4 = _rounder("int8", "bf16"), _rounder("int4", "bf16")
 round_wide_int8, round_wide_int4 = _rounder("int8", "f32"), _rounder("int4", "f32")
-"""Round x to int8, for int8 and int4 weights. The first two take bfloat16 x, the wide ones float32 x."""
+"""Round x to int8, for int8 and int4 weights. `round_wide_*` take float32 x, the others bfloat16 x."""
 round_int16, round_wide_int16 = _rounder("int8", "bf16", True), _rounder("int8", "f32", True)
-"""Round x to int16, for int8 weights. The first takes bfloat16 x, the wide one float32 x."""
+"""Round x to int16, for int8 weights. `round_wide_int16` takes float32 x, `round_int16` bfloat16 x."""

@@ -51,9 +51,9 @@ FRAME = record(
 """The arguments of one product, which the threads share.
 
 Several products of one form and size, by different matrices, run as one call: their frames lie one after the
-other. A call has `prepare_total` items that prepare rows of x, and then `total` items that multiply; those of
-a frame end at `prepare_end` and `end`. The first frame holds these totals, `frames` (its own address),
-`team`, `body`, `counters`, `scratch` and `scratch_bytes` for all frames.
+other. A call has `prepare_total` items that prepare rows of x, and then `total` items that multiply; the
+items of a frame end at `prepare_end` and `end`. The first frame holds these totals, `frames` (its own
+address), `team`, `body`, `counters`, `scratch` and `scratch_bytes` for all frames.
 """
 
 MOST_ROWS = max(tiles.ROWS)
@@ -64,13 +64,13 @@ CONFIG_BYTES = 64
 
 @part
 def panel_at(frame, place):  # type: ignore[no-untyped-def]
-    """The panel at a place in the order of work, which is that of all panels or of the chosen panels."""
+    """The panel at `place` in the order of work: `place` itself, or entry `place` of the chosen panels."""
     return vl.read_i32(frame.chosen + 4 * place) if frame.chosen else place
 
 
 @part
 def row_at(frame, place):  # type: ignore[no-untyped-def]
-    """The row of the result at a place in the order of work."""
+    """The row of the result at `place` in the order of work."""
     return vl.read_i64(frame.rows_at + 8 * place) if frame.rows_at else place
 
 
@@ -133,8 +133,7 @@ _int8_int16 = _chooser(int8.products("int8", int16_x=True), int8.PANELS_AT_ONCE)
 
 @part
 def kernel_rows(rows):  # type: ignore[no-untyped-def]
-    """The number of rows of the smallest kernel that takes `rows` rows; of the largest kernel if none
-    does."""
+    """The rows of the smallest kernel that takes `rows` rows; if none does, the rows of the largest."""
     kernel = 1
     while kernel < rows and kernel < MOST_ROWS:
         kernel *= 2
@@ -319,6 +318,6 @@ def _nothing(*arguments):  # type: ignore[no-untyped-def]
 
 
 multiply_by_tiles = configure = release = _nothing
-"""On a processor without AMX tiles these are not called."""
+"""Stand-ins for processors without AMX tiles, where they are never called."""
 if tiles.TILES:
     multiply_by_tiles, configure, release = _tile_item(), tiles.configure_tiles, tiles.release_tiles

@@ -9,12 +9,11 @@
 A panel's weights lie in the order in which they are used (`kernels.weights.packed`), so a kernel reads them
 as one stream. A vector holds 16 outputs, and each input of x is broadcast to all of them, so nothing is added
 across lanes. With AVX-512 every output is summed by two chains, one for even and one for odd inputs (or pairs
-of inputs), with narrower vectors by one; group by group in ascending order. That order is the same for any
-number of rows and panels that a kernel handles at once, so the number changes the speed and no bit of the
-result.
+of inputs). Narrower vectors have one chain. Groups are added in ascending order. These orders are the same
+for any number of rows and panels that a kernel handles at once, so the number changes no bit of the result.
 
-All kernels take the address of a `BLOCK` of arguments (`code.py`). One row is bound by reading the weights,
-eight rows by multiplying.
+All kernels take the address of a `BLOCK` of arguments (`code.py`). Products of one row are bound by reading
+the weights, of eight rows by multiplying.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from ramify.kernels.weights import packed as packed_weights
 ROWS = (1, 2, 4, 8) if LANES == 16 else (1, 2, 4)
 """Rows that a kernel may handle at once."""
 CHAINS = 2 if LANES == 16 else 1
-"""Chains of sums of an output. 16 registers of 8 lanes hold one chain of four rows, but not two."""
+"""Chains of sums of an output. 16 registers of 8 lanes hold one chain for each of four rows, but not two."""
 
 _HAS = features()
 TILES = BF16 and "+amx-bf16" in _HAS and "+amx-tile" in _HAS
@@ -65,7 +64,7 @@ FORMS = (
 Without AVX-512 a look-up costs more than a conversion, so weights with a table have loops of their own."""
 FP8_FACTOR = 256.0
 """The loops shift the bits of a float8_e4m3fn into a float16. The exponent biases are 7 and 15, so the value
-that they read is the true one divided by 2**8. This factor restores it."""
+read is the true value divided by 2**8. This factor restores it."""
 
 
 def _looked_up(builder: ir.IRBuilder, packed: ir.Value, tables: ir.Value) -> ir.Value:

@@ -3,7 +3,7 @@
     for panel of 16 rows: for block of a row's bytes: for run of numbers in it:
         transpose 16 rows x 16 bytes, or pack eight 4-bit codes of each row into an int32
 
-A file's rows lie in row-major order, a panel's in the order of use. Reading the file bounds it.
+Rows of a file lie in row-major order, rows of a panel in the order of use. Reading the file bounds the speed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Tile:
     rows : query rows; a row is one query head of one token
     columns : positions of a block of keys and values, at least 16
     warps : of 32 threads
-    depth : blocks of keys and values in flight while one is computed
+    depth : blocks of keys and values in flight while another block is computed
     """
 
     rows: int
@@ -39,20 +39,20 @@ class Tile:
 
     @property
     def stages(self) -> int:
-        """Triton's pipeline stages: for each block in flight one for the page table and one for the block."""
+        """Triton's pipeline stages: two for each block in flight, for the page table and for the block."""
         return 2 * self.depth + 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device that a plan needs. Rates are those that attention is assumed to reach
+    """The properties of a device that a plan needs. Rates are what attention is assumed to reach
     (`figures_of`); the defaults are an H100's.
 
     processors : multiprocessors
-    shared_bytes : of shared memory, of a program
-    memory, cache : bytes a second from memory, and of repeated reads from the L2 cache
+    shared_bytes : of shared memory for a program
+    memory, cache : bytes a second from memory, and from the L2 cache for repeated reads
     cache_bytes : repeated reads of at most this size come from the cache
-    flops : of attention in tiles of many rows, a second
+    flops : operations a second of attention in tiles of many rows
     """
 
     processors: int
@@ -77,7 +77,7 @@ CARDS = {
 
 def device_of(device: torch.device) -> Device:
     """The properties of a CUDA device. For another device, those of the card in `CARDS` that kernels are
-    compiled for; in the interpreter, an H100's."""
+    compiled for; in the interpreter, those of an H100."""
     if device.type == "cuda":
         return _found(device)
     wanted = launch.absent_capability or 90
@@ -99,12 +99,12 @@ _REACHED = 0.9, 0.4
 """The assumed shares of peak memory bandwidth and of peak tensor-core speed that attention reaches. Not
 measured: see docs/kernels.md."""
 _CACHE_BYTES = 19
-"""Bytes that a multiprocessor reads from the L2 cache in a cycle. Not measured either."""
+"""The assumed bytes that a multiprocessor reads from the L2 cache in a cycle. Not measured."""
 
 
 def figures_of(found: Mapping[str, int], capability: tuple[int, int], cache_bytes: int) -> Device:
-    """The figures of a device, from the properties `found` that Triton's driver reports, with clock rates in
-    kHz."""
+    """The `Device` of a GPU, from the properties `found` that Triton's driver reports (clock rates in
+    kHz)."""
     processors, cycles = found["multiprocessor_count"], 1e3 * found["sm_clock_rate"]
     memory = 2e3 * found["mem_clock_rate"] * found["mem_bus_width"] / 8  # two transfers a cycle
     plain = Device(processors, found["max_shared_mem"])
@@ -126,7 +126,7 @@ def tiles(
 ) -> tuple[Tile, ...]:
     """Tiles in ascending order of rows. Deterministic plans have a single tile, as bits depend on the tile.
 
-    A block of keys is 16 KiB: fewer columns mean more softmax reductions, more columns more registers.
+    A block of keys is 16 KiB: fewer columns would mean more softmax reductions, more columns more registers.
     Tensor cores need at least 16 rows, `wgmma` 64. One or two blocks are in flight, as the remaining shared
     memory allows. With two, and 3 programs of 16 rows on a multiprocessor of an H100, 192 KiB are in flight.
     float32 has no exact tensor cores, so its tiles are small enough for the registers.

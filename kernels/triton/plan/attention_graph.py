@@ -41,12 +41,12 @@ class Form(NamedTuple):
 
 
 class TokenForm(NamedTuple):
-    """The launches of the plan of a step of any tokens, their sizes rounded up to powers of two.
+    """The launches of the plan of a step that may have prefills, their sizes rounded up to powers of two.
 
     launches : (tile, listed, items)
-    listed_tokens : tokens of the listed items
-    states : the states of all tokens together, each with a row for each query head of a KV head; 0: none are
-        merged
+    listed_tokens : length of the list of tokens of listed items
+    states : softmax states of all tokens together, each with a row for each query head of a KV head; 0 if no
+        states are merged
     """
 
     launches: tuple[tuple[Tile, bool, int], ...]
@@ -59,8 +59,8 @@ LEAST_ITEMS = 16
 
 
 def token_form_of(plan: Plan, tokens: int) -> TokenForm:
-    """The smallest form that holds `plan`, of a step of up to `tokens` tokens. If any states are merged,
-    there is room for at least one state a token."""
+    """The smallest form for steps of up to `tokens` tokens that has room for `plan`. If any states are
+    merged, there is room for at least one state a token."""
     group = plan.shape.heads // plan.shape.kv_heads
     states = 0
     if plan.merge is not None:
@@ -78,8 +78,7 @@ def rounded_up(count: int) -> int:
 
 
 def form_of(plan: Plan, sequences: int) -> Form:
-    """The smallest form of steps of `sequences` decodes that holds `plan`, a plan of at most `sequences`
-    decodes.
+    """The smallest form for steps of `sequences` decodes that has room for `plan`.
 
     With a cascade there is room to merge every token, as most have a state of a shared node.
     """
@@ -106,7 +105,7 @@ def highest_level(shape: Shape, sequences: int, positions: int) -> int:
 
     `attention_plan` makes one item a sequence and, by its balance of work and states, about sqrt(positions *
     programs at once / (128 * KV heads)) more. This level has room for twice that number of additional items.
-    The parts of deterministic plans have at least CHUNK positions, and may be that short at any load.
+    Parts of deterministic plans may be as short as CHUNK positions at any load.
     """
     slots = shape.device.processors * PROGRAMS_A_PROCESSOR
     more = 2 * math.isqrt(positions * slots // (128 * shape.kv_heads) + 1)
@@ -121,7 +120,7 @@ def launches_of(shape: Shape, form: Form, sequences: int) -> list[tuple[Tile, bo
 
 
 def _flat(shape: Shape, sequences: int) -> tuple[Tile, int]:
-    """The tile of decodes, and their items where no sequence is cut along its positions."""
+    """The tile of decodes, and the number of items if no sequence is cut along its positions."""
     group = shape.heads // shape.kv_heads
     tile = next((tile for tile in shape.tiles if tile.rows >= group), shape.tiles[-1])
     return tile, sequences * -(-group // tile.rows)
@@ -130,12 +129,12 @@ def _flat(shape: Shape, sequences: int) -> tuple[Tile, int]:
 class StaticPlan:
     """The buffers of one captured step.
 
-    Capture `attention.run_plan` with `plan`. Before each replay `load` the step's own plan, made with
+    Capture `attention.run_plan` with `plan`. Before each replay `load` the plan of the step, made with
     ``device=torch.device("cpu")``. Unused items are empty and write nothing.
 
     Parameters
     ----------
-    shape : of every plan that is loaded
+    shape : the shape of every plan that is loaded
     tokens : most query tokens of the step
     forms : (tile, listed, items)
         The launches, and the most items of each.

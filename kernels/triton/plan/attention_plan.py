@@ -20,14 +20,14 @@ from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, Device, Ti
 Ints = NDArray[np.int64]
 
 EVERY_POSITION = 1 << 30
-"""The position of queries that see their task's whole range."""
+"""The position given to queries that see the whole range of their task."""
 PROGRAMS_A_PROCESSOR = 2
-"""Programs that run at once on a multiprocessor: more with small tiles, one with the largest."""
+"""The assumed programs at once on a multiprocessor. Small tiles allow more, the largest allow one."""
 STATE_BYTES = 256 << 20
 """The most bytes of a plan's softmax states, which limits how short its parts may be."""
 _SMALLEST = 256
-"""Positions of the shortest part. Starting it and handling its states are assumed to cost a quarter of its
-time."""
+"""Positions of the shortest part. Starting such a part and handling its states are assumed to cost a quarter
+of its time."""
 _MERGE = 256
 """The cost of the merge's launch, in positions. Not measured: see docs/kernels.md."""
 
@@ -56,9 +56,9 @@ class Tasks(NamedTuple):
     """Tasks as columns of equal length.
 
     first, tokens : query tokens [first, first + tokens) of the batch or, if `listed`, of the listed tokens
-    position : of the first query; `EVERY_POSITION` where all see the whole range
+    position : of the first query; `EVERY_POSITION` if all queries see the whole range
     table : row of the page table to read
-    begin, end : positions, `begin` a multiple of GRAIN, of CHUNK in a deterministic plan
+    begin, end : positions; `begin` is a multiple of GRAIN, or of CHUNK in a deterministic plan
     listed : bool
     """
 
@@ -91,7 +91,7 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The plan of one batch. It serves all layers of one step, and the lengths of that step only.
+    """The plan of one batch, for all layers of one step.
 
     tokens : (N,) int32, the tokens of listed items
     state_rows : rows of softmax states that the launches leave for the merge
@@ -180,8 +180,8 @@ def _cut_rows(tasks: Tasks, group: int, shape: Shape) -> _Tiles:
 
 
 def _part_lengths(tasks: Tasks, cut: _Tiles, group: int, shape: Shape) -> Ints:
-    """The positions of a part, for each task: its whole range, or the length of equal parts that are about as
-    long as the power of two of least cost.
+    """The number of positions of a part, for each task: the whole range, or the length of equal parts, near
+    the power of two that costs least.
 
     The cost is all work divided evenly, plus half of the longest item. (The bound of list scheduling adds the
     whole longest item, but is seldom met.) A row of a state is assumed to cost as much as 4 positions.
@@ -220,8 +220,8 @@ def _tokens(tasks: Tasks, listed_tokens: Ints) -> tuple[Ints, Ints, Ints]:
 def _state_rows(
     tasks: Tasks, unit: Ints, tokens: Ints, owner: Ints, group: int, shape: Shape
 ) -> tuple[Ints, int]:
-    """The first row of each task's states, or -1 if its items write the output; and the number of rows of all
-    tasks."""
+    """The first row of each task's states, or -1 if the task's items write the output; and the number of rows
+    of all tasks."""
     span = tasks.end - tasks.begin
     parts = -(-span // unit)
     several = np.bincount(tokens)[tokens] > 1 if len(tokens) else np.zeros(0, bool)

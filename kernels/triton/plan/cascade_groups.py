@@ -34,7 +34,7 @@ def find_groups(
     """Every node with at least two sequences of the tree of equal leading pages, parents first.
 
     Only whole pages before a sequence's new tokens count, so every member sees all of a node. Sequences
-    without new tokens are not members. If no first page is shared, only first pages are compared.
+    without new tokens are not members. If no first page is shared, nothing else is compared.
 
     Example: page size 4, page tables 1 2 3 8, 1 2 4 9, 1 2 3 7 with new tokens in the last page:
     [Group((0, 1, 2), begin=0, tokens=8), Group((0, 2), begin=8, tokens=4)].
@@ -86,7 +86,7 @@ def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
 def check_groups(groups: Sequence[Group], cached: Sequence[int]) -> None:
     """Raise ValueError naming the first group that is not a node of one tree within the cached prefixes.
 
-    cached : for each sequence, its number of tokens before the new ones
+    cached : for each sequence, its number of tokens before the new tokens
     """
     reached = [0] * len(cached)
     for index, (members, begin, tokens) in enumerate(groups):

@@ -5,5 +5,5 @@ merge             merges the softmax states that several work items leave for on
 sampling_tile     blocks of logits with mask and temperature, orders, exponentials: shared by the rest
 sampling_scan     the passes over all logits: maxima, masses, candidates
 sampling_sort     a bitonic sort in registers
-sampling_search   the rare case of more candidates than a sort holds: bisection
+sampling_search   the rare case of more candidates than a sort holds: passes over the row
 """

@@ -1,6 +1,6 @@
 """The attention kernel: one tile of query rows walks over one range of paged keys and values.
 
-Prefill, decode and cascade are this kernel with other tiles and other work items (see `attention_plan`).
+Prefill, decode and cascade use this kernel with different tiles and work items (see `attention_plan`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ ITEM_FIELDS = tl.constexpr(9)
 """int32 fields of a work item, in the order in which `attend` loads them."""
 BY_FLOAT16 = tl.constexpr(triton.__version__.startswith("3.6.") and not INTERPRETED)
 """Whether float8 is converted to float16 first on GPUs before sm_90. Triton 3.6 converts float8 to bfloat16
-by an instruction that these lack, so that assembling fails."""
+by an instruction that these GPUs lack, so that assembling fails."""
 
 
 @jit
 def _tanh(x):  # type: ignore[no-untyped-def]
-    """tanh from exp2; near 0, where the difference cancels, from a series of relative error below 1e-8."""
+    """tanh from exp2; near 0, where 1 - exp2 cancels, from a series of relative error below 1e-8."""
     e = tl.exp2(-2.8853900817779268 * tl.abs(x))
     far = (1.0 - e) / (1.0 + e)
     square = x * x

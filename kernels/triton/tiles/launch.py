@@ -16,8 +16,8 @@ from ramify.kernels.machine.errors import KernelUnavailable
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 absent_capability: int | None = None
-"""Compute capability, such as 90, of the GPU that kernels are compiled for where none is there
-(`ahead.absent`)."""
+"""The compute capability, such as 90, of an absent GPU that kernels are compiled for (`ahead.absent`), or
+None."""
 
 
 def _take_scalars_as_indices() -> None:
@@ -57,7 +57,7 @@ _VECTOR = 16
 
 
 class ProductTile(NamedTuple):
-    """The tile of a program that multiplies matrices; `inputs` is 0 where the layout of weights gives it."""
+    """The tile of a program that multiplies matrices; `inputs` is 0 if the layout of the weights fixes it."""
 
     rows: int
     outputs: int

@@ -90,9 +90,9 @@ def threshold(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Program r: the least `order` of row r's candidates; LOWEST if all tokens above -inf are candidates.
 
-    It is the K-th largest maximum of the groups, found bit by bit. K is `rank`, or the row's top-k if that is
-    smaller, but at most 5/8 of the groups with a token above -inf. With 5/8, about as many tokens reach the
-    threshold as there are groups.
+    The threshold is the K-th largest maximum of the groups, found bit by bit. K is `rank`, or the row's top-k
+    if that is smaller, but at most 5/8 of the groups with a token above -inf. With 5/8, about as many tokens
+    reach the threshold as there are groups.
     """
     row = tl.program_id(0)
     tl.store(count_ptr + row, 0)
@@ -170,7 +170,7 @@ class Scanned:
 
     @property
     def block(self) -> int:
-        """The number of chunks, padded to a power of two that most vocabularies have in common."""
+        """The number of chunks, padded to a power of two that is the same for most vocabularies."""
         return padded(max(self.chunks, _CHUNKS))
 
 

@@ -9,8 +9,8 @@ place:
     pass 2    510 520 530 540 …      amounts 2 2 1 0 …        two tokens reach 520
     pass 3    521 … 528 529          amounts 2 … 2 1          two tokens reach 528; above is an amount of 1
 
-Top-p takes 21 passes: one for the whole mass, ten for its bound and ten for the token. A pass reads the
-chunks that reach its lowest order.
+Top-p takes 21 passes: one for the whole mass, ten for the bound of top-p and ten for the token. A pass reads
+the chunks that reach its lowest order.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _bound(  # type: ignore[no-untyped-def]
     """The highest order for which the amount of the tokens of that order or above reaches (if `strict`,
     exceeds) the target.
 
-    Returns the order, the amount above it, and the weight of a token of that order.
+    Returns that order, the amount of the tokens above it, and the weight of a token of that order.
     """
     key = tl.full([], LOWEST, tl.int64)
     step = tl.full([], BASE ** (PASSES - 1), tl.int64)
@@ -146,8 +146,7 @@ def search(  # type: ignore[no-untyped-def]
     logits_row, mask_row, masked, tops_row, top, temperature, top_k, top_p, min_p, uniform, vocab, chunks,
     HAS_MASK: tl.constexpr, SUBS: tl.constexpr,
 ):  # fmt: skip
-    """Sample the token of one row. The tokens that can be sampled are the first of all tokens in descending
-    order.
+    """Sample the token of one row. Only the first tokens in descending order of probability can be sampled.
 
     Three stages look for a bound: of top-k, of top-p, and of the token itself. They share one loop, because
     three copies of the search would take the compiler twice as long.

@@ -13,8 +13,8 @@ def _exchanged(  # type: ignore[no-untyped-def]
     """Compare and exchange each number with its partner, whose index differs in BIT. The larger number comes
     first where bit STAGE of the index is 0.
 
-    The partner is the sum of the pair minus the number, exact in wrapping arithmetic. (Triton's own sort
-    reduces with xor, which its interpreter does number by number.)
+    The partner is computed as the sum of the pair minus the number, exact in wrapping arithmetic. (Triton's
+    own sort reduces with xor, which its interpreter does number by number.)
     """
     partner = tl.sum(cube, axis=LOG - 1 - BIT, keep_dims=True) - cube
     larger = ((index >> BIT) ^ (index >> STAGE)) & 1 == 0

@@ -60,14 +60,14 @@ def block_tokens(first, SUBS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def order(x):  # type: ignore[no-untyped-def]
-    """An int64 of at least -2**31 with the order of the float32 x; both zeros are equal."""
+    """An int64 of at least -2**31 that is ordered as the float32 x; both zeros are equal."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
 def packed(x, token):  # type: ignore[no-untyped-def]
-    """An int64 whose descending order has larger numbers first and, among equals, lower tokens first."""
+    """An int64 of x and token: in descending order, larger x come first and, among equals, lower tokens."""
     return order(x) * 4294967296 + (4294967295 - token.to(tl.int64))
 
 
@@ -105,7 +105,7 @@ def below(total):  # type: ignore[no-untyped-def]
 def first_beyond(mass, target, index, none):  # type: ignore[no-untyped-def]
     """The first index at which the cumulative mass passes `target`, and the mass before that index.
 
-    If rounding lets none pass, the last index with a mass above 0. `none` is a number above all indices.
+    If by rounding none passes, the last index with a mass above 0. `none` is a number above all indices.
     """
     end = tl.cumsum(mass, 0)
     found = tl.min(tl.where((end > target) & (mass > 0.0), index, none), 0)
