@@ -14,8 +14,8 @@ A final state returns where no edge applies: it pops the stack and reads the byt
 
 A deterministic automaton has disjoint edges, and a final state that has an edge for a byte never needs to
 return on that byte. In a nondeterministic automaton (`nondeterministic`) edges may overlap, every edge and
-every return is taken, and one text may have several configurations. From every state the end can be reached
-in both.
+every return is taken, and one text may have several configurations. In both kinds of automaton, the end can
+be reached from every state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MANY_BYTES = 20
 
 
 ENDLESS_WORDS = 1 << 30
-"""`UniqueItems.words` for this number of texts or more."""
+"""Value of `UniqueItems.words` that stands for this number of texts or more."""
 
 COUNTED_LENGTHS = 256
 """Most lengths in `UniqueItems.lengths`."""

@@ -40,8 +40,9 @@ Mark = MemberMark | ObjectEnd
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
-"""Large options of an item that is repeated at least SHARED_COUNT times become one rule that is called, so
-that their states exist once. They must have at least SHARED_SIZE characters together."""
+"""Least number of characters of the large options of an item, all options together, for which the options
+become one rule that is called, so that their states exist once. The item must be repeated at least
+SHARED_COUNT times."""
 
 PLAIN_SET = 0
 """The index of the set of plain characters; every grammar has this set."""
@@ -65,8 +66,8 @@ class Nodes(NamedTuple):
     CHARS               the atoms of the set are ``set_atoms[first:last]``
     SEQUENCE, OPTIONS   the parts are the nodes ``parts[first:last]``
     REPEAT              the node `first`, ``bounds[last].low`` to ``high`` times; -1 is no limit
-    ACCEPTED            ``parts[first]``: 1 if the empty text is accepted. Then, up to `last`, come pairs of a
-                        node, a set of characters, and the node that follows it, or -1 at the end
+    ACCEPTED            ``parts[first]``: 1 if the empty text is accepted. Then, up to `last`, come pairs: a
+                        node of the kind CHARS, and the node that follows, or -1 if none follows
     CALL                a call of the rule `first`
     MARKED              the empty text; `first` is the mark
     INLINED             the empty text, where an inlined recursive rule has ended: node 0
