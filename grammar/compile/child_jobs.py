@@ -47,7 +47,7 @@ Answer = GrammarReady | GrammarFailed
 QUICK_S = 0.3
 SHARE = 0.1
 SAVED_S = 1.0
-"""Most processor time of SHARE that can be saved up for later jobs."""
+"""Most unused processor time of SHARE, in seconds, that is saved up for later jobs."""
 WALL_FACTOR = 4.0
 """A job may run for WALL_FACTOR times its limit of processor time by the clock, since a job that sleeps uses
 no processor time. A job of the slow lane is not ended while it waits for a core."""
@@ -118,12 +118,9 @@ class Child:
 
 class CompileJobs:
     """Compile jobs. `compile_job` runs in child processes; each answer is passed to `send` on the running
-    event loop.
-
-    A child may take `timeout_s` of processor time. It first calls `enter`, which limits its memory. The
-    running jobs are `quick` and `slow`. Jobs wait in `queue` for the quick lane, and for the slow lane in
-    `stopped` or, without a process, in `again`.
-    """
+    event loop. A child may take `timeout_s` of processor time. Each child first calls `enter`, which limits
+    its own memory. The running jobs are `quick` and `slow`. Jobs wait in `queue` for the quick lane, and for
+    the slow lane in `stopped` or, without a process, in `again`."""
 
     def __init__(
         self,
@@ -210,8 +207,9 @@ class CompileJobs:
             child.timer = self._loop.call_later(max(left_s, CHECK_S), self._watch, child, limit_s, over)
 
     def end_quick_turn(self, child: Child) -> None:
-        """Move `child`, which has reached the limit of the quick lane, to the slow lane or to the jobs that
-        wait for it. If the job was dropped, or may not run any longer, its process is killed instead."""
+        """Move `child`, which has reached the limit of the quick lane, to the slow lane or, if another job
+        runs there, to the jobs that wait for the slow lane. If the job was dropped, or may not run any
+        longer, the process of `child` is killed instead."""
         self.quick = None
         if child.dropped:
             self._reap(child)

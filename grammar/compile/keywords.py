@@ -49,8 +49,8 @@ class Feature(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Findings about a backend, by feature. Pairs of features are listed if only the pair, not its first
-    feature alone, has the effect."""
+    """Findings about a backend, by feature. A pair of features is listed if the pair, not its first feature
+    alone, is "widened" or `narrowed`."""
 
     version: str
     features: dict[str, Feature]
@@ -107,8 +107,9 @@ def _feature(keyword: str, value: Any, subschema: Mapping[str, Any]) -> str:
 
 
 def beside(subschema: Mapping[str, Any], own: str) -> Iterator[str]:
-    """The pairs of the feature `own` with each other feature of the subschema, and with each keyword that it
-    lacks if that matters ("no type")."""
+    """The pairs of the feature `own` with each other feature of the subschema, with "no type" if the
+    subschema has no type, and with "no additionalProperties" if it has properties but no
+    additionalProperties."""
     others = [other for other in features(subschema) if other != own]
     if "type" not in subschema:
         others.append("no type")

@@ -38,10 +38,8 @@ class _Object:
 
 class CompletionGraph:
     """A graph for the computation of costs, made from the automaton `edges`. `marks` has the marks by number.
-
     The attribute `edges` is the graph: the states of the automaton, followed by those of ways and of complete
-    objects. `border`: (states,) bool, the states to which no token returns from a called rule.
-    """
+    objects. `border`: (states,) bool, the states to which no token returns from a called rule."""
 
     def __init__(self, edges: Edges, marks: Mapping[int, MemberMark | ObjectEnd]) -> None:
         self._states = len(edges.final)
@@ -261,10 +259,8 @@ class CompletionGraph:
         self, edges: Edges, cost: np.ndarray, before_item: np.ndarray
     ) -> tuple[Edges, np.ndarray, np.ndarray]:
         """Remove, from `edges`, `cost` and `before_item`, the states that the graph added. The cost of a
-        state with ways becomes that of its most expensive way.
-
-        A run of plain characters begins only at states from which members without a name can be read.
-        """
+        state with ways becomes that of its most expensive way. A run of plain characters begins only at
+        states from which members without a name can be read."""
         states, ways = self._states, self._ways
         cost = cost[:states].copy()
         np.maximum.at(cost, ways[:, 0], self._way_cost)

@@ -196,11 +196,9 @@ class _Analysis:
         self, inside: dict[int, set[int]], items: dict[int, int], need: list[int], words: list[int]
     ) -> None:
         """Raise `TooLarge` if an item contains an array rule and may have few texts: its texts then depend on
-        the items used in the inner array.
-
-        An inner array without a limit that chooses from at least `FEW_WORDS` items has millions of texts, so
-        that more unused texts remain than any outer array needs.
-        """
+        the items used in the inner array. An inner array without a limit that chooses from at least
+        `FEW_WORDS` items has millions of texts, so that more unused texts remain than any outer array
+        needs."""
         for start, states in inside.items():
             nested = [state for state in states if self._before[state]]
             if any(words[items[state]] < FEW_WORDS or need[state] > 1 for state in nested):

@@ -50,7 +50,6 @@ def _note_numbers(row: np.ndarray, tested: np.ndarray) -> None:
 
 @numba.njit(cache=True)
 def _may_come(members: Members, mark: int, row: np.ndarray) -> bool:
-    """Whether the member of `mark` may be read."""
     number = members.number[mark]
     if number >= 0 and _is_seen(row, number):
         return False
@@ -155,10 +154,7 @@ def left_of(
     members: Members, cost: np.ndarray, state: int, row: np.ndarray, exact: bool, tested: np.ndarray
 ) -> int:
     """Number of tokens from `state` to the end of the object's rule; -1 if `state` has ways and none of them
-    is left.
-
-    Unless `exact`, the number is an upper bound.
-    """
+    is left. Unless `exact`, the number is an upper bound."""
     begin, end = members.ways[state], members.ways[state + 1]
     if begin == end:
         return int(cost[state]) + int(row[OWED])

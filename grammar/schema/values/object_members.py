@@ -207,12 +207,12 @@ class MemberSequence:
         return alt(found, skipped)
 
     def _first(self, state: _State) -> Expression:
-        """Texts of one or more of the others, without any member before them."""
+        """Texts of one or more of `others` at the beginning of an object."""
         steps = [step for other in self._others for step in self._steps(other, state)]
         return alt(*(seq(text, self._tail(after)) for after, text in steps))
 
     def _tail(self, state: _State) -> Expression:
-        """Texts of any number of others after the members written so far, up to the end of the object."""
+        """Texts of any number of `others` after the members written so far, up to the end of the object."""
         ending = EMPTY if self._may_end(state) else NOTHING
         if not self._others:
             return ending
