@@ -80,7 +80,7 @@ def _length_of(lengths: list[tuple[int, int]], rank: int) -> int:
 
 
 class Arrays(NamedTuple):
-    """`offsets` is (states + 1,); `low`, `high`, `target` and `push` are (edges,); all others are (states,).
+    """Arrays: `offsets` (states + 1,); `low`, `high`, `target` and `push` (edges,); all others (states,).
 
     final          the rule may end here
     run            number of characters of one kind that may come next, whichever they are (`runs`)

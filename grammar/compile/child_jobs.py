@@ -2,9 +2,9 @@
 
 There are two lanes with one running job each:
 
-    quick   at most QUICK_S of processor time, in order of arrival; nearly all jobs finish here
-    slow    jobs that did not finish there; one runs, on idle cores only. The others wait, oldest first: they
-            are stopped (SIGSTOP), or, if too many are stopped, killed and started again later
+    quick   at most QUICK_S of processor time, in order of arrival; nearly all jobs finish in this lane
+    slow    jobs that did not finish in the quick lane; one runs, on idle cores only. The others wait, oldest
+            first: they are stopped (SIGSTOP), or, if too many are stopped, killed and started again later
 
 No job is refused because it waited for long. It waits until it has run, or until nobody wants its answer any
 more (`drop`).

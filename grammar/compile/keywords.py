@@ -1,8 +1,8 @@
 """Effect of each JSON Schema keyword in each backend, measured with the schemas of the tests.
 
 ``backend_keywords.json`` is written by ``python docs/backend_keywords.py``. A *feature* is a keyword,
-together with its value if that matters. The *pair* "a | b" is feature a in a subschema that also has feature
-b:
+together with its value if the value matters. The *pair* "a | b" is feature a in a subschema that also has
+feature b:
 
     {"type": "string", "minLength": 2}     features  type string, minLength
                                            pairs     type string | minLength, minLength | type string

@@ -317,7 +317,8 @@ class _End:
 
     def forced_tokens(self, matched: int) -> list[int]:
         """The tokens that may continue the end. If the matched part was spelled as the tokenizer itself
-        would, only the tokenizer's next token; else all tokens that fit."""
+        would, only the tokenizer's next token; else, for each beginning of the missing part, the lowest token
+        that spells this beginning, if any."""
         if matched in self.next_id:
             return [self.next_id[matched]]
         rest = self.text[matched:]

@@ -22,9 +22,9 @@ _COMMA, _OPENING, _CLOSING = b",{}"
 
 
 class _Object:
-    """An object of the grammar. `begins`: pairs of a start of its rule and the state after the opening brace.
-    `after_comma`: the state after a comma between members. `fillers`: the marks of members that may fill the
-    object up to its least number of members."""
+    """An object of the grammar. `begins`: pairs of a start state of the object's rule and the state after the
+    opening brace. `after_comma`: the state after a comma between members. `fillers`: the marks of members
+    that may fill the object up to its least number of members."""
 
     def __init__(self, end: ObjectEnd) -> None:
         self.end = end

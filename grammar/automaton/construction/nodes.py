@@ -143,8 +143,8 @@ def flatten(
     """Turn `rules` into nodes. Returns the nodes (rule ``root`` comes first), the atoms, and the marks of
     members by number.
 
-    The rules named in `called` are called, all others inlined; those in `recursive` call themselves. With
-    `counting`, long repetitions become rules that are called (`counted`).
+    The rules named in `called` are called, all other rules inlined; the rules named in `recursive` call
+    themselves. With `counting`, long repetitions become rules that are called (`counted`).
     """
     return _Flattening(rules, called, counting).nodes(recursive)
 

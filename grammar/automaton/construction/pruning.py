@@ -1,4 +1,4 @@
-"""Removes the states of a pushdown automaton that are dead or unreachable, and merges equal ones."""
+"""Removal of the dead and unreachable states of a pushdown automaton, and merging of equal states."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ MAX_DEPTH = 4
 
 class _Marks(NamedTuple):
     """Characteristics of a disjunct's values: their types, and the possible values of required properties.
-    Different marks show that two options of a oneOf exclude each other (`tells_from`)."""
+    Contradictory characteristics show that two options of a oneOf exclude each other (`tells_from`)."""
 
     types: frozenset[str]
     properties: dict[str, frozenset[Value]]

@@ -127,7 +127,8 @@ def _on_integers(divisor: Divisor) -> Divisor:
 
 
 def _divisors(disjunct: Disjunct) -> list[Divisor]:
-    """The negated divisors, followed by one divisor for all positive ones, their least common multiple."""
+    """The negated divisors, followed by one divisor in place of all positive divisors: their least common
+    multiple."""
     assertions = disjunct.asserted(MultipleOf)
     divisors = [Divisor.of_step(each.divisor, positive=False) for each in assertions if not each.positive]
     positive = [each.divisor for each in assertions if each.positive]
