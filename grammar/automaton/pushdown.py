@@ -34,7 +34,7 @@ ENDLESS = 255
 
 
 MANY_BYTES = 20
-"""Least number of bytes that a state must read to be searched for loops (`loops`), which takes 2 us."""
+"""Least number of bytes that a state must read to be searched for loops (`loops`). A search takes 2 us."""
 
 
 ENDLESS_WORDS = 1 << 30

@@ -6,8 +6,8 @@ There are two lanes with one running job each:
     slow    jobs that did not finish in the quick lane; one runs, on idle cores only. The others wait, oldest
             first: they are stopped (SIGSTOP), or, if too many are stopped, killed and started again later
 
-No job is refused because it waited for long. It waits until it has run, or until nobody wants its answer any
-more (`drop`).
+No job is refused because it waited for long. A job waits until it can run, or until nobody wants its answer
+any more (`drop`).
 
 The model has priority: compiling may take SHARE of one core. Jobs that start while this share is used up run
 on idle cores only, from the beginning.
@@ -318,7 +318,8 @@ def _overrun(timeout_s: float) -> InvalidConstraint:
 
 def die_with(parent: int, timeout_s: float, platform: str = sys.platform) -> None:
     """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). On
-    platforms without such a signal, limit the processor time of this process to `timeout_s` instead."""
+    platforms without such a signal, limit the processor time of this process to 1 to 2 s more than
+    `timeout_s` instead."""
     if platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

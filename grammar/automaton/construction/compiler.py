@@ -131,7 +131,8 @@ def compile_edges(
 def compile_grammar(
     rules: Mapping[str, Expression], vocabulary: Vocabulary, *, counting: bool = True
 ) -> PushdownAutomaton:
-    """A deterministic automaton of `rules`, or else a nondeterministic one.
+    """The automaton of `rules`: nondeterministic if there is no deterministic one, or if members of objects
+    come in any order.
 
     With `counting`, raises `NotCounted` if a repetition of more than `LONGEST_UNCOUNTED` cannot be counted by
     rules. The caller may then lower the maximum length of strings. Raises also what `compile_rules` raises,
