@@ -107,9 +107,8 @@ def _feature(keyword: str, value: Any, subschema: Mapping[str, Any]) -> str:
 
 
 def beside(subschema: Mapping[str, Any], own: str) -> Iterator[str]:
-    """The pairs of the feature `own` with each other feature of the subschema, with "no type" if the
-    subschema has no type, and with "no additionalProperties" if it has properties but no
-    additionalProperties."""
+    """The pairs of the feature `own` with each other feature of the subschema. "no type" counts as a feature,
+    and so does "no additionalProperties" if the subschema has properties."""
     others = [other for other in features(subschema) if other != own]
     if "type" not in subschema:
         others.append("no type")

@@ -40,9 +40,8 @@ Mark = MemberMark | ObjectEnd
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
-"""Least number of characters of the large options of an item, all options together, for which the options
-become one rule that is called, so that their states exist once. The item must be repeated at least
-SHARED_COUNT times."""
+"""Least number of characters that the large options of an item have together to become one rule. This rule is
+called, so that its states exist once. The item must be repeated at least SHARED_COUNT times."""
 
 PLAIN_SET = 0
 """The index of the set of plain characters; every grammar has this set."""
