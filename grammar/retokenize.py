@@ -33,11 +33,9 @@ class Extension(NamedTuple):
 
 
 class Retokenizer:
-    """Retokenization by `encode`, the tokenizer's function without special tokens.
-
-    The tokens of ``a + b`` are not the tokens of ``a`` followed by those of ``b``. So the end of the output
-    is encoded again together with the forced text.
-    """
+    """Retokenization by `encode`, which returns the tokenizer's tokens of a text, without special tokens. The
+    tokens of ``a + b`` are not always the tokens of ``a`` followed by those of ``b``. So the end of the
+    output is encoded again together with the forced text."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]], vocabulary: Vocabulary) -> None:
         self._encode = encode
@@ -47,10 +45,9 @@ class Retokenizer:
 
     def extend(self, before: Sequence[int], loose: int, data: bytes) -> Extension | None:
         """The tokens for `data` after the output tokens `before`, of which the last `loose` may be replaced.
-
         An incomplete character at the end of `data` is left out. Returns None if the tokenizer would have
-        spelled the fixed tokens at the end of `before` differently, or if its tokens do not spell the text.
-        """
+        spelled the fixed tokens at the end of `before` differently, or if its tokens do not spell the
+        text."""
         context = tuple(before[-CONTEXT_TOKENS - loose :])
         # No text crosses a control token.
         border = max((i for i, token in enumerate(context, 1) if not self._tokens[token]), default=0)
@@ -71,7 +68,7 @@ class Retokenizer:
 
     def _extend(self, context: tuple[int, ...], loose: int, data: bytes) -> Extension | None:
         # The longest context comes first, because it gives the most reliable token borders. If a context
-        # begins inside a word, its encoding may differ from the output's tokens, at `fixed` already.
+        # begins inside a word, its encoding may differ from the output's tokens, even in `fixed`.
         for skipped in range(len(context) - loose + 1):
             kept = context[skipped:]
             fixed = kept[: len(kept) - loose]

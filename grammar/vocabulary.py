@@ -95,11 +95,9 @@ def from_tokenizer(tokenizer: Any, *, vocab_size: int, stop_ids: Iterable[int]) 
 
 
 def byte_speller(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """The function that spells an entry of the vocabulary as bytes. `decoder` is the one in tokenizer.json.
-
-    Raises `EngineError` unless entries spell bytes as byte-level BPE (GPT-2) or byte fallback (SentencePiece)
-    does.
-    """
+    """The function that spells an entry of the vocabulary as bytes. `decoder` is the value of "decoder" in
+    tokenizer.json. Raises `EngineError` unless entries spell bytes as byte-level BPE (GPT-2) or byte fallback
+    (SentencePiece) does."""
     decoder = decoder or {}
     steps = decoder.get("decoders", [decoder])
     kinds = {step.get("type") for step in steps}

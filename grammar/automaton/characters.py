@@ -1,4 +1,4 @@
-"""Kinds of characters of which many states can read every character (see `construction.runs`)."""
+"""Kinds of characters: many states can read every character of a kind (see `construction.runs`)."""
 
 from __future__ import annotations
 

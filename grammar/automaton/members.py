@@ -1,7 +1,7 @@
 """Objects whose members come in any order: the state alone does not tell which members were read.
 
-The rule of such an object has one loop over all its members. Its states inside names are those of a trie of
-all names; a *mark* after each name says which member it was. The members read so far are in a *register*
+The rule of such an object has one loop over all members. The states inside names form a trie of all names; a
+*mark* after each name says which member the name belongs to. The members read so far are in a *register*
 beside the state (`masks.registers`), which also counts the members that must and may still come. For ``a``
 (required) and ``ab`` the rule has the states
 

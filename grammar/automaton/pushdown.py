@@ -14,8 +14,8 @@ A final state returns where no edge applies: it pops the stack and reads the byt
 
 A deterministic automaton has disjoint edges, and a final state that has an edge for a byte never needs to
 return on that byte. In a nondeterministic automaton (`nondeterministic`) edges may overlap, every edge and
-every return is taken, and one text may have several configurations. From every state the end can be reached
-in both.
+every return is taken, and one text may have several configurations. In both kinds of automaton, the end can
+be reached from every state.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ENDLESS = 255
 
 
 MANY_BYTES = 20
-"""Least number of bytes that a state must read to be searched for loops (`loops`), which takes 2 us."""
+"""Least number of bytes that a state must read to be searched for loops (`loops`). A search takes 2 us."""
 
 
 ENDLESS_WORDS = 1 << 30
-"""`UniqueItems.words` for this number of texts or more."""
+"""Value of `UniqueItems.words` that stands for this number of texts or more."""
 
 COUNTED_LENGTHS = 256
 """Most lengths in `UniqueItems.lengths`."""
@@ -80,7 +80,7 @@ def _length_of(lengths: list[tuple[int, int]], rank: int) -> int:
 
 
 class Arrays(NamedTuple):
-    """`offsets` is (states + 1,); `low`, `high`, `target` and `push` are (edges,); all others are (states,).
+    """Arrays: `offsets` (states + 1,); `low`, `high`, `target` and `push` (edges,); all others (states,).
 
     final          the rule may end here
     run            number of characters of one kind that may come next, whichever they are (`runs`)

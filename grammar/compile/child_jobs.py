@@ -2,12 +2,12 @@
 
 There are two lanes with one running job each:
 
-    quick   at most QUICK_S of processor time, in order of arrival; nearly all jobs finish here
-    slow    jobs that did not finish there; one runs, on idle cores only. The others wait, oldest first: they
-            are stopped (SIGSTOP), or, if too many are stopped, killed and started again later
+    quick   at most QUICK_S of processor time, in order of arrival; nearly all jobs finish in this lane
+    slow    jobs that did not finish in the quick lane; one runs, on idle cores only. The others wait, oldest
+            first: they are stopped (SIGSTOP), or, if too many are stopped, killed and started again later
 
-No job is refused because it waited for long. It waits until it has run, or until nobody wants its answer any
-more (`drop`).
+No job is refused because it waited for long. A job waits until it can run, or until nobody wants its answer
+any more (`drop`).
 
 The model has priority: compiling may take SHARE of one core. Jobs that start while this share is used up run
 on idle cores only, from the beginning.
@@ -47,7 +47,7 @@ Answer = GrammarReady | GrammarFailed
 QUICK_S = 0.3
 SHARE = 0.1
 SAVED_S = 1.0
-"""Most processor time of SHARE that can be saved up for later jobs."""
+"""Most unused processor time of SHARE, in seconds, that is saved up for later jobs."""
 WALL_FACTOR = 4.0
 """A job may run for WALL_FACTOR times its limit of processor time by the clock, since a job that sleeps uses
 no processor time. A job of the slow lane is not ended while it waits for a core."""
@@ -118,12 +118,9 @@ class Child:
 
 class CompileJobs:
     """Compile jobs. `compile_job` runs in child processes; each answer is passed to `send` on the running
-    event loop.
-
-    A child may take `timeout_s` of processor time. It first calls `enter`, which limits its memory. The
-    running jobs are `quick` and `slow`. Jobs wait in `queue` for the quick lane, and for the slow lane in
-    `stopped` or, without a process, in `again`.
-    """
+    event loop. A child may take `timeout_s` of processor time. Each child first calls `enter`, which limits
+    its own memory. The running jobs are `quick` and `slow`. Jobs wait in `queue` for the quick lane, and for
+    the slow lane in `stopped` or, without a process, in `again`."""
 
     def __init__(
         self,
@@ -210,8 +207,9 @@ class CompileJobs:
             child.timer = self._loop.call_later(max(left_s, CHECK_S), self._watch, child, limit_s, over)
 
     def end_quick_turn(self, child: Child) -> None:
-        """Move `child`, which has reached the limit of the quick lane, to the slow lane or to the jobs that
-        wait for it. If the job was dropped, or may not run any longer, its process is killed instead."""
+        """Move `child`, which has reached the limit of the quick lane, to the slow lane or, if another job
+        runs there, to the jobs that wait for the slow lane. If the job was dropped, or may not run any
+        longer, the process of `child` is killed instead."""
         self.quick = None
         if child.dropped:
             self._reap(child)
@@ -320,7 +318,8 @@ def _overrun(timeout_s: float) -> InvalidConstraint:
 
 def die_with(parent: int, timeout_s: float, platform: str = sys.platform) -> None:
     """Have the kernel kill this process when its parent ends, for whatever reason (PR_SET_PDEATHSIG). On
-    platforms without such a signal, limit the processor time of this process to `timeout_s` instead."""
+    platforms without such a signal, limit the processor time of this process to 1 to 2 s more than
+    `timeout_s` instead."""
     if platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "llguidance": ("json_schema", "json_object", "regex", "choices", "lark"),
     "outlines": ("json_schema", "regex", "choices"),
 }
-"""The kinds of constraints that each backend can do."""
+"""The kinds of constraints that each backend can compile."""
 _TITLES = {"xgrammar": "XGrammar", "llguidance": "llguidance", "outlines": "outlines-core"}
 _CLOSING = ("xgrammar", "outlines")
 """Backends that allow only the properties that a schema names, unless additionalProperties allows others."""
@@ -68,8 +68,8 @@ def no_such_kind(constraint: Constraint, backend: str) -> InvalidConstraint:
 
 
 def library_of(backend: str) -> tuple[str, Callable[[Constraint, Vocabulary], bytes]]:
-    """The engine that runs a backend's grammars, and the function that compiles a constraint for it. Imports
-    the library."""
+    """The engine that runs the grammars of `backend`, and the function that compiles a constraint with its
+    library. Imports the library."""
     if backend == "xgrammar":
         from ramify.grammar.engine import xgrammar
 
@@ -123,7 +123,8 @@ def compile_foreign(
 
 
 MOST_CHARACTERS = 2000
-"""Most characters of outlines-core's pattern, repetitions expanded, in `compile_foreign` with `exactly`."""
+"""Most characters of outlines-core's pattern, with its repetitions written out, in `compile_foreign` with
+`exactly`."""
 
 
 def _check_size(constraint: Constraint) -> None:

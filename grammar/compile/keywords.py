@@ -1,8 +1,8 @@
 """Effect of each JSON Schema keyword in each backend, measured with the schemas of the tests.
 
 ``backend_keywords.json`` is written by ``python docs/backend_keywords.py``. A *feature* is a keyword,
-together with its value if that matters. The *pair* "a | b" is feature a in a subschema that also has feature
-b:
+together with its value if the value matters. The *pair* "a | b" is feature a in a subschema that also has
+feature b:
 
     {"type": "string", "minLength": 2}     features  type string, minLength
                                            pairs     type string | minLength, minLength | type string
@@ -49,8 +49,8 @@ class Feature(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Findings about a backend, by feature. Pairs of features are listed if only the pair, not its first
-    feature alone, has the effect."""
+    """Findings about a backend, by feature. A pair of features is listed if the pair, not its first feature
+    alone, is "widened" or `narrowed`."""
 
     version: str
     features: dict[str, Feature]
@@ -107,8 +107,8 @@ def _feature(keyword: str, value: Any, subschema: Mapping[str, Any]) -> str:
 
 
 def beside(subschema: Mapping[str, Any], own: str) -> Iterator[str]:
-    """The pairs of the feature `own` with each other feature of the subschema, and with each keyword that it
-    lacks if that matters ("no type")."""
+    """The pairs of the feature `own` with each other feature of the subschema. "no type" counts as a feature,
+    and so does "no additionalProperties" if the subschema has properties."""
     others = [other for other in features(subschema) if other != own]
     if "type" not in subschema:
         others.append("no type")

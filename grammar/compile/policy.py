@@ -37,11 +37,11 @@ from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Enforcement, Unenforced
 
 MAX_SIZE = 50_000
-"""Most characters of a pattern whose repetitions are written out."""
+"""Most characters of a pattern, counted with its repetitions written out."""
 
 MAX_CHOICE_STATES = 1_000_000
-"""Most states of the automaton of a list of choices. It has one state for each character of their prefix
-tree."""
+"""Most states of the automaton of a list of choices. The automaton has one state for each character of the
+prefix tree of the choices."""
 
 _FORMATS = (
     *("date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6"),

@@ -233,8 +233,8 @@ class _TagRules:
         return self._free_text(pointer, found, may_stop=not any(ends))
 
     def _free_text(self, pointer: str, found: Mapping[str, Expression], *, may_stop: bool) -> Expression:
-        """Text up to and including the first occurrence of a key of `found`, followed by the value of that
-        key. With `may_stop`, also text that contains no key."""
+        """Text up to and including the first occurrence of a key of `found`, followed by the expression that
+        `found` has for this key. With `may_stop`, also text that contains no key."""
         if "" in found:
             _refuse(pointer, "A trigger, or a text to be excluded, is not empty")
         nodes = _keyword_automaton(tuple(found))
@@ -277,8 +277,8 @@ def _renamed(expression: Expression, names: Mapping[str, Call]) -> Expression:
 
 
 Node = dict[str, tuple[int, tuple[str, ...]]]
-"""A node of the automaton: the next node by character, and the keywords that end there. All other characters
-lead to node 0."""
+"""A node of the automaton: by character, the next node and the keywords that end with this character. All
+other characters lead to node 0."""
 
 
 def _keyword_automaton(keywords: Sequence[str]) -> list[Node]:

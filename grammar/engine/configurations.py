@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 MOST_CONFIGURATIONS = 256
 """Most configurations that are followed. If there are more, those with the longest completions are dropped.
-Schemas have a few: one for each level at which an object may belong to one or another option."""
+Schemas need few configurations: one for each level of nesting at which an object may belong to either of two
+options."""
 
 MOST_FORCED = 512
 """Most bytes that one call of `forced_bytes` returns."""

@@ -1,7 +1,7 @@
-"""Control tokens in grammars, in which a private-use character stands for each of them.
+"""Control tokens in grammars: in a grammar's text, a private-use character stands for each control token.
 
-Example, a turn of gpt-oss whose grammar is ``S assistant C final M`` and then a JSON schema, S, C and M being
-the stand-ins for ``<|start|>``, ``<|channel|>`` and ``<|message|>``:
+An example is a turn of gpt-oss. The grammar is ``S assistant C final M`` and then a JSON schema. S, C and M
+are the stand-ins for ``<|start|>``, ``<|channel|>`` and ``<|message|>``:
 
     the grammar allows      4 bytes of S; "assistant"; 4 bytes of C; "final"; 4 bytes of M; JSON
     this matcher allows     <|start|>;    "assistant"; <|channel|>;  "final"; <|message|>;  JSON
@@ -34,7 +34,7 @@ def with_controls(matcher: Matcher, vocabulary: Vocabulary) -> Matcher:
 
 
 class ControlMatcher:
-    """`inner` with control tokens in place of their stand-ins."""
+    """A matcher that wraps `inner` and reads control tokens in place of their stand-ins."""
 
     def __init__(self, inner: Matcher, vocabulary: Vocabulary) -> None:
         self._inner, self._vocabulary = inner, vocabulary

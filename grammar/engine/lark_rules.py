@@ -33,8 +33,8 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _MAY_BE_EMPTY = re.compile(r"\[\^")
-"""The beginning of a negated character class. Only a pattern with a negated class can match no text at
-all."""
+"""The beginning of a negated character class. Only a pattern with a negated class can have an empty
+language."""
 
 
 class Endless(NamedTuple):
@@ -53,11 +53,8 @@ class _Token(NamedTuple):
 
 def endless_rule(grammar: str, matches_nothing: Callable[[str], bool]) -> Endless | None:
     """Find a rule that ``start`` needs, directly or indirectly, and that no text satisfies. Returns None if
-    there is none.
-
-    `matches_nothing` takes the source of a grammar with a ``start`` rule. It is called for patterns, and for
-    terminals with the operators & and ~.
-    """
+    there is none. `matches_nothing` takes the source of a grammar with a ``start`` rule, and returns whether
+    no text matches. It is called for patterns, and for terminals with the operators & and ~."""
     rules, begins = _Reader(grammar, matches_nothing).read()
     found = rule_set.endless_rule(rules, START)
     if found is None:

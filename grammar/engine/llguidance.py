@@ -250,11 +250,8 @@ class LLGuidanceGrammar:
 
 class LLGuidanceMatcher:
     """A matcher that wraps llguidance's own matcher. If text is forced, the mask allows only the token that
-    the tokenizer would choose; `accept` accepts any tokens that spell the text.
-
-    `steps` has, for each accepted token or text, the number of tokens that llguidance consumed; 0 for a stop
-    token.
-    """
+    the tokenizer would choose; `accept` accepts any tokens that spell the text. `steps` has, for each
+    accepted token or text, the number of tokens that llguidance consumed; 0 for a stop token."""
 
     completion_tokens = None
 

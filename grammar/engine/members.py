@@ -46,9 +46,7 @@ _Tested = tuple[tuple[int, int, int], ...]
 
 class MemberRegisters:
     """Registers of a grammar's objects, computed by the compiled functions of `automaton.masks.registers`.
-
-    `cost` is that of `pushdown.Arrays`.
-    """
+    `cost` is that of `pushdown.Arrays`."""
 
     def __init__(self, members: Members, cost: np.ndarray) -> None:
         self._members = members
@@ -85,15 +83,15 @@ class MemberRegisters:
         return _register(rows[after])
 
     def _left(self, state: int, register: Register) -> int | None:
-        """Tokens from `state` to the end of the object's rule; None if no way is left."""
+        """Number of tokens from `state` to the end of the object's rule; None if no way is left."""
         row = np.zeros(self._width, np.int32)
         self._write(register, row, -1)
         left = left_of(self._members, self._cost, state, row, True, self._no_frames)
         return left if left >= 0 else None
 
     def may_run(self, state: int, memory: Memory, rows: np.ndarray, tested: np.ndarray) -> bool:
-        """Whether the run of `state` (`construction.runs`) may come. In a state with ways, it may only if an
-        unnamed member may be read, which is then the first way. `memory` is that of frame 0; `rows` and
+        """Whether the run of `state` (`construction.runs`) may come. In a state with ways, the run may come
+        only if the first way is an unnamed member that may be read. `memory` is that of frame 0; `rows` and
         `tested` are those of all frames."""
         begin = self._members.ways[state]
         if begin == self._members.ways[state + 1] or not isinstance(memory, Register):
@@ -102,8 +100,8 @@ class MemberRegisters:
         return self._members.number[mark] == UNNAMED and may_be_read(self._members, mark, rows[0], tested)
 
     def slack(self, state: int, stack: Entry | None, memory: Memory) -> int:
-        """Tokens by which the cost that `Mask.rise` adds to may exceed the cost of `state` plus that of
-        `stack`."""
+        """Number of tokens that, added to the costs of `state` and `stack` and to `Mask.rise`, gives an upper
+        bound of the cost of completion after any allowed token."""
         found = memory.owed if isinstance(memory, Register) else 0
         if stack is not None and isinstance(stack.used, Register):
             left = self.left(stack.state, stack.used)
@@ -124,7 +122,7 @@ class MemberRegisters:
         return rows, np.zeros((len(frames), 1 + self._width - SEEN), np.int32)
 
     def _write(self, register: Register, row: np.ndarray, frame: int) -> None:
-        """Write `register` into `row` as the register of `frame`; -1 if nothing is to be noted in
+        """Write `register` into `row` as the register of `frame`. If `frame` is -1, nothing is noted in
         `tested`."""
         seen, *numbers = register
         row[: len(numbers)] = numbers

@@ -19,10 +19,8 @@ from ramify.grammar.vocabulary import Vocabulary, tokens_beginning_with
 
 
 def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
-    """The fewest tokens that spell `data` from a position on, for each position, the end included.
-
-    The list of a position is empty if no tokens spell the rest.
-    """
+    """For each position in `data`, the end included, the shortest list of tokens that spells `data` from
+    there to the end. The list is empty at the end, and where no tokens spell the rest."""
     ids = token_trie(vocabulary).ids
     longest = token_trie(vocabulary).longest
     found: list[list[int]] = [[] for _ in range(len(data) + 1)]
@@ -39,15 +37,15 @@ def fewest_tokens(data: bytes, vocabulary: Vocabulary) -> list[list[int]]:
 
 
 def with_prefix(inner: Matcher, prefix: bytes, vocabulary: Vocabulary) -> Matcher:
-    """A matcher for `prefix` followed by the text of `inner`, which must be at its beginning. With an empty
-    prefix, `inner` itself."""
+    """A matcher for `prefix` followed by the text of `inner`; `inner` itself if `prefix` is empty. `inner`
+    must be at the beginning of its text."""
     return PrefixMatcher(inner, prefix, vocabulary) if prefix else inner
 
 
 class _Beyond(NamedTuple):
-    """The tokens that begin with given bytes and are longer. The remainder of such a token is its text after
-    those bytes. `tokens` are those whose remainder is itself a token, and `alone` has, for each, the lowest
-    id of that token. `others` are (remainder, token) of all others."""
+    """The tokens that begin with given bytes and are longer. The *remainder* of a token is its text after
+    those bytes. `tokens` are the tokens with a remainder that some token spells, and `alone` has the lowest
+    token that spells each remainder. `others` has all other tokens, as pairs (remainder, token)."""
 
     tokens: np.ndarray
     alone: np.ndarray

@@ -200,15 +200,16 @@ class RememberingMatcher(BranchingMatcher[_Configuration]):
         return left + (stack.cost if stack else 0) + self._surcharge(configuration)
 
     def _surcharge(self, configuration: _Configuration) -> int:
-        """Tokens of a completion beyond the cost by the automaton, which does not consider the used items."""
+        """Number of tokens of a completion beyond its cost by the automaton. That cost ignores the used
+        items."""
         if configuration.item is None or not configuration.item.any_alike:
             return self._surcharge_of_arrays(configuration)
         other = self._cost_of_other_item(configuration) - self._cost_of_item(configuration)
         return self._surcharge_of_arrays(configuration, within=False) + other
 
     def _surcharge_of_arrays(self, configuration: _Configuration, within: bool | None = None) -> int:
-        """Tokens that the open arrays add: with `within` None, all of them; True, those inside a unique item;
-        False, the others."""
+        """Number of tokens that open arrays add: those inside a unique item if `within` is True, the others
+        if it is False, all if it is None."""
         items = self._items
         return sum(
             surcharge(items.lengths[items.item[state]], used, items.need[state])

@@ -30,12 +30,9 @@ Memory = Register | UsedItems
 
 
 class Entry:
-    """A state to return to, on top of the stack `parent`. Immutable; matchers share entries.
-
-    `used` is the memory of the rule that is returned to. `cost` is the number of tokens of the shortest
-    completion of the whole stack; `complete` is True if all states of the stack are final; `height` is their
-    number.
-    """
+    """A state to return to, on top of the stack `parent`. Immutable; matchers share entries. `used` is the
+    memory of the rule that is returned to. `cost` is the number of tokens of the shortest completion of the
+    whole stack; `complete` is True if all states of the stack are final; `height` is the number of states."""
 
     __slots__ = ("__weakref__", "complete", "cost", "height", "parent", "state", "used")
 

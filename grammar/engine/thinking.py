@@ -91,11 +91,9 @@ class FreeMatcher:
 
 
 class PreambleMatcher:
-    """A matcher for free text up to and including `end`, followed by the text of `answer`.
-
-    If the end is forced, the mask allows only the tokens by which the tokenizer itself would spell it;
-    `accept` accepts any tokens that spell it.
-    """
+    """A matcher for free text up to and including `end`, followed by the text of `answer`. If the end is
+    forced, the mask allows only the tokens by which the tokenizer itself would spell the end; `accept`
+    accepts any tokens that spell the end."""
 
     def __init__(self, preamble: Preamble, end: _End, answer: Matcher) -> None:
         self._preamble = preamble
@@ -241,11 +239,9 @@ class PreambleMatcher:
 
 
 class _End:
-    """The end of a preamble, prepared for a vocabulary and shared by all requests with that end.
-
-    In all methods, `matched` is the length of the longest prefix of the end that is a suffix of the text so
-    far, as in the algorithm of Knuth, Morris and Pratt.
-    """
+    """The end of a preamble, prepared for a vocabulary and shared by all requests with that end. In all
+    methods, `matched` is the length of the longest prefix of the end that is a suffix of the text so far, as
+    in the algorithm of Knuth, Morris and Pratt."""
 
     def __init__(self, text: bytes, ids: Sequence[int], vocabulary: Vocabulary) -> None:
         self.text = text
@@ -321,7 +317,8 @@ class _End:
 
     def forced_tokens(self, matched: int) -> list[int]:
         """The tokens that may continue the end. If the matched part was spelled as the tokenizer itself
-        would, only the tokenizer's next token; else all tokens that fit."""
+        would, only the tokenizer's next token; else, for each beginning of the missing part, the lowest token
+        that spells this beginning, if any."""
         if matched in self.next_id:
             return [self.next_id[matched]]
         rest = self.text[matched:]

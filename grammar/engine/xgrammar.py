@@ -1,6 +1,6 @@
 """XGrammar: an Earley parser over bytes, with masks precomputed for each state of its rules.
 
-Importing it imports torch and transformers (2 s), so only a process that uses it imports this module.
+XGrammar imports torch and transformers (2 s), so only a process that uses XGrammar imports this module.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class Derivatives:
         return nullable(expression, self._nullable_rules)
 
     def steps_of(self, expression: Expression) -> tuple[tuple[Ranges, Expression], ...]:
-        """(characters, one expression of the derivative by each of them). The sets of characters may
-        overlap."""
+        """Pairs of a set of characters and an expression of the derivative by each of these characters. The
+        sets may overlap."""
         known = self._known.get(expression)
         if known is None:
             known = self._known[expression] = self._new_steps(expression)
@@ -101,10 +101,7 @@ class Derivatives:
 
     def product_transitions(self, residuals: Sequence[Residual]) -> list[tuple[Ranges, tuple[Residual, ...]]]:
         """The transitions of the product automaton from the state `residuals`: (characters, next state), with
-        disjoint sets of characters.
-
-        Characters by which the derivatives of all parts are empty are left out.
-        """
+        disjoint sets of characters. Characters by which all derivatives are empty are left out."""
         pieces: dict[Ranges, list[tuple[int, Expression]]] = {}
         for part, residual in enumerate(residuals):
             for expression in residual:

@@ -345,8 +345,8 @@ def nullable(expression: Expression, rules: Collection[str] = ()) -> bool:
 
 
 def derivable(expression: Expression, rules: Collection[str], *, characters: bool) -> bool:
-    """Whether `expression` has a text if the named `rules` have one and all other rules have none. Without
-    `characters`, only the empty text counts."""
+    """Whether some text matches `expression`, provided that each of `rules` has a text and no other rule has
+    any. Without `characters`, only the empty text counts."""
     match expression:
         case Seq(parts):
             return all(derivable(part, rules, characters=characters) for part in parts)

@@ -140,7 +140,6 @@ class _Elimination:
         return alt(seq(after, others), late_after), alt(seq(self._not_empty(rest), others), late_rest)
 
     def _not_empty(self, expression: Expression) -> Expression:
-        """The texts of `expression` without the empty one."""
         if not nullable(expression, self._empty):
             return expression
         match expression:

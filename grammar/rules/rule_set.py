@@ -63,11 +63,9 @@ def reachable(rules: Mapping[str, Expression], start: str = ROOT) -> dict[str, N
 
 
 def productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """The rules that ``root`` needs, without the alternatives that no finite text satisfies.
-
-    An alternative is dropped if it calls a rule that no finite text satisfies, such as one that always calls
-    itself again. The result is empty if ``root`` is such a rule.
-    """
+    """The rules that ``root`` needs, without the alternatives that no finite text satisfies. An alternative
+    is dropped if it calls a rule that no finite text satisfies, such as one that always calls itself again.
+    The result is empty if no finite text satisfies ``root``."""
     ending = derivable_rules(rules, characters=True)
     if ROOT not in ending:
         return {}

@@ -69,11 +69,8 @@ def compile_schema(schema: Any, options: Options | None = None) -> CompiledSchem
 
 def _rules(document: SchemaDocument, options: Options, ignored: frozenset[str]) -> dict[str, Expression]:
     """The rules of a schema. If clauses make it unenforceable, compile it again without clauses, with up to
-    `MAX_DISJUNCTS` disjuncts.
-
-    An example for the second attempt: eight conditionals about one property have only 256 disjuncts, but as
-    clauses one value may meet any set of the eight.
-    """
+    `MAX_DISJUNCTS` disjuncts. An example for the second attempt: eight conditionals about one property have
+    only 256 disjuncts, but as clauses one value may meet any set of the eight."""
     grammar = SchemaGrammar(document, options, ignored)
     try:
         return grammar.compiled()

@@ -38,8 +38,8 @@ class Failure(NamedTuple):
     instance: str
     """JSON pointer (RFC 6901) of the failing part of the value; "" is the whole value."""
     schema: str
-    """JSON pointer of the keyword in the schema. If a $ref leads to the keyword, this is its pointer in the
-    target of the $ref."""
+    """JSON pointer of the keyword in the schema. If a $ref leads to the keyword, the pointer goes through the
+    target of the $ref, not through the $ref."""
     message: str
 
     def __str__(self) -> str:

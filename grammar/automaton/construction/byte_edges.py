@@ -33,7 +33,7 @@ class Edges(NamedTuple):
 
     plain           (states,) bool: every plain character can be read
     plain_source    (pairs,) int32: a state of which `plain` is True
-    plain_target    (pairs,) int32: a state that plain characters lead to from there
+    plain_target    (pairs,) int32: a state that plain characters lead to from `plain_source`
     after_item      (states,) bool: a unique item has just ended
     mark            (states,) int32: the mark that was just read (`States.mark`), or -1
     """
@@ -53,7 +53,8 @@ class Edges(NamedTuple):
 
 def edges_of(rows: np.ndarray, final: np.ndarray) -> Edges:
     """Edges from `rows`, (edges, 5) int: state, lowest and highest byte, target, and pushed state or -1.
-    `final` is (states,) bool. No state is plain, comes after a unique item or has a mark."""
+    `final` is (states,) bool. In the result, `plain` and `after_item` are False and `mark` is -1 for all
+    states."""
     states = len(final)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     offsets = np.zeros(states + 1, np.int32)

@@ -48,12 +48,12 @@ from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
 
 MAX_STATES = 100_000
-"""Most states over characters. As many take a few seconds to build, and 10 MB. A string of at most n
-characters takes n states."""
+"""Most states over characters. An automaton with that many states takes a few seconds to build, and 10 MB. A
+string of at most n characters takes n states."""
 
 MAX_UNCALLED_STATES = 250_000
-"""Greatest number of states of a grammar without recursion, unique items and members of free order. A larger
-one is refused, because such a grammar has no nondeterministic automaton to fall back on."""
+"""Most states of a grammar without recursion, unique items and objects whose members come in any order. A
+grammar with more states is refused, because it has no nondeterministic automaton to fall back on."""
 
 LONGEST_UNCOUNTED = 4096
 """Most repetitions that are written out, with one state each, in a grammar whose repetitions cannot be
@@ -61,13 +61,14 @@ counted by rules."""
 
 MOST_POSITIONS = 4_000_000
 POSITIONS_PER_STATE = 3
-"""Most positions in all states together: MOST_POSITIONS, plus POSITIONS_PER_STATE for each state allowed.
-States have few positions on average. Alternatives that are read side by side for long can make the number of
-positions grow without end."""
+"""Limit of the positions in all states together: MOST_POSITIONS, plus POSITIONS_PER_STATE for each state that
+is allowed. States have few positions on average. Alternatives that are read side by side for long can make
+the number of positions grow without end."""
 
 CALLED_SIZE = 8
 CALLED_SAVING = 24
-"""A rule of at least CALLED_SIZE states is called if that saves at least CALLED_SAVING states."""
+"""Thresholds for calling a rule: a rule of at least CALLED_SIZE states is called if that saves at least
+CALLED_SAVING states."""
 
 
 Called = tuple[set[str], frozenset[str]]
@@ -130,7 +131,8 @@ def compile_edges(
 def compile_grammar(
     rules: Mapping[str, Expression], vocabulary: Vocabulary, *, counting: bool = True
 ) -> PushdownAutomaton:
-    """A deterministic automaton of `rules`, or else a nondeterministic one.
+    """The automaton of `rules`: nondeterministic if there is no deterministic one, or if members of objects
+    come in any order.
 
     With `counting`, raises `NotCounted` if a repetition of more than `LONGEST_UNCOUNTED` cannot be counted by
     rules. The caller may then lower the maximum length of strings. Raises also what `compile_rules` raises,

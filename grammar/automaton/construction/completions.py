@@ -1,8 +1,9 @@
 """Completions of objects whose members come in any order (`automaton.members`), as a graph with costs.
 
-A completion is the shortest text that ends the member being read and then has each member that is still owed.
-The graph contains rules for both parts: for each way (a member whose name can still be completed) one state
-for each byte of the name, and for each object a chain of the members that a complete object needs.
+A completion is the shortest text that ends the member being read and then has each member that the object
+still requires. The graph contains rules for both parts: for each way (a member whose name can still be
+completed) one state for each byte of the name, and for each object a chain of the members that a complete
+object needs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _COMMA, _OPENING, _CLOSING = b",{}"
 
 
 class _Object:
-    """An object of the grammar. `begins`: pairs of a start of its rule and the state after the opening brace.
-    `after_comma`: the state after a comma between members. `fillers`: the marks of members that may fill the
-    object up to its least number of members."""
+    """An object of the grammar. `begins`: pairs of a start state of the object's rule and the state after the
+    opening brace. `after_comma`: the state after a comma between members. `fillers`: the marks of members
+    that may fill the object up to its least number of members."""
 
     def __init__(self, end: ObjectEnd) -> None:
         self.end = end
@@ -36,11 +37,9 @@ class _Object:
 
 
 class CompletionGraph:
-    """The automaton `edges`, whose states have the marks `marks`, for the computation of costs.
-
-    The attribute `edges` has the same states, followed by the states of ways and of complete objects.
-    `border`: (states,) bool, the states to which no token returns from a called rule.
-    """
+    """A graph for the computation of costs, made from the automaton `edges`. `marks` has the marks by number.
+    The attribute `edges` is the graph: the states of the automaton, followed by those of ways and of complete
+    objects. `border`: (states,) bool, the states to which no token returns from a called rule."""
 
     def __init__(self, edges: Edges, marks: Mapping[int, MemberMark | ObjectEnd]) -> None:
         self._states = len(edges.final)
@@ -259,11 +258,9 @@ class CompletionGraph:
     def cut(
         self, edges: Edges, cost: np.ndarray, before_item: np.ndarray
     ) -> tuple[Edges, np.ndarray, np.ndarray]:
-        """Remove the states that the graph added from `edges`, `cost` and `before_item`. The cost of a state
-        with ways becomes that of its most expensive way.
-
-        A run of plain characters begins only at states from which members without a name can be read.
-        """
+        """Remove, from `edges`, `cost` and `before_item`, the states that the graph added. The cost of a
+        state with ways becomes that of its most expensive way. A run of plain characters begins only at
+        states from which members without a name can be read."""
         states, ways = self._states, self._ways
         cost = cost[:states].copy()
         np.maximum.at(cost, ways[:, 0], self._way_cost)

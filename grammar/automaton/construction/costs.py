@@ -1,11 +1,11 @@
 """Shortest completions: the way from each state to the end of its rule.
 
 Lengths in bytes come first, by Knuth's generalisation of Dijkstra's algorithm (1977): the length of a call is
-that of the called rule plus that of the rest of the caller. Costs in tokens come next, by dynamic programming
-from the end along the shortest text. A token may reach beyond the ends of called rules, but not beyond the
-end of the rule itself, so that the cost of a configuration is the sum over its states. A token may not reach
-into a unique item (`expression.UniqueItem`) or beyond it either: whether that item is unique depends on what
-was read before.
+the length of the called rule plus the length of the rest of the caller. Costs in tokens come next, by dynamic
+programming from the end along the shortest text. A token may reach beyond the ends of called rules, but not
+beyond the end of the rule itself, so that the cost of a configuration is the sum over its states. A token may
+not reach into a unique item (`expression.UniqueItem`) or beyond it either: whether that item is unique
+depends on what was read before.
 
 With the rule ``"[" ("x" | "yy") "]"`` and the tokens ``[``, ``]``, ``x``, ``y`` and ``x]`` the shortest text
 is ``[x]``. From its end: "]" costs 1, "x]" costs 1, and "[x]" costs 2.
@@ -98,11 +98,9 @@ def token_costs(
     length: np.ndarray,
     border: np.ndarray,
 ) -> np.ndarray:
-    """`cost` of `pushdown.Arrays`.
-
-    `length` and `best` are those of `shortest`; `order` has the states that can reach the end of their rule,
-    sorted by `length`. `border`: (states,) bool, the states to which no token returns from a called rule.
-    """
+    """The costs in tokens: `cost` of `pushdown.Arrays`. `length` and `best` are those of `shortest`; `order`
+    has the states that can reach the end of their rule, sorted by `length`. `border`: (states,) bool, the
+    states to which no token returns from a called rule."""
     target, push, after_item = edges.target, edges.push, edges.after_item
     cost = np.zeros(length.size, np.int32)
     stack = np.empty(64, np.int32)

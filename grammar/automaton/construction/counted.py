@@ -149,7 +149,7 @@ def _has_clear_end(item: Expression) -> bool:
 
 
 def longest_repetition(expression: Expression) -> int:
-    """The most times that something in `expression` is repeated."""
+    """The greatest bound of a repetition in `expression`; 0 if nothing is repeated."""
     inner = max(map(longest_repetition, parts_of(expression)), default=0)
     if isinstance(expression, Repeat):
         return max(expression.low, expression.high or 0, inner)

@@ -40,8 +40,8 @@ Mark = MemberMark | ObjectEnd
 
 SHARED_COUNT = 4
 SHARED_SIZE = 6
-"""Large options of an item that is repeated at least SHARED_COUNT times become one rule that is called, so
-that their states exist once. They must have at least SHARED_SIZE characters together."""
+"""Least number of characters that the large options of an item have together to become one rule. This rule is
+called, so that its states exist once. The item must be repeated at least SHARED_COUNT times."""
 
 PLAIN_SET = 0
 """The index of the set of plain characters; every grammar has this set."""
@@ -65,8 +65,8 @@ class Nodes(NamedTuple):
     CHARS               the atoms of the set are ``set_atoms[first:last]``
     SEQUENCE, OPTIONS   the parts are the nodes ``parts[first:last]``
     REPEAT              the node `first`, ``bounds[last].low`` to ``high`` times; -1 is no limit
-    ACCEPTED            ``parts[first]``: 1 if the empty text is accepted. Then, up to `last`, come pairs of a
-                        node, a set of characters, and the node that follows it, or -1 at the end
+    ACCEPTED            ``parts[first]``: 1 if the empty text is accepted. Then, up to `last`, come pairs: a
+                        node of the kind CHARS, and the node that follows, or -1 if none follows
     CALL                a call of the rule `first`
     MARKED              the empty text; `first` is the mark
     INLINED             the empty text, where an inlined recursive rule has ended: node 0
@@ -142,8 +142,8 @@ def flatten(
     """Turn `rules` into nodes. Returns the nodes (rule ``root`` comes first), the atoms, and the marks of
     members by number.
 
-    The rules named in `called` are called, all others inlined; those in `recursive` call themselves. With
-    `counting`, long repetitions become rules that are called (`counted`).
+    The rules named in `called` are called, all other rules inlined; the rules named in `recursive` call
+    themselves. With `counting`, long repetitions become rules that are called (`counted`).
     """
     return _Flattening(rules, called, counting).nodes(recursive)
 

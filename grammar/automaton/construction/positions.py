@@ -32,7 +32,7 @@ from ramify.grammar.automaton.construction.work import (
 )
 
 END = 0
-"""The position after the end of a rule. As a continuation, the empty one."""
+"""The position after the end of a rule, and the empty continuation."""
 
 MARK = 1
 """A position that reads nothing: it marks the states after a `UniqueItem`."""
@@ -128,8 +128,8 @@ def note_position(work: Work, position: int) -> None:
 
 @part
 def collect(nodes: Nodes, work: Work, node: int, times: int, after: int) -> None:
-    """Find the positions at which non-empty texts of `node` begin, followed by the continuation `after`.
-    `times` repetitions of `node` have been read."""
+    """Add to `work.found` the positions at which non-empty texts of `node` begin, followed by the
+    continuation `after`. `times` repetitions of `node` have been read."""
     work.counts[ROUND] += 1
     round_ = work.counts[ROUND]
     depth = _push(work, 0, node, times, after)

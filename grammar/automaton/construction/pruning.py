@@ -1,4 +1,4 @@
-"""Removes the states of a pushdown automaton that are dead or unreachable, and merges equal ones."""
+"""Removal of the dead and unreachable states of a pushdown automaton, and merging of equal states."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def _reached(edges: Edges, useful: np.ndarray, same: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True)
 def _mapped(encoded: int, same: np.ndarray, state: int) -> int:
-    """Replace a target or a pushed state by its representative. A loop to `state` itself gets one code in all
-    states, so that loops compare as equal."""
+    """Replace `encoded`, a target or a pushed state, by the representative. A loop to `state` itself gets one
+    code in all states, so that loops compare as equal."""
     if encoded == state:
         return -(1 << 31) + 1
     return int(same[encoded]) if encoded >= 0 else ~int(same[~encoded])

@@ -19,7 +19,8 @@ _LOWER = np.frombuffer(bytes(range(0x61, 0x7B)), np.uint8)
 
 
 def runs(edges: Edges, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`run`, `run_kind` and `run_cost` of `pushdown.Arrays`, for the first kind that has a run."""
+    """`run`, `run_kind` and `run_cost` of `pushdown.Arrays`, for the first of `KINDS` of which a state has a
+    run."""
     count = len(edges.final)
     run = np.zeros(count, np.uint8)
     kind = np.zeros(count, np.uint8)

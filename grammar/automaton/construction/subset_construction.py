@@ -119,7 +119,7 @@ class States(NamedTuple):
 
 @part
 def _state(work: Work, number: int) -> int:
-    """The state of the set of positions `number`, a new one if the set has none."""
+    """The state of the set of positions `number`. Adds the state if it does not exist."""
     if work.sets[number].state < 0:
         state = work.counts[STATES]
         if state >= work.counts[MOST_STATES]:
@@ -144,7 +144,7 @@ def _is_always_called(nodes: Nodes, work: Work, rule: int) -> bool:
 
 @part
 def _inline(nodes: Nodes, work: Work, rule: int, after: int) -> None:
-    """Find the positions at which non-empty texts of `rule` begin if the rule is inlined, followed by the
+    """Add to `work.found` the positions at which non-empty texts of the inlined `rule` begin, followed by the
     continuation `after`."""
     if nodes.rules[rule].counted:
         work.counts[STATUS] = NOT_COUNTED
@@ -243,7 +243,7 @@ def _without_conflicts(nodes: Nodes, work: Work, state: int) -> tuple[int, int]:
 
 @part
 def _class(work: Work, bits: np.ndarray) -> int:
-    """The number of the class whose atoms are `bits`, a new one if the class is new."""
+    """The number of the class whose atoms are `bits`. Adds the class if it does not exist."""
     code = np.uint64(0)
     for word in bits:
         code = (code ^ word) * np.uint64(0x9E3779B97F4A7C15)
@@ -382,7 +382,6 @@ def _call(nodes: Nodes, work: Work, begin: int, called: int) -> None:
 
 @part
 def _expand(nodes: Nodes, work: Work, state: int) -> None:
-    """Find the edges and calls of `state`."""
     count = work.counts
     parts, called = _without_conflicts(nodes, work, state)
     work.states[state].edge_begin = count[EDGES]
@@ -476,7 +475,6 @@ def _conflicts(nodes: Nodes, work: Work) -> int:
 
 @njit((NODES, WORK), **COMPILED)
 def _construct(nodes: Nodes, work: Work) -> None:
-    """Find all states."""
     count = work.counts
     # END and MARK are positions, END is a continuation, and its closure is the set of END alone.
     count[CONTINUATIONS], count[POSITIONS] = 1, 2

@@ -29,10 +29,9 @@ lengths."""
 
 
 class UniqueItemTables(NamedTuple):
-    """before          (states,) bool: a unique item may still be read before the rule ends
-    extra           (states,) int32: tokens of a completion beyond its cost by `costs`, if no item is used yet
-    words_missing   some array rule needs more unique items than there are
-    """
+    """Tables of unique items. `before`, (states,) bool: a unique item may still be read before the rule ends.
+    `extra`, (states,) int32: tokens of a completion beyond its cost by `costs`, if no item is used yet.
+    `words_missing`: some array rule needs more unique items than there are."""
 
     before: np.ndarray
     extra: np.ndarray
@@ -197,11 +196,9 @@ class _Analysis:
         self, inside: dict[int, set[int]], items: dict[int, int], need: list[int], words: list[int]
     ) -> None:
         """Raise `TooLarge` if an item contains an array rule and may have few texts: its texts then depend on
-        the items used in the inner array.
-
-        An inner array without a limit that chooses from at least `FEW_WORDS` items has millions of texts, so
-        that more unused ones remain than any outer array needs.
-        """
+        the items used in the inner array. An inner array without a limit that chooses from at least
+        `FEW_WORDS` items has millions of texts, so that more unused texts remain than any outer array
+        needs."""
         for start, states in inside.items():
             nested = [state for state in states if self._before[state]]
             if any(words[items[state]] < FEW_WORDS or need[state] > 1 for state in nested):
@@ -210,9 +207,9 @@ class _Analysis:
                 raise TooLarge
 
     def _words(self, inside: set[int]) -> list[int]:
-        """The number of texts from a state to the end of its rule, by state. It is computed for the states in
-        `inside`, those inside items. All other states, and those from which a loop can be reached, have
-        ENDLESS_WORDS."""
+        """The number of texts from a state to the end of its rule, by state. The number is counted for the
+        states in `inside`, those inside items. All other states, and those from which a loop can be reached,
+        have ENDLESS_WORDS."""
         users: dict[int, list[int]] = {state: [] for state in inside}
         missing = dict.fromkeys(inside, 0)
         for state in inside:

@@ -36,17 +36,17 @@ COUNTS = 16
 class Work(NamedTuple):
     """Continuations, positions, sets of positions, states and classes of atoms under construction. A hash
     table finds the number of an equal continuation, position, set or class: 0 is a free slot, and n + 1
-    stands for the number n. The fields of the records are in `_RECORDS`; `seen` is the last round in which
-    the record was met.
+    stands for the number n. The fields of the records are in `_RECORDS`; `seen` is the value of
+    ``counts[ROUND]`` when a search last met the record.
 
     then            continuations: a node, how many of its repetitions are over, and what follows
     at              positions: the node, and for TEXT the index in `letters`, consecutive within a text
-    sets            sets of positions, sorted, from `begin` in `set_items` up to the next one's
+    sets            sets of positions, sorted, in `set_items` from `begin` up to `begin` of the next set
     inlines         the calls to inline in a state, as a linked list
-    first           by node, the mask of its first bytes; `atom_first` and `class_first` likewise
+    first           by node, the mask of its first bytes; `atom_first` by atom, `class_first` by class
     found, parts, called            scratch: positions
     stack           scratch: nodes to look into
-    splits          scratch: the positions that read an atom, as those of `parent` and one more
+    splits          scratch: the positions that read an atom: `position` and those of `parent`
     group_bits      scratch: the atoms that lead to a state
     """
 

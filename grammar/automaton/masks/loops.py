@@ -7,8 +7,8 @@ leaves the loop, and the *rest*, which is read from the same state:
     token     loop     rest
     ab        ab                allowed
     ab",      ab       ",       allowed if the rest can be read
-    ",                 ",       likewise, in the same walk
-    a\\n                         never, where a line feed has no edge
+    ",                 ",       allowed if the rest can be read, in the same walk
+    a\\n                         never allowed, since a line feed has no edge
 
 The tokens without a rest are a bitmask, and the rests are a trie; both are made once for each set of
 characters. A state may also lead into a loop of another state, such as the first state of ``[a-z][a-z0-9]*``.

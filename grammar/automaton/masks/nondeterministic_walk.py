@@ -83,7 +83,7 @@ def walk_nondeterministic(
 
     `room` bounds the number of configurations kept; if it is too small, returns (FULL, 0). `frames` has the
     registers of the state and of the entries of the stack (`registers`), no rows if the automaton has no
-    registers. The walk writes into `tested` the parts of them that the mask depends on.
+    registers. The walk writes into `tested` the parts of the registers that the mask depends on.
     """
     # Local names: each access to an array of a tuple would count a reference.
     offsets, low, high = packed_ints(automaton, 0), packed_bytes(automaton, 1), packed_bytes(automaton, 2)

@@ -50,7 +50,6 @@ def _note_numbers(row: np.ndarray, tested: np.ndarray) -> None:
 
 @numba.njit(cache=True)
 def _may_come(members: Members, mark: int, row: np.ndarray) -> bool:
-    """Whether the member of `mark` may be read."""
     number = members.number[mark]
     if number >= 0 and _is_seen(row, number):
         return False
@@ -79,7 +78,8 @@ def may_be_read(members: Members, mark: int, row: np.ndarray, tested: np.ndarray
 
 @numba.njit(cache=True)
 def _filling(members: Members, mark: int, row: np.ndarray, fill: int, other: int) -> int:
-    """Tokens of the first `fill` fillers that were not read yet. The member `other` counts as read."""
+    """Number of tokens of the first `fill` fillers that were not read yet. The member `other` counts as
+    read."""
     kind = members.object[mark]
     found = 0
     for i in range(members.fillers[kind], members.fillers[kind + 1]):
@@ -96,7 +96,7 @@ def _filling(members: Members, mark: int, row: np.ndarray, fill: int, other: int
 
 @numba.njit(cache=True)
 def _owed_after(members: Members, mark: int, row: np.ndarray) -> int:
-    """Tokens of everything that must come after the member of `mark`; 0 if costs do not matter."""
+    """Number of tokens of everything that must come after the member of `mark`; 0 if costs do not matter."""
     if row[OWED] == 0:
         return 0
     if members.required[mark]:
@@ -153,10 +153,8 @@ def entered_object(
 def left_of(
     members: Members, cost: np.ndarray, state: int, row: np.ndarray, exact: bool, tested: np.ndarray
 ) -> int:
-    """Tokens from `state` to the end of the object's rule; -1 if `state` has ways and none of them is left.
-
-    Unless `exact`, the number is an upper bound.
-    """
+    """Number of tokens from `state` to the end of the object's rule; -1 if `state` has ways and none of them
+    is left. Unless `exact`, the number is an upper bound."""
     begin, end = members.ways[state], members.ways[state + 1]
     if begin == end:
         return int(cost[state]) + int(row[OWED])

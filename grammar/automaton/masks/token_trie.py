@@ -47,19 +47,19 @@ MAX_GROUP = 32
 KB."""
 
 LONG = (10, MAX_GROUP)
-"""Run lengths that have a smaller trie of their own: for runs of at least n characters, a trie without the
-tokens of up to n characters is walked."""
+"""Lengths of runs with smaller tries. For each length n there is a trie without the tokens of up to n
+characters, which is walked for runs of at least n characters."""
 
 MAX_LOOPS = 64
-"""Most `loops.Loop` that are kept for one vocabulary; each takes 20 to 100 KB. Schemas have few sets of
-characters."""
+"""Most `loops.Loop` objects that are kept for one vocabulary; each object takes 20 to 100 KB. Schemas have
+few sets of characters."""
 
 MOST_RESTS = 8
-"""A loop is used only if at most one token in MOST_RESTS has a rest: more would take tens of milliseconds to
-sort."""
+"""Divisor for the most rests of a loop: a loop is used only if at most one token in MOST_RESTS has a rest.
+More rests would take tens of milliseconds to sort."""
 
 FEW_NODES = 2000
-"""Number of nodes that are walked in about 20 us."""
+"""Number of nodes below which a trie is small: a walk takes up to about 20 us."""
 
 _NO_FRAMES = np.empty((0, 0), np.int32)
 
@@ -70,8 +70,8 @@ class Walk(NamedTuple):
     """Findings of a walk besides the mask."""
 
     examined: int
-    """Number of entries of the stack, from the top, on which the mask depends. One more than the stack has if
-    the mask depends on the end of the stack."""
+    """Number of entries of the stack, from the top, on which the mask depends. The height of the stack plus 1
+    if the mask depends on the end of the stack."""
     rise: int
     """The largest number of tokens by which any allowed token raises the cost of completion."""
 
@@ -81,7 +81,7 @@ PackedTrie = tuple[np.ndarray, np.ndarray]
 
 
 class _Group(NamedTuple):
-    """The tokens, divided for runs of one kind of characters. ``masks[n]``, (MAX_GROUP + 1, words), allows
+    """The tokens, divided for runs of one kind of characters. `masks` is (MAX_GROUP + 1, words); row n allows
     the tokens of up to n such characters. ``tries[n]``, for n = 0 and the lengths of `LONG`, has all other
     tokens, which must be walked."""
 
@@ -190,9 +190,9 @@ class TokenTrie:
         `stack`: int32, the states to return to, the top first. `limit`: a token is allowed only if the cost
         of completion after it, less the cost of `stack`, is at most `limit`. `doubtful`, (words,) int32, gets
         the mask of the allowed tokens that begin or end a unique item, or come before one. `after`: only
-        tokens that begin with these bytes and are longer are allowed, if the bytes after `after` can be read.
-        `frames` and `tested` are those of `registers`, for an automaton that has `members`. `run`: whether
-        the run of `state` may come.
+        longer tokens that begin with `after` are allowed, if their other bytes can be read. `frames` and
+        `tested` are those of `registers`, for an automaton that has `members`. `run`: whether the run of
+        `state` may come.
         """
         arrays = automaton.arrays
         owed = int(frames[0, OWED]) if len(frames) else 0

@@ -101,11 +101,11 @@ def walk(
 ) -> tuple[int, int]:
     """Set the bits in `row` of the tokens that can be read from `state`, for `TokenTrie.allow`.
 
-    `trie` is that of `pack_trie`, `longest` as in `Trie`, and `automaton` the packed `pushdown.Arrays`. Only
-    nodes below `root` are walked, and only the bytes after those of `root` are read; -1 stands for the whole
-    trie. `levels` is the depth of the trie plus two. Subtrees without a token of more than `skipped`
-    characters are left out: their tokens are in `row` already. `doubtful` is empty if it is not wanted.
-    Returns `examined` and `rise` of `token_trie.Walk`.
+    `trie` is packed by `pack_trie`, `longest` is `Trie.longest`, and `automaton` is the packed
+    `pushdown.Arrays`. Only nodes below `root` are walked, and only the bytes after the text of `root` are
+    read; a `root` of -1 stands for the whole trie. `levels` is the depth of the trie plus two. Subtrees
+    without a token of more than `skipped` characters are left out: their tokens are in `row` already.
+    `doubtful` is empty if it is not wanted. Returns `examined` and `rise` of `token_trie.Walk`.
     """
     # Local names: each access to an array of a tuple would count a reference.
     offsets, low, high = packed_ints(automaton, 0), packed_bytes(automaton, 1), packed_bytes(automaton, 2)

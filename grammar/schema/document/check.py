@@ -70,11 +70,10 @@ class SchemaDocument:
         return self._drafts[self._bases.get(place(pointer), "")]
 
     def entered(self, pointer: str) -> str:
-        """`pointer` with the number of the dynamic scope after the subschema there is entered. The scope
-        includes the subschema's own resource.
-
-        Only resources count that have a dynamic anchor whose name is used in other resources as well.
-        """
+        """The name of the subschema at `pointer` with the number of the dynamic scope inside the subschema.
+        The scope includes the subschema's own resource. Only resources that share the name of a dynamic
+        anchor with another resource belong to the scope. If the scope does not change, the result is
+        `pointer` itself."""
         if not self._tracked:
             return pointer
         here = place(pointer)

@@ -15,10 +15,10 @@ from ramify.grammar.schema.document.check import place
 from ramify.grammar.schema.document.unenforceable import Unenforceable
 
 MAX_VALIDATION_S = 2.0
-"""Limit of one validation. References that overlap, or patterns with lookarounds, can take exponential
-time."""
+"""Most processor time of one validation, in seconds. References that overlap, or patterns with lookarounds,
+can take exponential time."""
 MAX_SECONDS = 0.5
-"""Most time to match one string against a pattern that has lookarounds or backreferences."""
+"""Most time, in seconds, to match one string against a pattern that has lookarounds or backreferences."""
 MAX_STEPS = 10_000
 """Most steps of a pattern's automaton that are cached."""
 _CHECKED = 1024

@@ -195,12 +195,9 @@ class Length(_Counted):
 
 @term
 class Matches(_OfKinds):
-    """`pattern` matches somewhere in the string or, if `positive` is False, nowhere.
-
-    A format has two more patterns, which match subsets of its strings (`formats.StringFormat`): a grammar
-    writes the strings of `written`, or those of `counted` if their characters must be counted. Both patterns
-    may be empty.
-    """
+    """`pattern` matches somewhere in the string or, if `positive` is False, nowhere. A format has two more
+    patterns, which match subsets of its strings (`formats.StringFormat`): a grammar writes the strings of
+    `written`, or those of `counted` if their characters must be counted. "" stands for a missing pattern."""
 
     pattern: str
     positive: bool

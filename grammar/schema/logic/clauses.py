@@ -40,8 +40,8 @@ absent."""
 
 @term
 class AnyProperty(Assertion):
-    """A condition on objects: that at least one of the conditions `named` holds for its property, or that
-    some property is as `other` says."""
+    """A condition on objects: at least one of the conditions `named` holds for its property, or the assertion
+    `other` holds (None: there is no such alternative)."""
 
     named: tuple[Named, ...]
     other: HasProperty | None

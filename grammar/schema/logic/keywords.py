@@ -47,8 +47,8 @@ from ramify.grammar.schema.logic.unevaluated import Unevaluated
 from ramify.json_text import escape
 
 Shared = Callable[[Formula, Formula], frozenset[str]]
-"""A function of two formulas. Returns the types of values that may satisfy both; some more types may be among
-them."""
+"""A function of two formulas. Returns the types of the values that may satisfy both, perhaps with further
+types."""
 
 
 class SchemaFormulas:

@@ -66,7 +66,7 @@ MAX_DEPTH = 4
 
 class _Marks(NamedTuple):
     """Characteristics of a disjunct's values: their types, and the possible values of required properties.
-    They show that two options of a oneOf cannot hold together."""
+    Contradictory characteristics show that two options of a oneOf exclude each other (`tells_from`)."""
 
     types: frozenset[str]
     properties: dict[str, frozenset[Value]]
@@ -151,11 +151,8 @@ class NormalForm:
 
     def shared_types(self, a: Formula, b: Formula) -> frozenset[str]:
         """The types of values that may satisfy both `a` and `b`, as far as a search of `MAX_DEPTH` levels
-        shows.
-
-        If there are such types, the result also contains each type of which no value satisfies `a`, or none
-        satisfies `b`.
-        """
+        shows. If there are such types, the result also contains each type that is in no disjunct of `a`, or
+        in no disjunct of `b`. A disjunct of listed values counts as having all types."""
         left, right = self._all_values(a), self._all_values(b)
         if left is not None and right is not None and left.isdisjoint(right):
             return frozenset()  # a oneOf of 500 constants compares 125,000 pairs
@@ -280,7 +277,7 @@ class NormalForm:
         conditions: list[AnyProperty],
     ) -> list[Disjunct] | None:
         """The disjunctive normal form of `disjuncts` AND `choice`. For objects, `conditions` stand in for
-        `choice`, so that their disjuncts do not multiply."""
+        `choice`, so that the disjuncts of objects do not multiply."""
         objects: list[Disjunct] = []
         others: list[Disjunct] = []
         for disjunct in disjuncts:
@@ -379,10 +376,8 @@ class NormalForm:
 
     def _decided(self, disjunct: Disjunct, assertion: Properties) -> bool | None:
         """Whether `assertion` holds for all objects of `disjunct` (True) or for none (False), if the enum of
-        a property shows this; else None.
-
-        Of 50 if/then that depend on the value of one property, only the one for the given value remains.
-        """
+        a property shows this; else None. If 50 if/then depend on the value of one property, and this value is
+        fixed, only one if/then remains."""
         match assertion:
             case Properties(((name, formula),), (), others) if others == TRUE:
                 if name not in disjunct.named_properties:

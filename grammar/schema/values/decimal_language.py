@@ -158,7 +158,7 @@ def decimals_automaton(
 
 
 def all_spellings(value: int | Decimal) -> Expression:
-    """One number in plain notation, with any number of trailing zeros in its fraction."""
+    """The number `value` in plain notation, with any number of trailing zeros in its fraction."""
     zeros = repeat(Text("0"), 1, None)
     if value == int(value):
         return seq(text(str(int(value))), optional(seq(Text("."), zeros)))

@@ -132,8 +132,8 @@ def by_states(
     check_count: Callable[[int], None] = lambda states: None,
 ) -> Expression:
     """One or more items or members separated by commas, with one rule for each state between two of them.
-    `steps` gives the ways to write the next one: its text, and the state after it. No step leads back to
-    `start`. `check_count` may refuse a number of states."""
+    `steps` returns the ways to write the next item or member from a state: the text, and the next state. No
+    step leads back to `start`. `check_count` may refuse a number of states."""
     calls = {start: rules.reserve()}
     queue: list[State] = []
 

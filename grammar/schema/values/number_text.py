@@ -134,7 +134,7 @@ def decimals(low: Bound | None, high: Bound | None, places: int | None = None) -
     """The numbers within the bounds in plain notation, with at most `places` digits after the point.
 
     ``decimals(Bound(0.75, True), None)`` has two kinds of texts: "0.7" and a digit from 5 on, or "0.8" or
-    "0.9", each followed by any digits; and whole numbers of at least 1, with or without a fraction.
+    "0.9", each followed by any digits; and numbers of at least 1, with or without a fraction.
     """
     zero = Bound(Decimal(0), False)
     options: list[Expression] = []

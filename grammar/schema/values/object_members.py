@@ -150,7 +150,7 @@ class MemberSequence:
         return [(after, text) for after, text in steps if after is not None]
 
     def _steps(self, member: Member, state: _State) -> list[tuple[_State, Expression]]:
-        """`_ways_after` with the comma before the member."""
+        """`_ways_after` with a comma before each text, unless the member is the first of the object."""
         comma = self._comma if state.written else EMPTY
         return [(after, seq(comma, text)) for after, text in self._ways_after(member, state)]
 
@@ -207,12 +207,12 @@ class MemberSequence:
         return alt(found, skipped)
 
     def _first(self, state: _State) -> Expression:
-        """Texts of one or more of the others, without any member before them."""
+        """Texts of one or more of `others` at the beginning of an object."""
         steps = [step for other in self._others for step in self._steps(other, state)]
         return alt(*(seq(text, self._tail(after)) for after, text in steps))
 
     def _tail(self, state: _State) -> Expression:
-        """Texts of any number of others after the members written so far, up to the end of the object."""
+        """Texts of the `others` that may follow the members written so far, up to the end of the object."""
         ending = EMPTY if self._may_end(state) else NOTHING
         if not self._others:
             return ending

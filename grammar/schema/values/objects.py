@@ -61,7 +61,8 @@ NAME_THEM = (
 )
 MAX_PATTERN_STATES = 5000
 MAX_PATTERN_SETS = 4
-"""Most patterns for names if their automaton has too many states. Every set of the patterns is then tried."""
+"""Most patterns for names whose automaton has too many states. For such patterns every set of them is
+tried."""
 
 
 class _Unnamed(NamedTuple):

@@ -109,11 +109,9 @@ def _integers(
 
 
 def _limited(low: Bound | None, high: Bound | None, divisors: list[Divisor]) -> tuple[Bound, Bound]:
-    """The bounds, with a default for a missing one: numbers have at most MOST_DIGITS digits before the point.
-    If the schema names a number with at least as many digits, they may have one digit more than that number.
-
-    If remainders take many states, the default allows fewer digits.
-    """
+    """The bounds, with a default in place of None: numbers have at most MOST_DIGITS digits before the point.
+    If the schema names a number with at least that many digits, the limit is one digit more than the longest
+    number named. If remainders take many states, the default allows fewer digits."""
     remainders = [len(after_digits(divisor.unit) or ()) for divisor in divisors]
     states = max(1, math.prod(remainders))
     possible = MAX_STATES // states + len(str(states)) - 2  # fewer states are reachable by the first digits
@@ -129,7 +127,8 @@ def _on_integers(divisor: Divisor) -> Divisor:
 
 
 def _divisors(disjunct: Disjunct) -> list[Divisor]:
-    """The negated divisors, followed by one divisor for all positive ones, their least common multiple."""
+    """The negated divisors, followed by one divisor in place of all positive divisors: their least common
+    multiple."""
     assertions = disjunct.asserted(MultipleOf)
     divisors = [Divisor.of_step(each.divisor, positive=False) for each in assertions if not each.positive]
     positive = [each.divisor for each in assertions if each.positive]

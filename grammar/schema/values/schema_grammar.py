@@ -37,7 +37,7 @@ class Options(NamedTuple):
     """Whether the automaton can count long repetitions. If not, strings with a maxLength have at most
     `scalars.LONGEST` characters, and arrays with a maxItems at most `arrays.MAX_WRITTEN_OUT` items."""
     most_multiplied: int | None = None
-    """Disjuncts above which choices become clauses (`NormalForm`); None for the default."""
+    """Number of disjuncts above which choices become clauses (`NormalForm`); None for the default."""
 
 
 class SchemaGrammar:
@@ -204,7 +204,7 @@ def _boolean(grammar: SchemaGrammar, disjunct: Disjunct) -> Expression:
 
 
 def _literals(disjunct: Disjunct, **values: bool | None) -> Expression:
-    """The names of those `values` that no negated enum excludes, as texts."""
+    """The names of `values` as texts, without the values that a negated enum excludes."""
     excluded = [value for assertion in disjunct.asserted(NotInEnum) for value in assertion.values]
     return alt(*(Text(name) for name, value in values.items() if Value(value) not in excluded))
 
@@ -217,5 +217,5 @@ _BUILDERS: list[tuple[frozenset[str], Callable[[SchemaGrammar, Disjunct], Expres
     (frozenset(["boolean"]), _boolean),
     (frozenset(["null"]), _null),
 ]
-"""Pairs of types of values, and a function that returns the expression for a disjunct's values of these
+"""Pairs of a set of types and a function that returns the expression of a disjunct's values of these
 types."""
