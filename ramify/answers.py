@@ -34,8 +34,8 @@ class AnswerStore:
     """A store of answers in the file at `path`. The file is made if it does not exist.
 
     Raises `InvalidRequest` if the file is not a store of answers, is of another version, is damaged, or
-    cannot be opened and written. If a read or a write fails later, that answer is not found or not kept, and
-    the first such failure is logged as a warning.
+    cannot be opened and written. If a later read fails, `get` returns None. If a later write fails, `put`
+    stores nothing. The first such failure is logged as a warning.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -100,9 +100,9 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class AwaitTools(Message, frozen=True, kw_only=True):
-    """A branch of a program continues when all of these tools have returned.
+    """A branch of a program waits until all of `tools` have returned.
 
-    The branch's leases are ordered by the expected time of their return.
+    The branch's leases are ordered by the time at which the last tool is expected to return.
     """
 
     program: str
@@ -437,7 +437,8 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sequence."""
     digests: tuple[int, ...]
     tokens: bytes
-    """The token ids of the pages as int32 in native byte order: a page's number of tokens for each digest."""
+    """The token ids of the run's pages, as int32 in native byte order. Each digest stands for one page of
+    ids."""
 
 
 class TreeChange(Message, frozen=True, kw_only=True):
@@ -447,13 +448,13 @@ class TreeChange(Message, frozen=True, kw_only=True):
     """
 
     epoch: int
-    """Identifies the tree: that of a restarted engine core has a new epoch."""
+    """Id of the tree. The tree of a restarted engine core has a new epoch."""
     number: int
     """Number of the message, counted for each tree from 1 on."""
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     whole: bool = False
-    """Whether `added` has everything that the tree holds."""
+    """Whether `added` is the whole content of the tree instead of a change."""
     runs: tuple[PageRun, ...] = ()
     """The runs of the added pages, if KV events are published."""
 

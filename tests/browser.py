@@ -1,4 +1,4 @@
-"""Pages in a headless browser, where there is one."""
+"""Web pages in a headless browser, if one is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ needs_browser = pytest.mark.skipif(
 
 
 def rendered(address: str, *, profile: Path) -> str:
-    """The page's document after its scripts have run for some seconds of its own time, without its script."""
+    """The document at `address`, without scripts, after its scripts have run for 2 s of virtual time.
+    `profile`: the browser's folder."""
     assert BROWSER is not None
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     done = subprocess.run(

@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 KINDS = {".py", ".md", ".html", ".js", ".css", ".toml", ""}
 EXCLUDED = {"tests/test_words.py", "docs/glossary.md", "docs/files.md", "CHANGELOG.md", "LICENSE"}
-"""Besides this file: the table of the old words, a list that is generated from the code, and the past."""
+"""Files that are not searched: this file, the table of the old words, a list generated from the code, and
+records of the past."""
 ALL = ("",)
 RUNTIME = ("runtime/", "tests/runtime/")
 GRAMMAR = ("grammar/", "tests/grammar/")

@@ -81,7 +81,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 
 def _notes(error: BaseException | None) -> list[str]:
-    """The notes of an error and of the errors that caused it. Those of the first cause come first."""
+    """The notes of an error and of the errors that caused it, in order from the first cause to `error`."""
     notes: list[str] = []
     while error is not None:
         notes[:0] = getattr(error, "__notes__", ())

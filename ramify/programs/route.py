@@ -100,7 +100,7 @@ async def results(run: str, request: Request) -> Response:
 class _ProgramStream(EventStream):
     """The event stream of a program.
 
-    While the program runs, `results` finds the stream under `run`, the client's id of the program.
+    `run` is the client's id of the program. While the program runs, `results` finds the stream under this id.
     """
 
     def __init__(
