@@ -338,7 +338,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ar
     start: int
     tokens: int
     pages: int
-    """Number of pages that are counted under the node."""
+    """Number of pages that the node owns."""
     state: Literal["in_use", "leased", "evictable"]
     locks: int = 0
     """Number of running requests that need the node."""

@@ -1,4 +1,4 @@
-"""``POST /v1/calls``: requests in the words of the runtime."""
+"""``POST /v1/calls``: requests as the runtime's own messages."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_gateways_read_which_adapters_there_are() -> None:
 
 
 def totals(http: httpx.Client) -> dict[str, int]:
-    """The counted tokens by the name in the usage."""
+    """Name of a count in the usage → its total in /metrics."""
     text = http.get("/metrics").text
     names = {
         "prompt_tokens": "prompt",
