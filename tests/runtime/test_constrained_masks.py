@@ -10,7 +10,8 @@ STOP, VOCAB = 0, 64
 
 
 class EvenThenEnd:
-    """Any even token may come; after three tokens only the end. Counts the masks that it fills."""
+    """A grammar that allows any even token, and after three tokens only the end. It counts the masks that it
+    fills."""
 
     free = False
     completion_tokens = 1

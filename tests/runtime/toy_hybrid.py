@@ -1,6 +1,7 @@
-"""A toy hybrid: one attention layer and one recurrent layer, whose state decides much of what comes next.
+"""A toy hybrid model: an attention layer and a recurrent layer, whose state has a strong effect on the
+output.
 
-The recurrence goes token by token in plain torch, so that chunks and batches do not change its values.
+The recurrence runs token by token in plain torch, so chunks and batches do not change its values.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class ToyHybrid(CausalLM):
 
 
 class ToyRunner(WatchedRunner):
-    """Shows the toy the batch that is being computed."""
+    """A runner that gives the toy model access to the current batch."""
 
     batch: ForwardBatch
 
@@ -98,7 +99,8 @@ class ToyRunner(WatchedRunner):
 
 
 def oracle(toy: ToyHybrid) -> Any:
-    """Computes whole sequences, each in one pass on pages and a slot of its own, as a transformers model."""
+    """A function like a transformers model. It computes each sequence in one pass, on its own pages and state
+    slot."""
     _, kernels = resolve_ops(EngineConfig(), torch.device("cpu"))
     pool = KvPool(toy.config, num_pages=16, page_size=16, dtype=torch.float32)
     assert toy.config.states is not None
