@@ -1,7 +1,6 @@
 """Writes grammar/compile/backend_keywords.json: the treatment of each keyword by other grammar libraries.
 
-``python docs/backend_keywords.py [BACKEND…]`` runs the libraries on the tests' schemas, which takes a few
-minutes.
+``python docs/backend_keywords.py [BACKEND…]`` runs them on the tests' schemas, which takes a few minutes.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ FOLDERS = ("ramify", "lang", "grammar", "runtime", "radix", "kernels")
 
 
 def table() -> str:
-    """A Markdown list for each folder: the first line of the folder's docstring, then a link to each file
-    with the first line of its docstring."""
+    """A list for each folder: the first line of its docstring, then a link and first line of each file."""
     parts = []
     for top in FOLDERS:
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):

@@ -44,8 +44,7 @@ SUITE = [case for case in written() if case.style == "suite"]
 
 
 class Tried(NamedTuple):
-    """A compiled schema: its keywords, and the numbers of instances that its grammar judges rightly and
-    wrongly."""
+    """A compiled schema, and the numbers of instances that its grammar judges right and wrong."""
 
     keywords: frozenset[str]
     right: int
@@ -126,8 +125,7 @@ MARKS = {"enforced": "yes", "widened": "no", "refused": "refused", "unknown": "?
 
 
 def other_backends() -> list[str]:
-    """The lines of a Markdown table of `backend_keywords.json`: a line for each feature that a backend
-    enforces or widens."""
+    """Markdown lines of `backend_keywords.json`: a line for each feature that a backend has."""
     found = keywords.table()
     versions = [f"{keywords.PACKAGES[name]} {one.version}" for name, one in found.items()]
     names = sorted(

@@ -81,8 +81,7 @@ def survey() -> list[Row]:
 
 
 def tried(model_type: str, architecture: str) -> Row | None:
-    """Run a tiny model of `architecture`; returns its row. None if no tiny config can be made, or if the
-    model is a part of another model."""
+    """The row of an architecture; None if it has no tiny config, or is a part of another model."""
     if model_type in NEVER_TINY:
         return None
     row = Row(model_type, architecture)
@@ -109,8 +108,7 @@ def tried(model_type: str, architecture: str) -> Row | None:
 
 
 def own_cells(family: Family) -> list[str]:
-    """The results of a family run by Ramify's own code: float32 equality, prefix sharing, GGUF, quantised,
-    LoRA."""
+    """Results with Ramify's own code: float32 equality, prefix sharing, GGUF, quantised, LoRA."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         reference = reference_of(family, folder / "float32")

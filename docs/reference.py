@@ -36,8 +36,7 @@ SECTIONS = {
     "Choices of a select": "ramify.lang.calls",
     "Errors": "ramify.errors",
 }
-"""Title of a section → pattern of the modules whose public names it lists. The last section lists all other
-names."""
+"""Title of a section → pattern of the modules of its names. Names of no section come last."""
 MADE_FOR_USERS = ("ForkGroup", "ProgramState", "Tool", "ToolCall", "BatchSummary", "Backend")
 """Classes that users do not construct."""
 LONGEST_DEFAULT = 30
@@ -168,8 +167,7 @@ def markdown(found: Any) -> str:
 
 
 def struct_docs() -> Iterator[tuple[str, str]]:
-    """Yield (field, docstring) for the sampling options. They are a msgspec struct, which `field_docs` does
-    not read."""
+    """Yield (field, docstring) for the sampling options, a struct that `field_docs` does not read."""
     source = inspect.getsource(SamplingParams)
     for name, text in re.findall(r'^    (\w+): [^\n]+\n    """(.*?)"""', source, re.DOTALL | re.M):
         yield name, " ".join(text.split())

@@ -437,8 +437,7 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sequence."""
     digests: tuple[int, ...]
     tokens: bytes
-    """The token ids of the run's pages, as int32 in native byte order. Each digest stands for one page of
-    ids."""
+    """The token ids of the run's pages, one page for each digest, as int32 in native byte order."""
 
 
 class TreeChange(Message, frozen=True, kw_only=True):

@@ -288,8 +288,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evicted_tokens: int = 0
     """Prompt tokens that had been in the prefix tree, were evicted, and had to be computed again."""
     evicted_by: str = ""
-    """Name and id of the program (or id of the request, if it has no program) for which most of the
-    `evicted_tokens` were evicted."""
+    """Name and id of the program, or id of the request, for which most of `evicted_tokens` were evicted."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Completion tokens of the thoughts, with their end mark. 0 if thoughts are not separated from the
@@ -362,8 +361,7 @@ class Enforcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     narrowed: tuple[str, ...] = ()
     """Kinds of valid texts that the grammar does not allow, described by a sentence each."""
     whole: bool = True
-    """Whether an output is complete even if it reaches max_tokens. If False, max_tokens may cut the output
-    short."""
+    """Whether an output is complete even if it reaches max_tokens. If False, the output may be cut."""
 
     def fields(self) -> dict[str, Any]:
         """The fields of a response that report the differences.

@@ -102,8 +102,7 @@ def has_references(source: str) -> bool:
 
 
 def bundled(source: str, find: Find) -> str:
-    """The schema `source`, in which every schema is embedded that `source` refers to, directly or through
-    others.
+    """The schema `source`, with all schemas embedded to which it refers directly or through other schemas.
 
     A reference is resolved against the ``$id`` around it, and `find` is asked for the resulting URI. If
     `find` has no such schema, `find` is asked for the reference as written. Raises the errors of `find`, and

@@ -17,8 +17,7 @@ needs_browser = pytest.mark.skipif(
 
 
 def rendered(address: str, *, profile: Path) -> str:
-    """The document at `address`, without scripts, after its scripts have run for 2 s of virtual time.
-    `profile`: the browser's folder."""
+    """The document up to its first script, after the scripts have run for 2 s of virtual time."""
     assert BROWSER is not None
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     done = subprocess.run(

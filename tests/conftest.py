@@ -35,8 +35,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
-    """Seed all generators before each test, so that a test draws the same numbers alone, in any order and in
-    any process."""
+    """Seed all generators, so that a test draws the same numbers alone and in any order."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

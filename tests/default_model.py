@@ -10,10 +10,10 @@ from ramify.runtime.model.checkpoint import ModelFiles
 
 
 def load_reference(files: ModelFiles, dtype: Any = None) -> Any:
-    """Load transformers' model of the default GGUF file, in float32 or `dtype`.
+    """Load the default GGUF file into transformers' model, in float32 or `dtype`, with transformers' code
+    alone.
 
-    Only code of transformers reads the file and renames the tensors. `from_pretrained(gguf_file=…)` would
-    need accelerate.
+    Its `from_pretrained(gguf_file=…)` would need accelerate.
     """
     import gguf
     import torch

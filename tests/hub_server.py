@@ -1,7 +1,6 @@
 """A local server with the part of the Hugging Face hub's API that `huggingface_hub` uses to download.
 
-It answers requests for model info with siblings, for the tree, and HEAD and GET of files with ranges. Files
-are redirected, as LFS files are.
+It serves model info, the tree, and HEAD and GET of files, with ranges and the redirect of LFS files.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ COMMIT = "c" * 40
 
 @dataclass
 class HubServer:
-    """The state of the server. `repositories`: name → path → content. `breaks`: path → number of bytes after
-    which the path's next download breaks off."""
+    """`repositories`: name → path → content. `breaks`: path → bytes after which its next download ends."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: dict[str, str] = field(default_factory=dict)

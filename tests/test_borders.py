@@ -78,8 +78,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 
 def test_every_room_says_what_it_is_for() -> None:
-    """Every package has a docstring. The docstring of a package with more than 16 modules names all of
-    them."""
+    """Every package has a docstring, which names all modules if there are more than 16."""
     for name, path in MODULES.items():
         if path.name != "__init__.py":
             continue
@@ -198,8 +197,7 @@ def test_files_stay_readable() -> None:
 
 
 def room_of(module: str) -> str:
-    """The room of a module: ``lang``, ``grammar``, ``runtime.scheduler``, ``ramify.cli`` and others. The
-    shared modules are in the room ``ramify``."""
+    """The room of a module, such as ``runtime.scheduler``; ``ramify`` for the shared modules."""
     if module.startswith(ROOF):
         return ".".join(module.split(".")[:2])
     _, *parts = module.split(".")

@@ -27,8 +27,7 @@ SHOWN = {
 
 
 class Block(NamedTuple):
-    """A Python block of a guide. `needs` comes from a comment above the block: ``<!-- needs: engine -->``, or
-    ``server`` or ``ray``."""
+    """A Python block of a guide. `needs`: the word in ``<!-- needs: engine -->`` above it, if any."""
 
     needs: str
     code: str
@@ -134,8 +133,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def definitions(path: Path) -> set[str]:
-    """The dotted names of a file's classes, functions and constants, and of the definitions in its
-    classes."""
+    """Dotted names of the classes, functions and constants of a file and of its classes."""
 
     def walk(body: list[ast.stmt], prefix: str) -> Iterator[str]:
         for node in body:
@@ -191,8 +189,7 @@ def sources() -> tuple[list[str], set[str]]:
 
 @pytest.mark.parametrize("record", RECORDS, ids=name)
 def test_classes_and_paths_that_a_decision_names_exist(record: Path) -> None:
-    """In code spans, a capitalised name must occur in the sources. A path of a Python file may lack its first
-    folders."""
+    """Capitalised names in code spans occur in the sources. A path may lack its first folders."""
     files, known = sources()
     for named in re.findall(r"`([^`\n]+)`", record.read_text()):
         if re.fullmatch(r"[A-Z]\w*(?:\.\w+)*(?:\(\))?", named):

@@ -1,5 +1,4 @@
-"""GPUs in the documentation: a table of `docs/kernels.md` says what has run on which, and no other page
-claims more."""
+"""GPUs in the docs: a table of `docs/kernels.md` says what has run, and no other page claims more."""
 
 from __future__ import annotations
 

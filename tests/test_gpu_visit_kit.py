@@ -1,5 +1,4 @@
-"""The kit for a GPU host without a network (`.ci/gpu_visit_kit.py`): its wheels, and its script on the
-host."""
+"""The kit for a GPU host without a network (`.ci/gpu_visit_kit.py`): wheels and the host's script."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def test_it_asks_for_what_runs_and_tests_the_engine(kit: ModuleType) -> None:
 
 
 def test_the_host_has_torch_and_triton_of_its_own(kit: ModuleType) -> None:
-    """The kit has no wheel of torch or triton, which would replace the versions that fit the host's
-    driver."""
+    """A wheel of torch or triton would replace the version that fits the host's driver."""
     listed = [line for line in kit.HOST.read_text().splitlines() if not line.startswith("#")]
     assert {"torch", "triton", "numba", "transformers"} <= {kit.name_of(line) for line in listed}
     assert not {kit.name_of(line) for line in listed} & set(kit.ABSENT)

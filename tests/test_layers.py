@@ -28,8 +28,7 @@ def package_of(name: str) -> str:
 
 
 def is_facade(name: str) -> bool:
-    """Whether a module belongs to no layer: an `__init__`, which may import its package's children, or a
-    `__main__`, which starts the layers above."""
+    """Whether it is an `__init__`, which may import its children, or a `__main__`: neither has a layer."""
     return name in PACKAGES or name.endswith(".__main__")
 
 
@@ -66,8 +65,7 @@ def layers_of(room: str) -> list[str] | None:
 
 
 def packages_of(room: str) -> set[str]:
-    """The packages of the room that have modules. The five other rooms lie below `ramify`, but are not part
-    of the room `ramify`."""
+    """The packages of the room that have modules. The room `ramify` excludes the five others."""
     others = tuple(f"{other}." for other in ROOMS[:-1]) if room == "ramify" else ()
     return {
         package_of(name)

@@ -115,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
 def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
     """The main parser, and the parser of the command `chosen`.
 
-    Only that command is imported and has its arguments; without a command, both are the main parser.
+    Only that command is imported, and gets its arguments. Without a command, both are the main parser.
     """
     parser = _Parser(
         prog="ramify", description="Programs that make many calls to a language model, and their runtime."

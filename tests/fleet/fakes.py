@@ -224,7 +224,7 @@ class Served:
 
 
 def asked(rid: str, *more: int, program: str = "", limit: int | None = None, **fields: Any) -> Generate:
-    """A request with the prompt `PREFIX` + `more`, if given in a `program` with a token `limit`."""
+    """A request with the prompt `PREFIX` + `more`. `limit`: most tokens of its `program`."""
     limits = () if limit is None else (LimitHint(id="l", max_total_tokens=limit),)
     hint = ProgramHint(program=program, limits=limits) if program else None
     return Generate(rid=rid, prompt=(PREFIX + more,), hint=hint, **fields)

@@ -253,8 +253,7 @@ def test_a_death_ends_the_move(moving: Moving, dead: int) -> None:
 
 
 def test_requests_that_are_aborted_while_they_wait(moving: Moving) -> None:
-    """An aborted request is sent to its engine core at once, to be answered. Another request for the same
-    pages keeps waiting."""
+    """An aborted request is sent at once, to be answered. A request for the same pages waits on."""
     for rid in "ab":
         moving.send(asked(rid, ord(rid)))
     message = moving.exporting()
@@ -321,8 +320,7 @@ def test_a_closed_fleet_leaves_no_file(moving: Moving, tmp_path: Path) -> None:
 
 
 def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving) -> None:
-    """The prefixes of one program go to one replica, and so does its next request. Short prefixes are not
-    moved."""
+    """All prefixes of a program go to the replica of its next request. Short prefixes stay."""
     ids = [tuple(range(start, start + 320)) for start in (0, 1000, 2000)]
     held = (
         HeldPrefix(scope=":s", ids=ids[0], owners=("p",)),

@@ -1,5 +1,4 @@
-"""Placement of requests: forks stay together while that is cheaper, slow replicas get little, scopes are
-apart."""
+"""Placement: forks stay together if that is cheaper; slow replicas get little; scopes are apart."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def test_a_new_life_forgets_the_old_one() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_trees_are_found_as_they_are(seed: int) -> None:
-    """The index equals the tree after random commits, evictions and flushes. Some events are lost, and whole
-    trees are sent instead."""
+    """The index equals the tree, although some events are lost and whole trees are sent instead."""
     draw = random.Random(seed)
     log = TreeLog(PAGE)
     cache = PrefixCache(120, PAGE, log=log)
@@ -132,8 +130,7 @@ def test_a_program_stays_where_its_pages_are() -> None:
 def test_a_new_replica_gets_work_where_its_pages_come_sooner_than_its_turn(
     move_s: float | None, home: str
 ) -> None:
-    """Replica a has 800 tokens of work at 1 ms a token, and has 2,000 of the prompt's 2,010 tokens in its
-    tree."""
+    """Replica a has 800 tokens of work, at 1 ms a token, and 2,000 of the prompt's 2,010 tokens."""
     placement, text = fleet("a"), tokens(1, 2010)
     placement.apply("a", change(1, DIGESTS.page_ends(text, "", PAGE)))
     placement._pace.learn(1.0, 1000, 0.0)
@@ -248,8 +245,7 @@ def test_the_work_of_one_that_leaves_goes_to_the_others() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_replicas_that_come_and_go_keep_the_sums_right(seed: int) -> None:
-    """After random joins, drains, deaths, events and requests, the sums of work equal a recount over all
-    requests."""
+    """After random joins, drains, deaths and requests, each sum of work equals a recount."""
     draw = random.Random(seed)
     placement = Placement(PAGE)
     texts = [tokens(i, 200) for i in range(6)]

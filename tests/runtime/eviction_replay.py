@@ -38,8 +38,7 @@ class Replayed:
 
 
 def events(trace: Trace) -> Iterator[tuple[float, str, Call | str]]:
-    """(time, kind, call or program) of the events of `trace`, in order. At equal times, calls end, then
-    programs, then calls start."""
+    """Events in order of time. At equal times: ends of calls, ends of programs, starts of calls."""
     numbers = itertools.count()
     found: list[tuple[float, int, int, str, Call | str]] = []
     for call in trace.calls:
@@ -256,7 +255,7 @@ class Row:
     """Prompt tokens that are computed if nothing is ever evicted."""
     lru: int
     program: int
-    """Prompt tokens computed in addition to `needed`, as are `lru` and `optimum`."""
+    """Prompt tokens computed in addition to `needed`, with hints; `lru`: without hints."""
     optimum: int
     delayed: tuple[int, ...]
 

@@ -1,8 +1,7 @@
 """A subscriber to KV events, written from vLLM's format (0.26) without Ramify's code.
 
-A message has three frames: topic, sequence number (8 bytes, big-endian) and payload. A request for a replay
-has an empty frame and the first wanted number. Each answer has an empty frame before the three frames; the
-payload of the last answer is empty.
+Frames: topic, sequence number (8 bytes, big-endian), payload. A request for a replay has an empty frame and
+the first wanted number. Each answer has an empty frame before the three; the last answer has no payload.
 """
 
 from __future__ import annotations

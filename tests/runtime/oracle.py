@@ -44,8 +44,7 @@ def greedy(model: Any, prompt: Sequence[int], count: int, eos: Sequence[int] = (
 
 
 def assert_same(expected: Greedy, got: Sequence[int]) -> bool:
-    """Assert that `got` is equal to `expected` up to the first tie of the two best logits. Returns whether
-    all tokens are equal."""
+    """Assert that `got` is `expected` up to the first tie. Returns whether all tokens are equal."""
     for step, (want, have) in enumerate(zip(expected.ids, got, strict=False)):
         if want != have:
             margin = expected.margins[step]

@@ -42,8 +42,7 @@ class Work:
 
 
 def plan(trace: Trace) -> list[Work]:
-    """The calls with their dependencies. A call depends on all calls of its program that had ended before it
-    began."""
+    """The calls of the trace. Each depends on the calls of its program that had ended before it."""
     by_program: dict[str, list[Call]] = defaultdict(list)
     for number, call in enumerate(trace.calls):
         by_program[call.hint.program if call.hint is not None else f"plain{number}"].append(call)
@@ -114,8 +113,7 @@ class Simulation:
         self.waiting.append(request)
 
     def _step(self) -> None:
-        """Run a step like `StepPlanner.schedule`: all decoding requests go on; prefills share a budget,
-        oldest first."""
+        """Run a step like `StepPlanner.schedule`: decodes go on; prefills share a budget, oldest first."""
         budget, decoding, stops = CHUNK_TOKENS, 0, list[tuple[Request, int]]()
         for request in list(self._running):
             if request.pages.lock is None:

@@ -176,8 +176,7 @@ def chat(root: Branch, dice: Dice) -> None:
 
 
 def tree_of_thought(root: Branch, dice: Dice) -> None:
-    """Tree of thoughts: three levels of proposals, each judged. The best two of a level go on; the others are
-    never joined."""
+    """Tree of thoughts: three levels of judged proposals. Only the best two of a level go on."""
     root.say(dice.prompts[4]).say(dice.tokens(dice.between(300, 1500)))
     best = [root]
     for _ in range(3):
@@ -208,8 +207,7 @@ def judge(root: Branch, dice: Dice) -> None:
 
 
 def map_reduce(root: Branch, dice: Dice) -> None:
-    """Map-reduce: pieces of a document, each summarised under the same instructions, then a summary of the
-    summaries."""
+    """Map-reduce: summaries of a document's pieces with one instruction, then a summary of all."""
     root.say(dice.prompts[5]).say(dice.tokens(100))
     pieces = root.fork(dice.between(4, 12))
     for piece in pieces:
@@ -232,8 +230,7 @@ ONE_SHOT_PER_S = 2.0
 
 
 def generate(seed: int, seconds: float, rate: float = 1.0, kinds: Sequence[str] = (*KINDS, "plain")) -> Trace:
-    """A trace of programs that begin within `seconds`, at `rate` times the rates of `KINDS` and
-    `ONE_SHOT_PER_S`."""
+    """Programs that begin within `seconds`, at `rate` times the rates of `KINDS`."""
     dice = Dice(seed)
     trace = Trace([], [])
     for kind, (body, per_s) in KINDS.items():
@@ -264,13 +261,12 @@ def _arrivals(dice: Dice, per_s: float, seconds: float) -> Iterator[float]:
 
 
 def recorded(paths: Sequence[Path], copies: int, every: float, seed: int) -> Trace:
-    """A trace of recorded runs, read from JSON files with the results of ``state.trace.to_dict()``, or lists
-    of them.
+    """A trace of recorded runs: JSON files with results of ``state.trace.to_dict()``, or lists of them.
 
-    Records have numbers of tokens, but not the tokens. A request gets the recorded number of tokens. The
-    number shared with earlier requests of its run is ``prompt_tokens - distinct_tokens``. The shared tokens
-    are taken from the latest long enough request of its branch, else of a branch above, else of any branch.
-    Every run is replayed `copies` times with different tokens; a run begins every `every` seconds.
+    A record has numbers of tokens, but no tokens. Of a request's tokens, ``prompt_tokens - distinct_tokens``
+    are shared with earlier requests of its run. They are taken from the latest long enough request of its
+    branch, else of the branches above it, else of any branch. Every run is replayed `copies` times with
+    different tokens; a run begins every `every` seconds.
     """
     dice = Dice(seed)
     trace = Trace([], [])
@@ -320,8 +316,7 @@ class Recorded:
         self._writer.calls.append(Call(start, end, prompt, answer, hint, call["tools"]))
 
     def _known(self, count: int, branch: str) -> Tokens:
-        """The first `count` tokens of an earlier request: of this branch, else of the nearest, and of several
-        the latest. Random tokens if none is long enough."""
+        """The first `count` tokens of the latest request nearest to `branch`; random if none is as long."""
         enough = [(where, tokens) for where, tokens in self._held if len(tokens) >= count]
         if not enough:
             return self._writer.dice.tokens(count)

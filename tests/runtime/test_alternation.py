@@ -1,5 +1,4 @@
-"""Speculation and overlap scheduling together: a step has drafts or is launched ahead, whichever is
-faster."""
+"""Speculation with overlap scheduling: a step drafts or is launched ahead, whichever is faster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`itl_target_ms`: prompts are prefilled in chunks small enough for the target latency of decoding
-requests."""
+"""`itl_target_ms`: prefill chunks are small enough for the target latency of decoding requests."""
 
 from __future__ import annotations
 

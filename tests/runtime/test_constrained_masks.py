@@ -10,8 +10,7 @@ STOP, VOCAB = 0, 64
 
 
 class EvenThenEnd:
-    """A grammar that allows any even token, and after three tokens only the end. It counts the masks that it
-    fills."""
+    """A grammar of three even tokens and the end. It counts the masks that it fills."""
 
     free = False
     completion_tokens = 1

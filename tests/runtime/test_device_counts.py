@@ -1,5 +1,4 @@
-"""Token counts kept on the device, compared with logit edits that the host makes anew: same bits, fewer
-bytes."""
+"""Token counts on the device, compared with logit edits made anew by the host: same bits, fewer bytes."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Text:
 
 
 def edited(edits: LogitEdits | None, rows: int) -> torch.Tensor:
-    """The amounts of `edits` as a dense tensor (3, rows, VOCAB), independent of their order; NaN if a logit
-    is not edited."""
+    """The amounts of `edits` as a tensor (3, rows, VOCAB); NaN for logits that are not edited."""
     found = torch.full((3, rows, VOCAB), torch.nan)
     if edits is not None:
         row, token = edits.places.long()

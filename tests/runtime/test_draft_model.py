@@ -102,8 +102,7 @@ def test_the_same_tokens(tiny_folder: Path, other_folder: Path, options: Any, pe
 def test_the_same_model_as_draft_model_is_always_right(
     tiny_folder: Path, no_lookups: None, options: Any
 ) -> None:
-    """The draft model's KV matches the pages' tokens, whatever their origin. KV rows that were never written
-    are NaN."""
+    """The draft model's KV matches the pages' tokens. KV rows that were never written are NaN."""
     options, waves = dict(options), options.get("waves", 1)
     options.pop("waves", None)
     without = Forks(tiny_folder, None, **options)

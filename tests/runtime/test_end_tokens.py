@@ -26,8 +26,7 @@ SCHEMA = json_schema({"type": "object", "properties": {"a": {"enum": ["yes", "no
 
 
 def copied(tiny_folder: Path, folder: Path, eos: Any, **tokenizer: Any) -> Path:
-    """The tiny model with the end-of-sequence token `eos`. Fields of the tokenizer's config that are None are
-    removed."""
+    """The tiny model with the end token `eos`. Fields of the tokenizer's config with None are removed."""
     shutil.copytree(tiny_folder, folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     for name, fields in (("config.json", {"eos_token_id": eos}), ("tokenizer_config.json", tokenizer)):

@@ -149,8 +149,7 @@ def request(flow: str, priority: int = 0, prompt: int = 1, rid: str = "r") -> Re
 
 
 def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], float]:
-    """(names of the flows that yield, share of flows that yield). A group is (name, requests, prompt tokens
-    of each)."""
+    """(flows that yield, their share), for groups (name, requests, prompt tokens of each)."""
     flows = Flows(chunk)
     running = [request(name, prompt=length) for name, count, length in groups for _ in range(count)]
     for one in running:

@@ -1,5 +1,4 @@
-"""Outputs that reach max_tokens: the finish reason is "stop" if they are whole, "length" if free text was
-cut."""
+"""Outputs that reach max_tokens: finish reason "stop" if they are whole, "length" if free text was cut."""
 
 from __future__ import annotations
 

@@ -218,8 +218,7 @@ def test_a_turn_that_goes_on_after_a_death_keeps_its_marks(local: Local) -> None
 
 
 def test_only_the_control_tokens_are_marks(local: Local) -> None:
-    """Ordinary text that spells a mark is not listed. Nothing is listed if special tokens are left out of the
-    text."""
+    """`controls` lists no text that spells a mark, and no special token that is left out."""
     (chunk,) = chunks_of(local, "arguments", 10_000)
     marks = [next(mark for mark in SPECIAL if chunk.text.startswith(mark, at)) for at in chunk.controls]
     assert marks == ["<|channel|>", "<|message|>", "<|call|>"]

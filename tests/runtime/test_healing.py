@@ -138,8 +138,7 @@ def test_off_where_it_is_not_wanted(tiny_model: Any) -> None:
 
 
 def test_retracted_while_healing(tiny_model: Any, tiny_oracle: Any) -> None:
-    """With few pages, requests are retracted. They choose the ends of their prompts again, with the same
-    result."""
+    """With few pages, requests are retracted, and heal their prompts again with the same result."""
     prompts = [[*b"abcd" * 6, *end] for end in (b"ab", b"a", b" ", b"bbbb", b":")]
     local = LocalScheduler(tiny_model, healer=Healer(vocabulary()), num_pages=24, page_size=4)
     rids = [local.submit(prompt, open_end=True, max_tokens=24, ignore_eos=True) for prompt in prompts]

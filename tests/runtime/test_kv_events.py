@@ -297,8 +297,7 @@ def test_without_events_the_log_keeps_no_tokens() -> None:
 
 
 def until(engine: Engine, subscriber: Subscriber, told: Callable[[], bool]) -> None:
-    """Wait until `told` is true. An answer and the events of its last step take different ways, so the answer
-    may come first."""
+    """Wait for `told()`. An answer may come before the events of its last step."""
     deadline = time.monotonic() + 20
     while not told():
         assert time.monotonic() < deadline, where_it_stopped(engine, subscriber)

@@ -75,8 +75,7 @@ def model_of(
 
 
 def steps() -> list[list[Extension]]:
-    """Three steps: prefills of several lengths; then chunks and decodes; then decodes that share two
-    pages."""
+    """Three steps: prefills; then chunks and decodes; then decodes that share two pages."""
     ids = torch.randint(0, 96, (6, 80)).int().numpy()
     rows = [range(6), range(6, 12), range(12, 18)]
     stops = [(0, 17, 18), (0, 1, 9), (0, 40, 41)]

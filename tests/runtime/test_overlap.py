@@ -40,8 +40,7 @@ def spelled(text: str) -> list[int]:
 
 
 class Load:
-    """Requests of every kind, submitted at chosen steps. Some are aborted, as by stop strings and by
-    clients."""
+    """Requests of every kind, at chosen steps. Stop strings and clients abort some of them."""
 
     def __init__(self, model: Any, *, overlap: bool, seed: int, longest: int = 14, **options: Any) -> None:
         self.longest = longest

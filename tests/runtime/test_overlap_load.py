@@ -170,8 +170,7 @@ def test_a_saturated_device_hardly_waits_while_requests_come_and_go() -> None:
 
 
 def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
-    """Of a short and a long prompt: after the first chunk, every pass has a decode and a chunk, and none is
-    in vain."""
+    """A decode and a long prompt: after the first chunk, each pass has both, and none is in vain."""
     device, rng = Device(), random.Random(1)
     config = EngineConfig(overlap=True, speculation=False, max_running=128, chunk_tokens=64, check_pages=True)
     scheduler = scheduler_on(device, config, 400)

@@ -203,8 +203,7 @@ def test_every_program_ends_under_overload(policy: str) -> None:
 
 @pytest.mark.parametrize(("running", "rate"), [(4, 0.375), pytest.param(16, 1.05, marks=pytest.mark.long)])
 def test_programs_end_sooner_than_by_other_orders_and_nobody_pays(running: int, rate: float) -> None:
-    """The load is 1.5 times the engine's capacity, on simulated time, so all machines give the same
-    result."""
+    """The load is 1.5 times the capacity, on simulated time: the same on every machine."""
 
     def ends(policy: str) -> tuple[float, float, float, float]:
         programs: list[float] = []

@@ -195,8 +195,7 @@ def test_no_least_number_is_lost_without_a_limit(local: Thinking) -> None:
 
 
 def test_stop_tokens_end_the_answer_alone(local: Thinking) -> None:
-    """A bias makes the model write one token in thoughts and answer. The end mark contains this token,
-    too."""
+    """A bias makes the model write one token, which the end mark contains as well."""
     for wanted in (".", "x"):
         stop = local.ids[wanted.encode()]
         result = local.ask(*THOUGHTS, max_tokens=20, stop_token_ids=(stop,), logit_bias={stop: 100.0})

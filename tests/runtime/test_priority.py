@@ -95,7 +95,7 @@ CROWDS: dict[str, dict[str, Any]] = {
     "priorities": {"priorities": (-1, -1, -1, -1, 0, 5)},
     "flows": {"priorities": (0,), "flows": ("list",) * 4 + ("",) * 2},
 }
-"""Loads in which a list of requests runs when the first others arrive."""
+"""Load → options of `Mixed`. In "flows", the list runs when the first other requests arrive."""
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"overlap": False, "longest": 40},
     "overlap-and-drafts": {"overlap": True, "longest": 40, "speculation": True},

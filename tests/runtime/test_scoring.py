@@ -153,8 +153,7 @@ def test_without_a_prompt(tiny_model: Any) -> None:
 
 
 def test_a_program_computes_nothing_twice(tiny_model: Any) -> None:
-    """The next prompt, which continues a choice, finds the scored prompt and the computed part of the
-    choice."""
+    """A prompt that continues a choice finds the pages of its prompt and of the choice."""
     local = LocalScheduler(tiny_model, num_pages=512)
     told = Told(local)
     (held,) = told.call(prompt_of(30), branch="0")

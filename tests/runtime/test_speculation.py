@@ -116,8 +116,7 @@ def test_pauses_between_lookups_are_bounded(tiny_folder: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("others", [0, 5])
 def test_drafts_of_some_do_not_hold_up_the_others(tiny_folder: Path, others: int) -> None:
-    """One request has drafts with high acceptance. The others have none, and their steps take a quarter
-    longer."""
+    """Drafts of one request make a step at most a quarter longer for requests without drafts."""
     local = LocalScheduler(tiny_folder, speculation=True, num_pages=400)
     for _ in range(4):
         local.complete([REPEATING], max_tokens=32, ignore_eos=True)

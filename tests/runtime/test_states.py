@@ -122,8 +122,7 @@ def test_the_same_tokens_hit_or_cold_alone_or_batched_retracted_or_not(toy: ToyH
 
 
 def test_the_same_tokens_of_every_kind_of_request(toy: ToyHybrid) -> None:
-    """Requests with grammars, forced text, healing, log-probabilities, penalties and sampling, each sent
-    twice."""
+    """Grammars, forced text, healing, log-probabilities, penalties and sampling, each request twice."""
     options: dict[str, Any] = {"make_runner": ToyRunner, "speculation": False, "longest": 40}
 
     def outputs(load: Twice) -> list[Any]:

@@ -282,7 +282,7 @@ def test_of_a_long_prompt_the_end_is_tokenised_with_each_choice() -> None:
 
 
 def test_places_where_later_prompts_part_from_this_one(prompts: PromptTokenizer) -> None:
-    """A state is kept one token before the place, as a token may span it."""
+    """A fork's position is one token before the place, as a token may span the place."""
 
     def forks(*parts: tuple[int, int], **fields: Any) -> tuple[int, ...]:
         hint = ProgramHint(program="p", parts=parts)

@@ -1,5 +1,4 @@
-"""KV pages moved from one scheduler's tree to another's: the same tokens, nothing lost, no damage
-accepted."""
+"""KV pages moved between two schedulers' trees: the same tokens, nothing lost, no damage accepted."""
 
 from __future__ import annotations
 
@@ -357,8 +356,7 @@ def test_a_draft_model_computes_what_was_imported(
 
 
 def test_random_moves_between_two_trees_change_no_output(make: Any, tmp_path: Path) -> None:
-    """Prompts from a small tree of texts, exports, imports and flushes come in random order; pages are
-    evicted."""
+    """Prompts from a small tree of texts, exports, imports, evictions and flushes, in any order."""
     rng = random.Random(3)
     both = [make(num_pages=40, page_size=4, chunk_tokens=16) for _ in range(2)]
     oracle = make(num_pages=64, page_size=4, prefix_cache="naive")

@@ -116,8 +116,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 class Prolongs(RequestSampler):
-    """A sampler that takes the allowed token after which the most tokens are needed; of several, a random
-    one."""
+    """A sampler of the allowed token after which the most tokens are needed; random at a tie."""
 
     def __init__(self, limits: Limits, seed: int) -> None:
         super().__init__(None, limits)  # type: ignore[arg-type]

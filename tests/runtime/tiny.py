@@ -42,8 +42,7 @@ def write_tokenizer(
 
 
 def write_model(folder: Path, *, seed: int = 0, context_length: int = 512, vocab_size: int = VOCAB) -> None:
-    """Write a two-layer Llama with grouped heads. Its random weights are large enough to give distinct
-    logits."""
+    """Write a two-layer Llama with grouped heads, with random weights that give distinct logits."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,7 +1,6 @@
-"""A toy hybrid model: an attention layer and a recurrent layer, whose state has a strong effect on the
-output.
+"""A toy hybrid model: an attention layer, and a recurrent layer with a strong effect on the output.
 
-The recurrence runs token by token in plain torch, so chunks and batches do not change its values.
+The recurrence goes token by token in plain torch, so that chunks and batches do not change its values.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ class ToyRunner(WatchedRunner):
 
 
 def oracle(toy: ToyHybrid) -> Any:
-    """A function like a transformers model. It computes each sequence in one pass, on its own pages and state
-    slot."""
+    """A function like a transformers model: one pass for each sequence, with its own pages and slot."""
     _, kernels = resolve_ops(EngineConfig(), torch.device("cpu"))
     pool = KvPool(toy.config, num_pages=16, page_size=16, dtype=torch.float32)
     assert toy.config.states is not None

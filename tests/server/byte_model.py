@@ -119,8 +119,7 @@ def _instance(schema: Any) -> Any:
 
 
 def _logprobs(tokens: bytes, top: int, start: int, first: bool = True, before: bytes = b"") -> TokenLogprobs:
-    """Log-probabilities of `tokens` from `start` on: -(b % 8) - 0.5 for byte b. The `top` most likely bytes
-    are a, b, c and so on."""
+    """Log-probabilities from `start` on: -(b % 8) - 0.5 of byte b. The `top` bytes are a, b, c, …"""
     places = range(start, len(tokens))
     best = tuple((ord("a") + k, -0.25 * (k + 1)) for k in range(top))
     tops = () if not top else tuple(() if first and i == 0 else best for i in places)

@@ -1,5 +1,4 @@
-"""A frontend with the byte model (`byte_model`) in place of engine cores, and a server for it on a real
-socket."""
+"""A frontend with `byte_model` in place of engine cores, and a server for it on a real socket."""
 
 from __future__ import annotations
 

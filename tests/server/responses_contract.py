@@ -15,8 +15,7 @@ BEYOND = {"ramify", "store", "max_tokens"}
 """Fields that OpenAI's type of a response lacks. OpenAI's service also sends `store`. `max_tokens` is the
 requested budget of the reasoning."""
 BEYOND_EVENTS = BEYOND | {"bytes", "name"}
-"""Fields that OpenAI's types of events lack: `bytes` of tokens in deltas, and the function's `name` with its
-arguments."""
+"""Fields that OpenAI's types of events lack: `bytes` of tokens, and `name` with a call's arguments."""
 
 
 def check_response(data: Any) -> Response:
@@ -27,8 +26,7 @@ def check_response(data: Any) -> Response:
 
 
 def check_events(events: list[Any]) -> Any:
-    """Assert that `events`, the data of a whole stream, are in order and add up; returns the last
-    response."""
+    """Assert that `events`, a whole stream, are in order and add up; returns the last response."""
     for number, data in enumerate(events):
         assert data["sequence_number"] == number
         assert _beyond(EVENTS[data["type"]].model_validate(data)) <= BEYOND_EVENTS

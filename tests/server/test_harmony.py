@@ -1,5 +1,4 @@
-"""gpt-oss's channels over a socket: reasoning, calls and content are separated, in whole answers and
-streams."""
+"""gpt-oss's channels over a socket: reasoning, calls and content, in whole answers and streams."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A null field means the same as a missing one, in every endpoint and at every depth. The fields are found by
-recording those that the server reads."""
+"""Null means the same as a missing field, for every field that the server reads, at every depth."""
 
 from __future__ import annotations
 

@@ -291,8 +291,7 @@ def test_text_offsets_and_keys_of_tokens_within_characters(
 
 
 def test_places_of_a_prompts_tokens() -> None:
-    """Characters that are not in the text have no width: a special token, and a space that SentencePiece
-    adds."""
+    """A special token, and a space that SentencePiece adds, have no width: the text lacks them."""
     texts = ("<s>", " a", "<s>", r"bytes:\xc3", r"bytes:\xa9\xe6", r"bytes:\x97\xa5")
     run = TokenLogprobs(ids=(0,) * 6, logprobs=(0.0,) * 6, texts=texts)
     assert completion_logprobs([run], [], "a<s>é日")["text_offset"] == [0, 0, 1, 4, 4, 5]

@@ -1,5 +1,4 @@
-"""The Responses API over a socket: the input that reaches the model, and the input that is refused by
-name."""
+"""The Responses API over a socket: input that reaches the model, and input that is refused by name."""
 
 from __future__ import annotations
 

@@ -192,8 +192,7 @@ def test_auto_is_free_text_up_to_the_trigger(
 
 
 def asked(endpoint: str, **fields: Any) -> dict[str, Any]:
-    """A request body with the tools WEATHER and TIME. `tool_choice` is given in the form of the Responses
-    API."""
+    """A body with the tools WEATHER and TIME. `tool_choice` has the form of the Responses API."""
     if endpoint == "/v1/responses":
         tools = [{"type": "function", **tool["function"]} for tool in (WEATHER, TIME)]
         return {"model": MODEL, "input": "Weather?", "tools": tools, **fields}
