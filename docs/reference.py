@@ -36,7 +36,7 @@ SECTIONS = {
     "Choices of a select": "ramify.lang.calls",
     "Errors": "ramify.errors",
 }
-"""Title of a section → pattern of the modules of its names. Names of no section come last."""
+"""Title of a section → pattern of the modules whose public names it lists. Other names come last."""
 MADE_FOR_USERS = ("ForkGroup", "ProgramState", "Tool", "ToolCall", "BatchSummary", "Backend")
 """Classes that users do not construct."""
 LONGEST_DEFAULT = 30

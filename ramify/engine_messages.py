@@ -287,8 +287,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: SamplingParams | None = None
     """The sampling options. The detokenizer needs the stop strings and `skip_special_tokens`."""
     stop_after: tuple[str, ...] = ()
-    """Texts that the output contains one after the other. Stop strings do not count before the last of them.
-    On the first chunk."""
+    """Texts that the output contains in this order. Stop strings count only after the last of these texts. On
+    the first chunk."""
     context: tuple[int, ...] = ()
     """The last ids of the prompt, needed as some tokenizers decode a token differently at the start of a
     text. On the first chunk."""
@@ -417,8 +417,8 @@ class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Texts(Message, frozen=True, kw_only=True):
-    """Answer to `Tokenize`, with `prompts`; and to `Detokenize`, with the text of all ids (`whole`) and the
-    text of the wanted ids (`text`)."""
+    """The answer to `Tokenize` is in `prompts`. The answer to `Detokenize` is in `whole` (special tokens
+    included) and in `text` (as `skip_special_tokens` says)."""
 
     rid: str
     prompts: tuple[TokenIds, ...] = ()

@@ -31,5 +31,4 @@ def rendered(address: str, *, profile: Path) -> str:
 
 
 def words(document: str) -> str:
-    """The text of a document."""
     return html.unescape(re.sub(r"<[^>]+>", "", document))

@@ -28,7 +28,7 @@ def package_of(name: str) -> str:
 
 
 def is_facade(name: str) -> bool:
-    """Whether it is an `__init__`, which may import its children, or a `__main__`: neither has a layer."""
+    """Whether `name` is an `__init__`, which may import its children, or a `__main__`: they have no layer."""
     return name in PACKAGES or name.endswith(".__main__")
 
 

@@ -79,7 +79,6 @@ class ChannelParser:
         return events
 
     def _take(self, length: int) -> str:
-        """Remove and return the first `length` characters of the text that is in no event yet."""
         taken, self._text = self._text[:length], self._text[length:]
         self._controls = [place - length for place in self._controls if place >= length]
         return taken

@@ -18,7 +18,8 @@ KILLS_AT = 40
 
 
 class MortalEngine(FakeEngine):
-    """An engine core: a token of each request a step. The prompt (666,) kills it at `KILLS_AT` tokens."""
+    """An engine core that outputs one token of each request at a step. The prompt (666,) kills the engine
+    core after `KILLS_AT` tokens."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

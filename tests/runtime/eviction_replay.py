@@ -23,7 +23,7 @@ from ramify.sampling_params import SamplingParams
 from tests.runtime.program_traces import Call, Trace
 
 CHUNK = 512
-"""Most prompt tokens computed at a time; the engine's default."""
+"""Most prompt tokens computed at a time; the engine's default on the CPU."""
 
 UNBOUNDED = 1 << 22
 """More pages than any trace needs."""

@@ -34,9 +34,9 @@ class Work:
     call: Call
     program: str
     gap_s: float
-    """Seconds between the end of the last call that it depends on and its start."""
+    """Seconds from the end of the last call that this call depends on to the start of this call."""
     waits_s: float
-    """Sum of the gaps on the path of last dependencies to this call, its own gap included."""
+    """`gap_s`, plus `waits_s` of the last call that this call depends on."""
     missing: int = 0
     then: list[Work] = dataclasses.field(default_factory=list)
 

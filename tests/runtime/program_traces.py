@@ -316,7 +316,7 @@ class Recorded:
         self._writer.calls.append(Call(start, end, prompt, answer, hint, call["tools"]))
 
     def _known(self, count: int, branch: str) -> Tokens:
-        """The first `count` tokens of the latest request nearest to `branch`; random if none is as long."""
+        """The first `count` tokens of the latest long enough request near `branch`, else random tokens."""
         enough = [(where, tokens) for where, tokens in self._held if len(tokens) >= count]
         if not enough:
             return self._writer.dice.tokens(count)

@@ -178,7 +178,7 @@ def test_scores_embeddings_and_log_probabilities_are_the_same(toy: ToyHybrid) ->
 
 
 def test_a_state_is_kept_where_somebody_says_that_prompts_part(toy: ToyHybrid) -> None:
-    """Each prompt ends before the next comes. Without a hint, only the second shows where prompts diverge."""
+    """Each request ends before the next comes. Without a hint, the second shows where prompts diverge."""
     trunk = prompt_of(200)
     prompts = [trunk + prompt_of(20, seed) for seed in range(1, 4)]
 

@@ -1,5 +1,4 @@
-"""An engine core of two ranks over gloo: the tokens of one rank, also after a rank is killed; refused
-options."""
+"""An engine core of two ranks over gloo: the tokens of one rank, also after a rank died; refusals."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def test_a_request_keeps_its_counts_through_draft_known_and_replaced_tokens(repe
 
 
 def test_random_numbers_are_even_and_each_request_has_its_own() -> None:
-    """For 64 neighbouring seeds and 1,000 positions, all numbers differ, each quarter of the range has as
-    many, and neighbours are uncorrelated in both directions."""
+    """For 64 neighbouring seeds and 1,000 positions: no number occurs twice, each quarter of [0, 1) has a
+    quarter of the numbers, and neighbours are uncorrelated in both directions."""
     table = np.array([[uniform(seed, position) for position in range(1000)] for seed in range(-9, 55)])
     assert len(np.unique(table)) == table.size
     assert table.min() >= 0.0

@@ -26,7 +26,6 @@ ASKED = Generate(
 
 
 def chunks(answer: list[Any]) -> list[list[TextChunk]]:
-    """The chunks in each event."""
     assert answer.pop() == "[DONE]"
     return [msgspec.convert(event["chunks"], list[TextChunk]) for event in answer]
 

@@ -137,7 +137,6 @@ def totals(http: httpx.Client) -> dict[str, int]:
 
 
 def add_usage(sums: dict[str, int], usage: dict[str, Any]) -> None:
-    """Add a usage, of OpenAI's API or of /generate, to `sums`."""
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
     sums["prompt_tokens"] += prompt

@@ -18,7 +18,7 @@ USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
 ON: Any = {"reasoning": {"max_tokens": 1024}}
 THINK = Preamble(start="<think>", end="</think>", max_tokens=1024, apart=True, counted=True)
-"""The preamble of a model without thinking, which reasons only if a request has a budget."""
+"""The reasoning of a model that has no thinking of its own, with the default budget."""
 TURN = "hm </th 日</think>\n\nFour."
 
 
