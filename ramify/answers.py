@@ -155,10 +155,10 @@ def _stored(chunk: TextChunk) -> TextChunk:
 
 # --- fork ---
 
-# A child may not use a connection of its parent, not even to close it: closing releases the file locks that
-# the process holds by other connections (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So
-# all files are closed before a fork. The fork happens while the stores' thread locks are held, so that no
-# other thread holds one in the child.
+# A child process may not use a connection of its parent, nor close it: closing releases the file locks that
+# the child holds by other connections (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So all
+# files are closed before a fork. The fork happens while the stores' thread locks are held, so that no other
+# thread holds one in the child.
 _stores: weakref.WeakSet[AnswerStore] = weakref.WeakSet()
 _forking = threading.Lock()
 _held: list[AnswerStore] = []

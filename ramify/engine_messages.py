@@ -259,7 +259,7 @@ class CompileGrammar(Message, frozen=True, kw_only=True):
 class DropGrammar(Message, frozen=True, kw_only=True):
     """Message to a grammar compiler that no request waits for this key any more.
 
-    It is not answered; an answer for the key may have been sent before.
+    The message is not answered. An answer for the key may have been sent before.
     """
 
     key: str

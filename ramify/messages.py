@@ -39,7 +39,7 @@ class LimitHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     """Id of the limit, the same in all requests that count towards it."""
     max_total_tokens: int | None = None
-    """Most prompt and output tokens of all these requests together, as `Usage` counts them."""
+    """Most prompt and output tokens of all requests of the limit together, as `Usage` counts them."""
     seconds_left: float | None = None
     """Seconds from the arrival of this request until the time of the limit is over."""
 

@@ -110,7 +110,7 @@ class Attempts:
     async def again(self, error: RamifyError) -> bool:
         """Wait until the request may be sent again after `error`.
 
-        Returns True then, and False at once if it may not be sent again.
+        Returns True after the wait. Returns False at once if the request may not be sent again.
         """
         self._sent += 1
         pause = self._pause(error)

@@ -210,7 +210,7 @@ def _not_utf8(path: str) -> tuple[int, str]:
 
 
 def _records(rows: RowFile, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of the last line, fields) for each record that is not empty."""
+    """Yield (number of the record's last line, fields) for each record that is not empty."""
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(lines, strict=True)
     while True:
