@@ -1,4 +1,4 @@
-"""Writes grammar/compile/backend_keywords.json: what other grammar libraries do with each keyword.
+"""Writes grammar/compile/backend_keywords.json: the treatment of each keyword by other grammar libraries.
 
 ``python docs/backend_keywords.py [BACKEND…]`` runs them on the tests' schemas, which takes a few minutes.
 """

@@ -1,6 +1,6 @@
 """Writes docs/files.md from the docstrings of the code: ``python docs/generate.py``.
 
-With ``--check`` it only compares, and exits with 1 where the file is out of date.
+With ``--check`` it only compares, and exits with 1 if the file is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDERS = ("ramify", "lang", "grammar", "runtime", "radix", "kernels")
 
 
 def table() -> str:
-    """A list for each folder: the first line of its docstring, then that of each of its files, with links."""
+    """A list for each folder: the first line of its docstring, then a link and first line of each file."""
     parts = []
     for top in FOLDERS:
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def main(path: Path, begin: str, end: str, part: str) -> int:
-    """Put `part` between the marks `begin` and `end` of the file `path`.
+    """Put `part` between the marks `begin` and `end` of the file `path`, or with ``--check`` only compare.
 
-    Returns the exit status: 1 where ``--check`` finds another part there.
+    Returns the exit status: 1 if ``--check`` finds a different part there, else 0.
     """
     text = path.read_text()
     before, _, rest = text.partition(begin)

@@ -1,6 +1,7 @@
 """Writes the table of keywords in docs/json-schema.md from a run of the tests' schemas.
 
-``python docs/json_schema_table.py``. With ``--check`` it only compares, and exits with 1 where they differ.
+``python docs/json_schema_table.py``. With ``--check`` it only compares, and exits with 1 if the table
+differs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SUITE = [case for case in written() if case.style == "suite"]
 
 
 class Tried(NamedTuple):
-    """A compiled schema, and for how many of its instances the grammar was right and wrong."""
+    """A compiled schema, and the numbers of instances that its grammar judges right and wrong."""
 
     keywords: frozenset[str]
     right: int
@@ -82,7 +83,7 @@ _MAPS = {"properties", "patternProperties", "$defs", "definitions", "dependentSc
 
 
 def refusals() -> dict[str, list[str]]:
-    """The reasons for which each keyword is refused, over the schemas of the tests."""
+    """Keyword → the reasons for which it is refused in the tests' schemas."""
     found: dict[str, list[str]] = {}
     bad = [schema for schema, _, _ in BAD_SCHEMAS] + [case.schema for case in SUITE]
     for schema in bad:
@@ -124,7 +125,7 @@ MARKS = {"enforced": "yes", "widened": "no", "refused": "refused", "unknown": "?
 
 
 def other_backends() -> list[str]:
-    """What `backend_keywords.json` says: a line for each feature that a backend enforces or widens."""
+    """Markdown lines of `backend_keywords.json`: a line for each feature that a backend has."""
     found = keywords.table()
     versions = [f"{keywords.PACKAGES[name]} {one.version}" for name, one in found.items()]
     names = sorted(

@@ -1,7 +1,7 @@
 """Writes the tables in docs/models.md: tiny random models of every architecture of transformers, run.
 
-``python docs/models_table.py``, 4 minutes. With ``--check`` it only compares, and exits with 1
-where they differ.
+``python docs/models_table.py`` takes 4 minutes. With ``--check`` it only compares, and exits with 1 if the
+tables differ.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ PAGE = ROOT / "docs" / "models.md"
 BEGIN = "<!-- models: written by `python docs/models_table.py` from runs of tiny random models -->\n"
 END = "<!-- /models -->"
 NAMES = {"gemma3_text": "gemma3"}
-"""Our name of a family by the name in transformers."""
+"""Name of a family in transformers → Ramify's name."""
 
 NEVER_TINY = {"phi4_multimodal", "cohere_compass_text", "xmod"}
-"""Their small configs need more than `tiny_config` knows."""
+"""Models whose small configs need more than `tiny_config` can make."""
 
 
 @dataclass
 class Row:
-    """What the code of transformers does with an architecture."""
+    """An architecture, run by the code of transformers."""
 
     model_type: str
     architecture: str
     refusal: str = ""
     cells: list[str] = field(default_factory=list)
-    """float32 equality, prefix sharing."""
+    """The results for float32 equality and for prefix sharing."""
 
     @property
     def family(self) -> str:
@@ -81,7 +81,7 @@ def survey() -> list[Row]:
 
 
 def tried(model_type: str, architecture: str) -> Row | None:
-    """None where a tiny config cannot be made, or the model is a part of another one."""
+    """The row of an architecture; None if it has no tiny config, or is a part of another model."""
     if model_type in NEVER_TINY:
         return None
     row = Row(model_type, architecture)
@@ -108,7 +108,7 @@ def tried(model_type: str, architecture: str) -> Row | None:
 
 
 def own_cells(family: Family) -> list[str]:
-    """float32 equality, prefix sharing, GGUF, quantised and LoRA, by our own code."""
+    """Results with Ramify's own code: float32 equality, prefix sharing, GGUF, quantised, LoRA."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         reference = reference_of(family, folder / "float32")
@@ -125,7 +125,7 @@ def own_cells(family: Family) -> list[str]:
 
 
 def cell(check: Callable[..., None], *args: object) -> str:
-    """yes, no, or the name of the field that is refused."""
+    """The result of `check(*args)`: "yes", "no", or "refused" with the name of the refused field."""
     try:
         check(*args)
     except UnsupportedField as error:
@@ -176,7 +176,7 @@ def tables() -> str:
 
 
 def worst(cells: Iterable[str]) -> str:
-    """The first cell that is not yes; the refusals by transformers' code have their reason in the text."""
+    """The first of `cells` that is not "yes"; "yes" if there is none."""
     return next((cell for cell in cells if cell != "yes"), "yes")
 
 

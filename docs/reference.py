@@ -1,6 +1,6 @@
 """Writes docs/reference.md, the API reference, from signatures and docstrings: ``python docs/reference.py``.
 
-With ``--check`` it only compares, and exits with 1 where the file is out of date.
+With ``--check`` it only compares, and exits with 1 if the file is out of date.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SECTIONS = {
     "Choices of a select": "ramify.lang.calls",
     "Errors": "ramify.errors",
 }
-"""Title → a pattern of the modules whose public names stand below it. Other names stand at the end."""
+"""Title of a section → pattern of the modules whose public names it lists. Other names come last."""
 MADE_FOR_USERS = ("ForkGroup", "ProgramState", "Tool", "ToolCall", "BatchSummary", "Backend")
 """Classes that users do not construct."""
 LONGEST_DEFAULT = 30
-"""Characters of a default value that is shown."""
+"""Most characters of a default value in a signature; a longer one is shown as "…"."""
 HALVES = (
     "### `system_begin()`, `system_end()`, and so for `user`, `assistant`\n\n"
     "The two halves of a turn, as in SGLang.\n"
@@ -100,7 +100,7 @@ def entry_of(title: str, found: Any) -> str:
 
 
 def members(kind: type[Any]) -> Iterator[str]:
-    """Public methods and attributes, without those that every backend has for programs."""
+    """Yield public methods and attributes of `kind`, except those that every backend has for programs."""
     known = {} if kind is rm.Backend else {**vars(rm.Backend), "await_tools": None, "submit_program": None}
     classes = [one for one in kind.__mro__ if one.__module__.startswith("ramify.lang.functions")] or [kind]
     for name, found in {
@@ -121,7 +121,7 @@ def members(kind: type[Any]) -> Iterator[str]:
 
 
 def signature(found: Any, *, method: bool = False) -> str:
-    """The parameters with their defaults, without types, which the docstring and the type checker know."""
+    """The parameters with their defaults. Types are left out, as docstrings describe the parameters."""
     try:
         parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):
@@ -139,7 +139,7 @@ def signature(found: Any, *, method: bool = False) -> str:
 
 
 def short(default: Any) -> Any:
-    """A default value, or "…" for one that takes too much room."""
+    """`default` itself, or "…" if its text is longer than `LONGEST_DEFAULT`."""
     if default is inspect.Parameter.empty or len(repr(default)) <= LONGEST_DEFAULT or callable(default):
         return default
     return Ellipsis
@@ -167,7 +167,7 @@ def markdown(found: Any) -> str:
 
 
 def struct_docs() -> Iterator[tuple[str, str]]:
-    """(field, docstring) of the sampling options, which are a struct and no dataclass."""
+    """Yield (field, docstring) for the sampling options, a struct that `field_docs` does not read."""
     source = inspect.getsource(SamplingParams)
     for name, text in re.findall(r'^    (\w+): [^\n]+\n    """(.*?)"""', source, re.DOTALL | re.M):
         yield name, " ".join(text.split())
@@ -196,7 +196,7 @@ def options(kind: Any, docs: dict[str, str], without: type[Any] | None = None) -
 
 
 def shown(hint: Any) -> str:
-    """A type as a reader writes it."""
+    """The type `hint` as Markdown code, without module names and without "| None"."""
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
     text = text.replace("typing.", "").replace(" | None", "").replace("|", "\\|")
     return "`" + re.sub(r"Literal\[(.*)\]", r"\1", text) + "`"

@@ -4,7 +4,7 @@ Everything below can be used as ``import ramify as sgl``: names follow SGLang's 
 the public names. A name is imported at its first use. So the runtime's processes, which use none of these
 names, start without importing the DSL.
 
-The modules beside this file, `html` and `tool_calls` are shared by both halves, `lang` and `runtime`:
+The modules beside this file and the packages `html` and `tool_calls` are shared by `lang` and `runtime`:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
     constraint, sampling_params, graph, bounds, priority    the parts of a request or a program
     sampling_options            sampling options under the names that SGLang and others use

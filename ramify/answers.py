@@ -34,8 +34,8 @@ class AnswerStore:
     """A store of answers in the file at `path`. The file is made if it does not exist.
 
     Raises `InvalidRequest` if the file is not a store of answers, is of another version, is damaged, or
-    cannot be opened and written. If a read or a write fails later, that answer is not found or not kept, and
-    the first such failure is logged as a warning.
+    cannot be opened and written. If a later read fails, `get` returns None. If a later write fails, `put`
+    stores nothing. The first such failure is logged as a warning.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -155,10 +155,10 @@ def _stored(chunk: TextChunk) -> TextChunk:
 
 # --- fork ---
 
-# A child may not use a connection of its parent, not even to close it: closing releases the file locks that
-# the process holds by other connections (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So
-# all files are closed before a fork. The fork happens while the stores' thread locks are held, so that no
-# other thread holds one in the child.
+# A child process may not use a connection of its parent, nor close it: closing releases the file locks that
+# the child holds by other connections (SQLite, "How To Corrupt An SQLite Database File", 2.2 and 2.6). So all
+# files are closed before a fork. The fork happens while the stores' thread locks are held, so that no other
+# thread holds one in the child.
 _stores: weakref.WeakSet[AnswerStore] = weakref.WeakSet()
 _forking = threading.Lock()
 _held: list[AnswerStore] = []

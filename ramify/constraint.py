@@ -26,9 +26,9 @@ CONTROLS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>
 """Control tokens that a constraint may contain (`with_controls`)."""
 
 NO_CONTROL = chr(0x10F0FF)
-"""A private-use character, like those that represent `CONTROLS`, that represents no token. Free text that
-ends at a control token must not contain it. Where a grammar allows it, characters that represent control
-tokens count as plain text, too."""
+"""A private-use character that represents no token; other such characters represent `CONTROLS`. Free text
+that ends at a control token must exclude `NO_CONTROL`. Where a grammar allows `NO_CONTROL`, characters that
+represent control tokens count as plain text."""
 
 MAX_WHITESPACE = 100
 """Greatest `whitespace`, in characters between two JSON tokens."""

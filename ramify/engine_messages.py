@@ -100,9 +100,9 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class AwaitTools(Message, frozen=True, kw_only=True):
-    """A branch of a program continues when all of these tools have returned.
+    """A branch of a program waits until all of `tools` have returned.
 
-    The branch's leases are ordered by the expected time of their return.
+    The branch's leases are ordered by the time at which the last tool is expected to return.
     """
 
     program: str
@@ -259,7 +259,7 @@ class CompileGrammar(Message, frozen=True, kw_only=True):
 class DropGrammar(Message, frozen=True, kw_only=True):
     """Message to a grammar compiler that no request waits for this key any more.
 
-    It is not answered; an answer for the key may have been sent before.
+    The message is not answered. An answer for the key may have been sent before.
     """
 
     key: str
@@ -287,8 +287,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: SamplingParams | None = None
     """The sampling options. The detokenizer needs the stop strings and `skip_special_tokens`."""
     stop_after: tuple[str, ...] = ()
-    """Texts that the output contains one after the other. Stop strings do not count before the last of them.
-    On the first chunk."""
+    """Texts that the output contains in this order. Stop strings count only after the last of these texts. On
+    the first chunk."""
     context: tuple[int, ...] = ()
     """The last ids of the prompt, needed as some tokenizers decode a token differently at the start of a
     text. On the first chunk."""
@@ -338,7 +338,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ar
     start: int
     tokens: int
     pages: int
-    """Number of pages that are counted under the node."""
+    """Number of pages that the node owns."""
     state: Literal["in_use", "leased", "evictable"]
     locks: int = 0
     """Number of running requests that need the node."""
@@ -417,8 +417,8 @@ class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Texts(Message, frozen=True, kw_only=True):
-    """Answer to `Tokenize`, with `prompts`; and to `Detokenize`, with the text of all ids (`whole`) and the
-    text of the wanted ids (`text`)."""
+    """The answer to `Tokenize` is in `prompts`. The answer to `Detokenize` is in `whole` (special tokens
+    included) and in `text` (as `skip_special_tokens` says)."""
 
     rid: str
     prompts: tuple[TokenIds, ...] = ()
@@ -437,7 +437,7 @@ class PageRun(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sequence."""
     digests: tuple[int, ...]
     tokens: bytes
-    """The token ids of the pages as int32 in native byte order: a page's number of tokens for each digest."""
+    """The token ids of the run's pages, one page for each digest, as int32 in native byte order."""
 
 
 class TreeChange(Message, frozen=True, kw_only=True):
@@ -447,13 +447,13 @@ class TreeChange(Message, frozen=True, kw_only=True):
     """
 
     epoch: int
-    """Identifies the tree: that of a restarted engine core has a new epoch."""
+    """Id of the tree. The tree of a restarted engine core has a new epoch."""
     number: int
     """Number of the message, counted for each tree from 1 on."""
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     whole: bool = False
-    """Whether `added` has everything that the tree holds."""
+    """Whether `added` is the whole content of the tree instead of a change."""
     runs: tuple[PageRun, ...] = ()
     """The runs of the added pages, if KV events are published."""
 

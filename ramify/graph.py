@@ -382,8 +382,6 @@ def _is_json(value: Any, field: str, depth: int = 0) -> bool:
 
 
 class _Check:
-    """The state of `Graph.check` while it goes through the nodes."""
-
     def __init__(self, graph: Graph, field: str) -> None:
         self.graph, self.field = graph, field
         self.parents: dict[int, int | None] = {0: None}

@@ -64,7 +64,7 @@ def folder(package: str) -> Path:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a folder called `name` was named by `folder`.
+    """Whether `name` begins like the names that `folder` gives.
 
     In `$NUMBA_CACHE_DIR` there may be folders of other programs.
     """

@@ -39,7 +39,7 @@ class LimitHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     """Id of the limit, the same in all requests that count towards it."""
     max_total_tokens: int | None = None
-    """Most prompt and output tokens of all these requests together, as `Usage` counts them."""
+    """Most prompt and output tokens of all requests of the limit together, as `Usage` counts them."""
     seconds_left: float | None = None
     """Seconds from the arrival of this request until the time of the limit is over."""
 
@@ -227,7 +227,7 @@ class Generate(Message, frozen=True, kw_only=True):
     itself."""
     continues: Continuation | None = None
     """Output to continue. The chunks repeat this output, then go on. With `sampling.seed`, the rest is the
-    same as it would have been."""
+    same as without the interruption."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -288,7 +288,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evicted_tokens: int = 0
     """Prompt tokens that had been in the prefix tree, were evicted, and had to be computed again."""
     evicted_by: str = ""
-    """Name and id of the program, or id of the request, for which most of these pages were evicted."""
+    """Name and id of the program, or id of the request, for which most of `evicted_tokens` were evicted."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Completion tokens of the thoughts, with their end mark. 0 if thoughts are not separated from the
@@ -327,7 +327,7 @@ class ReachedLimit(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id of its `LimitHint`."""
     tokens: int
-    """Prompt and output tokens that all requests of the limit had used by then."""
+    """Prompt and output tokens that all requests of the limit had used when the request was ended."""
     timed_out: bool
     """True if the time of the limit was over; False if its tokens were used up."""
 
@@ -361,7 +361,7 @@ class Enforcement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     narrowed: tuple[str, ...] = ()
     """Kinds of valid texts that the grammar does not allow, described by a sentence each."""
     whole: bool = True
-    """Whether an output is complete even if it reaches max_tokens. If False, it may be cut."""
+    """Whether an output is complete even if it reaches max_tokens. If False, the output may be cut."""
 
     def fields(self) -> dict[str, Any]:
         """The fields of a response that report the differences.

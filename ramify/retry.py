@@ -30,8 +30,8 @@ _clock, _sleep = time.monotonic, asyncio.sleep
 RETRY_FOR_S = 60.0
 """Default of `retry_for`."""
 IN_BATCH_S = 5.0
-"""Longest `retry_for` of requests in a batch. After it the row fails, and the circuit breaker of the batch
-pauses all rows."""
+"""Longest `retry_for` of requests in a batch. After this time the row fails, and the circuit breaker of the
+batch pauses all rows."""
 FIRST_PAUSE_S = 0.5
 """Longest random pause after the first failure. Each further failure doubles it."""
 LONGEST_PAUSE_S = 8.0
@@ -110,7 +110,7 @@ class Attempts:
     async def again(self, error: RamifyError) -> bool:
         """Wait until the request may be sent again after `error`.
 
-        Returns True then, and False at once if it may not be sent again.
+        Returns True after the wait. Returns False at once if the request may not be sent again.
         """
         self._sent += 1
         pause = self._pause(error)

@@ -37,8 +37,7 @@ Definitions = Mapping[str, Any] | str | os.PathLike[str]
 (`*.json`)."""
 
 Find = Callable[[str], str | None]
-"""A function that finds a schema by its URI or file name: it returns the schema's JSON text, None if there is
-none."""
+"""A function from a schema's URI or file name to the schema's JSON text; None if there is no such schema."""
 
 MAX_SOURCE_BYTES = 1 << 20
 """Longest constraint that is accepted, in UTF-8 bytes. A longer one is refused without being parsed."""
@@ -103,7 +102,7 @@ def has_references(source: str) -> bool:
 
 
 def bundled(source: str, find: Find) -> str:
-    """The schema `source` with the schemas embedded to which it refers, directly or through others.
+    """The schema `source`, with all schemas embedded to which it refers directly or through other schemas.
 
     A reference is resolved against the ``$id`` around it, and `find` is asked for the resulting URI. If
     `find` has no such schema, `find` is asked for the reference as written. Raises the errors of `find`, and
@@ -222,7 +221,7 @@ class _Bundle:
     """The URIs of all schemas in `root`, embedded ones included."""
 
     def changed(self) -> bool:
-        """Embed the schemas to which `root` refers. Returns whether there are any."""
+        """Embed the schemas to which `root` refers. Returns whether any were embedded."""
         base = _base(self.root, self.root, "", self.place)
         self.known = {"", base}
         queue = [(self.root, base, self.place)]
@@ -246,10 +245,10 @@ class _Bundle:
         return definitions
 
     def _answer(self, reference: _Reference) -> list[tuple[Any, str, _Place]]:
-        """Rewrite a reference to the schema it leads to.
+        """Make `reference` lead to its embedded schema; a reference for which none is found stays unchanged.
 
-        If that schema is embedded only now, returns a list of one: (schema, its URI, its place); else an
-        empty list.
+        Returns (schema, its URI, its place) in a list if the schema is embedded by this call, else an empty
+        list.
         """
         named, mark, fragment = reference.holder[reference.keyword].partition("#")
         case = (reference.around, named)
@@ -499,11 +498,11 @@ class SchemaFolder:
     def find(self, uri: str) -> str | None:
         """The text of the schema that `uri` names; None if there is none.
 
-        That is the schema whose ``$id`` is `uri`; of several, the one whose file name is the end of `uri`.
-        Without such an ``$id``, it is the file whose path in the folder is `uri`, or for an absolute URI, its
-        host and path.
+        A schema whose ``$id`` is `uri` comes first. If several have this ``$id``, the one whose file name
+        ends `uri` is taken. If no schema has it, the file is taken whose path in the folder is `uri`, or for
+        an absolute URI, the URI's host and path.
 
-        Raises `InvalidConstraint` if several schemas are left, and if the file is not a schema.
+        Raises `InvalidConstraint` if several schemas remain, and if the file is not a schema.
         """
         names = self._by_uri.get(uri, [])
         if len(names) > 1:

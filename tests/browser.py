@@ -1,4 +1,4 @@
-"""Pages in a headless browser, where there is one."""
+"""Web pages in a headless browser, if one is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ needs_browser = pytest.mark.skipif(
 
 
 def rendered(address: str, *, profile: Path) -> str:
-    """The page's document after its scripts have run for some seconds of its own time, without its script."""
+    """The document up to its first script, after the scripts have run for 2 s of virtual time."""
     assert BROWSER is not None
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     done = subprocess.run(
@@ -31,5 +31,4 @@ def rendered(address: str, *, profile: Path) -> str:
 
 
 def words(document: str) -> str:
-    """The text of a document."""
     return html.unescape(re.sub(r"<[^>]+>", "", document))

@@ -1,4 +1,4 @@
-"""The default model as transformers reads it: the oracle for everything that is run on real weights."""
+"""The default model as transformers loads it: the oracle for tests with real weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ramify.runtime.model.checkpoint import ModelFiles
 
 
 def load_reference(files: ModelFiles, dtype: Any = None) -> Any:
-    """transformers' model of the default GGUF file, in float32 or `dtype`.
+    """Load the default GGUF file into transformers' model, in float32 or `dtype`, with transformers' code
+    alone.
 
-    Read and renamed by transformers alone; its `from_pretrained(gguf_file=…)` would need accelerate.
+    Its `from_pretrained(gguf_file=…)` would need accelerate.
     """
     import gguf
     import torch

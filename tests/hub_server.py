@@ -1,6 +1,6 @@
-"""A local server that speaks the part of the Hugging Face hub's API that `huggingface_hub` uses to download.
+"""A local server with the part of the Hugging Face hub's API that `huggingface_hub` uses to download.
 
-Model info with siblings, the tree, HEAD and GET of files by a redirect as LFS files have, and ranges.
+It serves model info, the tree, and HEAD and GET of files, with ranges and the redirect of LFS files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HubServer:
     revisions: tuple[str, ...] = ("main", "v1")
     breaks: dict[str, int] = field(default_factory=dict)
     corrupted: set[str] = field(default_factory=set)
-    """Paths that are sent with another last byte."""
+    """Paths of files that are sent with a wrong last byte."""
     asked: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
     url: str = ""
@@ -57,7 +57,7 @@ def hub_server() -> Iterator[HubServer]:
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, folder: Path) -> None:
-    """Let `huggingface_hub` and Ramify take the hub at `url`, and empty caches in `folder`."""
+    """Make `huggingface_hub` and Ramify use the hub at `url`, and empty caches in `folder`."""
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     names = {"HF_HUB_CACHE": str(folder / "hub"), "ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
     for name, value in names.items():
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *args: object) -> None:
-        """Nothing."""
+        pass
 
     def do_HEAD(self) -> None:
         self.do_GET()

@@ -1,7 +1,7 @@
-"""The rules of the layout, checked: who imports whom, what is packaged, what an import costs.
+"""The rules of the layout: who imports whom, what is packaged, what an import costs.
 
-``python -m tests.test_borders`` prints the import picture: from each room to the rooms that it imports, with
-the number of importing modules.
+``python -m tests.test_borders`` prints, for each room, the rooms that it imports and the number of importing
+modules.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SHARED = {
     for name in MODULES
     if name.startswith("ramify.") and not name.startswith((*list(FOLDERS.values())[1:], *ROOF))
 } - {"ramify.__main__"}
-"""The words that all rooms share."""
+"""The modules that all rooms share."""
 LEAVES = {name for name in SHARED if MODULES[name].name != "__init__.py"}
 
 
@@ -78,7 +78,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 
 def test_every_room_says_what_it_is_for() -> None:
-    """The first line of a package's `__init__` says so; one of more than 16 modules names them all."""
+    """Every package has a docstring, which names all modules if there are more than 16."""
     for name, path in MODULES.items():
         if path.name != "__init__.py":
             continue
@@ -91,7 +91,7 @@ def test_every_room_says_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("package", ["ramify.radix", "ramify.kernels"])
 def test_radix_and_kernels_import_nothing_else_of_ours(package: str) -> None:
-    """But for the place of compiled code, which kernels and grammars share."""
+    """The only exception: kernels import the folder of compiled code, which kernels and grammars share."""
     allowed = {"ramify.machine_code"} if package == "ramify.kernels" else set()
     for name, path in MODULES.items():
         if name.startswith(package):
@@ -163,7 +163,7 @@ def test_nothing_is_pickled() -> None:
 
 
 def test_processes_do_not_import_from_the_working_directory() -> None:
-    """The folder `ramify` of a clone would hide a package that is installed as a copy."""
+    """Otherwise the folder `ramify` of a clone would hide an installed copy of the package."""
     started = {
         name: [
             node.elts[1]
@@ -187,7 +187,7 @@ def test_importing_ramify_imports_nothing_heavy() -> None:
 
 
 def test_files_stay_readable() -> None:
-    """A file is one responsibility; 600 lines is where it has grown past its name."""
+    """A file has one responsibility. With more than 600 lines it has more."""
     long = {
         str(path.relative_to(ROOT)): lines
         for path in MODULES.values()
@@ -197,7 +197,7 @@ def test_files_stay_readable() -> None:
 
 
 def room_of(module: str) -> str:
-    """``lang``, ``grammar``, ``runtime.scheduler``, ``ramify.cli``, …; ``ramify`` has the shared words."""
+    """The room of a module, such as ``runtime.scheduler``; ``ramify`` for the shared modules."""
     if module.startswith(ROOF):
         return ".".join(module.split(".")[:2])
     _, *parts = module.split(".")
@@ -208,7 +208,7 @@ def room_of(module: str) -> str:
 
 
 def picture() -> dict[str, Counter[str]]:
-    """Room → the rooms that its modules import, with the number of those modules."""
+    """Room → the rooms that its modules import, each with the number of importing modules."""
     arrows: dict[str, Counter[str]] = defaultdict(Counter)
     for name, path in MODULES.items():
         rooms = {room_of(used) for used in ours(imports(path))} - {room_of(name)}

@@ -1,4 +1,4 @@
-"""deploy/: what its files name exists here."""
+"""The files of deploy/ use only metrics, options and paths that exist."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kind(name: str, kind: str) -> Any:
 
 
 def exposed() -> dict[str, set[str]]:
-    """The names in /metrics, with the labels that each has."""
+    """Name of each metric in /metrics → its labels."""
     metrics = Metrics()
     metrics.responses.labels("/x", "200").inc()
     metrics.generations.labels("/x", "200", "stop").inc()

@@ -1,4 +1,4 @@
-"""The documentation says what the code does: its Python runs, its links, paths and functions exist."""
+"""The documentation agrees with the code: its Python runs, and its links, paths and functions exist."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SHOWN = {
     ("README.md", "engine"): (r"^[ABCD] Usage\(", r"gen verdict", r"select grade"),
     ("README.md", "server"): (r'\{"city": ".{0,30}"\} \d+\n$',),
 }
-"""Patterns in the output of a guide's blocks of one kind."""
+"""(Guide, backend) → patterns that the output of the guide's blocks for this backend must contain."""
 
 
 class Block(NamedTuple):
-    """A Python block of a guide. Above it may stand ``<!-- needs: engine -->``, or ``server`` or ``ray``."""
+    """A Python block of a guide. `needs`: the word in ``<!-- needs: engine -->`` above it, if any."""
 
     needs: str
     code: str
@@ -49,7 +49,7 @@ def guides_that_need(what: str) -> list[Path]:
 
 
 def run(code: str, folder: Path) -> str:
-    """Run `code` from a file, as `compile` reads programs' sources; returns what it prints."""
+    """Run `code` from a file, as `compile` reads the sources of programs from files; returns the output."""
     (folder / "guide.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "guide.py"], cwd=folder, capture_output=True, text=True, timeout=200
@@ -133,7 +133,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def definitions(path: Path) -> set[str]:
-    """The classes, functions and constants of a file, and what is defined in its classes, by dotted name."""
+    """Dotted names of the classes, functions and constants of a file and of its classes."""
 
     def walk(body: list[ast.stmt], prefix: str) -> Iterator[str]:
         for node in body:
@@ -189,7 +189,7 @@ def sources() -> tuple[list[str], set[str]]:
 
 @pytest.mark.parametrize("record", RECORDS, ids=name)
 def test_classes_and_paths_that_a_decision_names_exist(record: Path) -> None:
-    """Words that begin with a capital letter are names of ours; a path may leave out its first folders."""
+    """Capitalised names in code spans occur in the sources. A path may lack its first folders."""
     files, known = sources()
     for named in re.findall(r"`([^`\n]+)`", record.read_text()):
         if re.fullmatch(r"[A-Z]\w*(?:\.\w+)*(?:\(\))?", named):

@@ -1,4 +1,4 @@
-"""GPUs in the documentation: a table of `docs/kernels.md` says what has run, and no other page guesses."""
+"""GPUs in the docs: a table of `docs/kernels.md` says what has run, and no other page claims more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = list[list[str]]
 
 
 def tables() -> tuple[Rows, Rows]:
-    """Cells of the parts and of the visits, without headings."""
+    """The cells of the tables of parts and of visits, without headings."""
     section = PAGE.read_text().split(f"\n{HEADING}\n")[1].split("\n## ")[0]
     found = re.findall(r"(?:^\|.*\|\n)+", section, re.MULTILINE)
     parts, visits, *_ = (
@@ -32,7 +32,7 @@ PARTS, VISITS = tables()
 
 
 def fault(cell: str, visits: Rows) -> str:
-    """The fault of a cell about a card; empty where there is none."""
+    """The reason why a cell about a card is wrong; "" if it is right."""
     if cell == UNKNOWN:
         return ""
     named = re.match(r"(.+), (\d{4}-\d\d-\d\d): \S", cell)

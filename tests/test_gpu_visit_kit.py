@@ -1,4 +1,4 @@
-"""The kit of a GPU host without a network (`.ci/gpu_visit_kit.py`): its wheels, its script on the host."""
+"""The kit for a GPU host without a network (`.ci/gpu_visit_kit.py`): wheels and the host's script."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_asks_for_what_runs_and_tests_the_engine(kit: ModuleType) -> None:
 
 
 def test_the_host_has_torch_and_triton_of_its_own(kit: ModuleType) -> None:
-    """A wheel of torch or triton in the kit would replace what fits the host's driver."""
+    """A wheel of torch or triton would replace the version that fits the host's driver."""
     listed = [line for line in kit.HOST.read_text().splitlines() if not line.startswith("#")]
     assert {"torch", "triton", "numba", "transformers"} <= {kit.name_of(line) for line in listed}
     assert not {kit.name_of(line) for line in listed} & set(kit.ABSENT)
@@ -59,7 +59,7 @@ def test_only_what_the_host_lacks_is_carried(kit: ModuleType, tmp_path: Path) ->
 
 
 def test_the_script_installs_once_and_runs_the_clone(kit: ModuleType, tmp_path: Path) -> None:
-    """Two calls: the wheels and the cache are unpacked by the first; the package is the clone's in both."""
+    """Of two runs, the first unpacks the wheels and the cache. Both import the package from the clone."""
     clone, place, programs = (tmp_path / name for name in ("clone", "place", "bin"))
     for folder in ("ramify/cli", "lang/program", "kernels/triton", "gpu-visit-kit/wheels"):
         (clone / folder).mkdir(parents=True)

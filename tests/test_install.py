@@ -24,7 +24,7 @@ print(Path(ramify.__file__).parent, hits, folder("ramify.kernels.cpu"), trie.__n
 
 @pytest.mark.slow
 def test_a_copy_replaces_a_clone_and_is_replaced(tmp_path: Path) -> None:
-    """Compiled code is kept outside the package: nothing of a copy stays behind that hides the clone."""
+    """Compiled code is kept outside the package, so no folder of a removed copy remains to hide the clone."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     python = tmp_path / "bin" / "python"
     packages = next(tmp_path.glob("lib/python*/site-packages"))

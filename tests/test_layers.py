@@ -28,7 +28,7 @@ def package_of(name: str) -> str:
 
 
 def is_facade(name: str) -> bool:
-    """`__init__` may import its package's children, and `__main__` starts what is above it."""
+    """Whether `name` is an `__init__`, which may import its children, or a `__main__`: they have no layer."""
     return name in PACKAGES or name.endswith(".__main__")
 
 
@@ -37,8 +37,8 @@ Edges = dict[tuple[str, str], set[str]]
 
 @functools.cache
 def edges() -> Edges:
-    """(package, package that it imports) → "module imports module". `__init__` files are left out: importing
-    a module of a package executes them, which `test_borders` bounds."""
+    """(importing package, imported package) → texts "module imports module". `__init__` files are left out:
+    importing a module of a package executes them, which `test_borders` bounds."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for name, path in MODULES.items():
         if is_facade(name):
@@ -55,7 +55,7 @@ def circles() -> set[frozenset[str]]:
 
 
 def layers_of(room: str) -> list[str] | None:
-    """Packages of the room from the lowest on, by their full names; None where its docstring has no order."""
+    """Full names of the room's packages, lowest layer first; None if the room's docstring gives no order."""
     text = ast.get_docstring(ast.parse(MODULES[room].read_text())) or ""
     found = re.search(r"Layers, lowest first: ([^:]*?)\.(?:\s|$)", text, re.S)
     if found is None:
@@ -65,7 +65,7 @@ def layers_of(room: str) -> list[str] | None:
 
 
 def packages_of(room: str) -> set[str]:
-    """The packages of the room that have modules. The five other rooms are no part of `ramify` itself."""
+    """The packages of the room that have modules. The room `ramify` excludes the five others."""
     others = tuple(f"{other}." for other in ROOMS[:-1]) if room == "ramify" else ()
     return {
         package_of(name)

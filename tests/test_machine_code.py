@@ -1,4 +1,4 @@
-"""Compiled code is kept by all that it depends on, and never in the package."""
+"""Machine code is cached under all that it depends on, and never in the package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ramify import machine_code
 from tests.test_borders import MODULES, imports, ours
 
 NO_CONSTANTS = {"ramify.errors", "ramify.machine_code"}
-"""Imported for classes and functions that compiled code does not use."""
+"""Modules that are imported only for classes and functions that compiled code does not use."""
 
 
 @pytest.mark.parametrize("package", machine_code.SOURCES)

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 KINDS = {".py", ".md", ".html", ".js", ".css", ".toml", ""}
 EXCLUDED = {"tests/test_words.py", "docs/glossary.md", "docs/files.md", "CHANGELOG.md", "LICENSE"}
-"""Besides this file: the table of the old words, a list that is generated from the code, and the past."""
+"""Files that are not searched: this one, the glossary of old words, a generated list, and the past."""
 ALL = ("",)
 RUNTIME = ("runtime/", "tests/runtime/")
 GRAMMAR = ("grammar/", "tests/grammar/")

@@ -105,10 +105,8 @@ class LoadClient:
 
 
 def read_chunks(sample: Sample) -> Sample:
-    """Parse the chunks of `sample` into the other fields of `sample`, and return it.
-
-    Does nothing if that was done before.
-    """
+    """Parse the chunks of `sample` into its other fields; returns `sample`. Chunks that were parsed before
+    are not parsed again."""
     if sample.stamps or sample.error is not None:
         return sample
     rest = b""

@@ -33,8 +33,8 @@ class Plan:
     """A load test."""
 
     endpoints: Sequence[Endpoint]
-    """The endpoints under test. Within a run all endpoints get the same prompts, so two names of one server
-    would share its prefix cache."""
+    """The endpoints under test. Within a run, all endpoints get the same prompts. If two of them are one
+    server, the second finds the prompts in that server's prefix cache."""
     workloads: Sequence[str]
     sizes: Sizes
     rates: Sequence[float | None] = (None,)
@@ -71,7 +71,7 @@ class Series:
 
 
 def check_workloads(names: Sequence[str], prompts: bool) -> None:
-    """Raise `InvalidRequest` for an unknown workload, and for a workload that lacks something it needs.
+    """Raise `InvalidRequest` for an unknown workload, and for the workload "prompts" if `prompts` is False.
 
     `prompts`: whether the user gave prompts.
     """

@@ -92,7 +92,7 @@ def _batch(seed: str, sizes: Sizes) -> list[Phase]:
 
 
 def _prefix(seed: str, sizes: Sizes) -> list[Phase]:
-    """64 requests, cold, then 64 warm; 16 at a time: common prefix of 1,500 tokens, 30 more each, 16 out."""
+    """64 requests, then 64 with the prefix cached; 16 at a time. Prompt: 1,500 + 30 tokens; output: 16."""
     shared = words(sizes.prompt_tokens or 1500, seed, "prefix") + " "
     return [
         _texts(
@@ -125,7 +125,7 @@ def _texts(
 
 
 def _tree(seed: str, sizes: Sizes) -> list[Phase]:
-    """8 chats of 5 turns at once, one system prompt of 600 tokens: 30 prompt and 48 output tokens a turn."""
+    """8 chats of 5 turns at once, with one system prompt of 600 tokens; 30 tokens in, 48 out per turn."""
     system = {"role": "system", "content": words(sizes.prompt_tokens or 600, seed, "tree")}
     jobs = []
     for index in range(sizes.requests or 8):

@@ -67,8 +67,8 @@ def _converse(backend: Backend, sampling: SamplingParams, system: str | None) ->
 
 
 def _channels_of(info: ModelInfo) -> ChannelParser | None:
-    """The parser for a model that writes its thoughts in channels, so that they are left out of later turns;
-    None for other models."""
+    """A parser that separates thoughts from answers, for a model that writes thoughts in channels, so that
+    later turns have none; None for other models."""
     thinking = None if info.chat_format is None else info.chat_format.thinking
     return ChannelParser(calls=False) if thinking is not None and thinking.channels else None
 

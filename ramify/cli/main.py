@@ -81,7 +81,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 
 def _notes(error: BaseException | None) -> list[str]:
-    """The notes of an error and of the errors that caused it. Those of the first cause come first."""
+    """The notes of an error and of the errors that caused it, in order from the first cause to `error`."""
     notes: list[str] = []
     while error is not None:
         notes[:0] = getattr(error, "__notes__", ())
@@ -115,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
 def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
     """The main parser, and the parser of the command `chosen`.
 
-    Only that command is imported and has its arguments; without a command, both are the main parser.
+    Only that command is imported, and gets its arguments. Without a command, both are the main parser.
     """
     parser = _Parser(
         prog="ramify", description="Programs that make many calls to a language model, and their runtime."

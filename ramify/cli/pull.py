@@ -72,8 +72,8 @@ def _capability(text: str) -> int:
 def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int | None:
     """The compute capability of the GPU to compile for; None to compile for the CPU.
 
-    Raises `UnsupportedField` if a GPU is asked for, but none is present and no capability is given, and if an
-    option for GPUs is given while the device is the CPU.
+    Raises `UnsupportedField` if a GPU is asked for while none is present and no capability is given. Raises
+    it also if an option for GPUs is given while the device is the CPU.
     """
     given: int | None = options.capability
     if given is not None and config.device != "cpu":

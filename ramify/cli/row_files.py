@@ -3,10 +3,10 @@
 The whole file is checked before any row is used, for a wrong encoding and for faults that would silently lose
 or mix up rows.
 
-    a,b                         a quote that is not closed is refused, with its line
-    1,"x                        a header that names a column twice, or not at all, too
-    2,y                         so are bytes that are not UTF-8, and NUL characters
-    3,z,4                       a row of another length becomes an `Unreadable`, a row with an error
+    a,b         Refused, with the number of the line: a quote that is not closed, a header with an empty or
+    1,"x        repeated column name, bytes that are not UTF-8, and NUL characters.
+    2,y
+    3,z,4       A row with more or fewer fields than the header becomes an `Unreadable`, a row with an error.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _not_utf8(path: str) -> tuple[int, str]:
 
 
 def _records(rows: RowFile, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of the last line, fields) for each record that is not empty."""
+    """Yield (number of the record's last line, fields) for each record that is not empty."""
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(lines, strict=True)
     while True:
@@ -262,8 +262,8 @@ def _csv(rows: RowFile, program: Any) -> Iterator[Any]:
 def _key_cell(header: Sequence[str], record: Sequence[str], key: str | None) -> str:
     """The key in a record that is longer or shorter than the header.
 
-    It is found if the key column is the first, or if it is the last and the record is longer; else the result
-    is empty.
+    Returns the record's first field if the key column is the first. Returns the last field if the key column
+    is the last and the record is longer than the header. Returns "" otherwise.
     """
     if header[0] == key:
         return record[0]
@@ -296,8 +296,8 @@ def _check_delimiter(header: Sequence[str], name: str) -> None:
 
 
 def _check_names(header: Sequence[str], rows: RowFile) -> None:
-    """Raise `InvalidRequest` for a column that occurs twice, that cannot be the name of an argument, or that
-    is asked for and missing."""
+    """Raise `InvalidRequest` if a column that is used has no name or occurs twice, or if a column that was
+    asked for is missing."""
     known: dict[str, int] = {}
     columns, used = rows.columns, rows.columns.used
     for place, name in enumerate(header, 1):

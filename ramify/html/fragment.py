@@ -102,7 +102,6 @@ def text(runs: Iterable[Run], *, end: bool = False) -> str:
 
 
 def _cut(runs: Iterable[Run], start: int, end: int) -> Iterator[Run]:
-    """Yield `runs`, cut to the characters from `start` to `end`."""
     place = 0
     for part, generated in runs:
         yield part[max(start - place, 0) : max(end - place, 0)], generated

@@ -52,8 +52,8 @@ SILENCE_S = 10.0
 """Seconds without an event after which a stream sends an empty comment. It keeps proxies from closing the
 connection."""
 MAX_ROWS = 4096
-"""Most rows of one HTTP request. The number that run at a time is bounded so that their requests fit into
-`max_running`."""
+"""Most rows of one HTTP request. The number of rows that run at a time is bounded so that their requests fit
+into `max_running`."""
 
 
 @router.post(PATH)
@@ -100,7 +100,7 @@ async def results(run: str, request: Request) -> Response:
 class _ProgramStream(EventStream):
     """The event stream of a program.
 
-    While the program runs, `results` finds the stream under `run`, the client's id of the program.
+    `run` is the client's id of the program. While the program runs, `results` finds the stream under this id.
     """
 
     def __init__(
@@ -207,7 +207,6 @@ async def _events(
 
 
 def _raise_failed(answer: dict[str, Any]) -> None:
-    """Raise the error in `answer`, if it is that of a failed row or node."""
     if "failed" in answer:
         raise from_info(answer["failed"])
 

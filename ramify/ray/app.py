@@ -39,8 +39,8 @@ CLOSE_S = EVACUATE_S + 10.0
 core's processes end."""
 SESSIONS = 1.1
 """Number of running calls that Serve counts on an idle replica: the frontend's session, and for moments a
-heartbeat. With 1, two idle replicas at a target of 1 would be computed to need 1.01 replicas, so that neither
-would be removed."""
+heartbeat. If this number and the target were 1, Serve would compute that two idle replicas have work for 1.01
+replicas, and would keep both."""
 POLL_S = 0.5
 """Seconds between two checks whether a stopping actor still has running requests."""
 

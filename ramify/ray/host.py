@@ -171,9 +171,9 @@ class EngineHost:
 
         Closing the iterator ends the session.
 
-        A frontend has at most one live session, its newest. As a stream may break only on the frontend's
-        side, and calls may overtake one another, a new session ends older sessions of the frontend, and ends
-        itself if there is a newer one.
+        A frontend has at most one live session, its newest. This host may not notice that a stream broke on
+        the frontend's side, and calls may overtake one another. So a new session ends older sessions of the
+        frontend, and ends itself if there is a newer one.
         """
         frontend, number = session_parts(name)
         await self._up.wait()

@@ -44,8 +44,8 @@ class ChannelParser:
         self.reasoning = True
         """True until a message begins that is not reasoning."""
         self.answered = 0
-        """Set when `reasoning` becomes False: the number of characters, at the end of the pushed text, that
-        come after the header of the message that begins then."""
+        """The number of characters at the end of the pushed text that follow the header of the first message
+        that is not reasoning. Set when `reasoning` becomes False."""
 
     @property
     def called(self) -> bool:
@@ -79,7 +79,6 @@ class ChannelParser:
         return events
 
     def _take(self, length: int) -> str:
-        """Remove and return the first `length` characters of the text that is in no event yet."""
         taken, self._text = self._text[:length], self._text[length:]
         self._controls = [place - length for place in self._controls if place >= length]
         return taken

@@ -143,8 +143,8 @@ FORMATS: dict[str, ToolFormat] = {
 
 
 def format_in(conversation: str, name: str) -> ToolFormat:
-    """The format in which a rendered `conversation` has a call of `name`; `GENERIC` if that is no other
-    format."""
+    """The format in which a rendered `conversation` has a call of `name`; `GENERIC` if none of `FORMATS`
+    fits."""
     for row in FORMATS.values():
         written = ((row.opening, row.call[1]), (row.shown, row.between))
         if row.native and any(before + name + after in conversation for before, after in written if before):

@@ -153,7 +153,7 @@ class CallParser:
 
 
 def overlap(text: str, pattern: str) -> int:
-    """Length of the longest suffix of `text` that is a prefix of `pattern`, but not the whole `pattern`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `pattern`."""
     for length in range(min(len(text), len(pattern) - 1), 0, -1):
         if pattern.startswith(text[-length:]):
             return length

@@ -22,7 +22,7 @@ PREFIX = tuple(range(1000))
 
 
 def model_info(**fields: Any) -> ModelInfo:
-    """A small model, with these fields in place of its own."""
+    """The info of a small model, with `fields` in place of its own."""
     own = {
         "name": "model",
         "path": "",
@@ -40,9 +40,9 @@ def model_info(**fields: Any) -> ModelInfo:
 
 
 class FakeEngine:
-    """An `EngineCore` whose messages a test reads from `sent` and answers by `receive`.
+    """An `EngineCore` for tests. A test reads the received messages from `sent`, and answers by `receive`.
 
-    page_bytes : bytes of a KV page; 0 where pages are not moved
+    page_bytes : size of a KV page in bytes; 0 if pages are not moved
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FakeEngine:
         self.receive, self.died, self.came_back, self.gave_up = events
         self.name = name
         self.refuses: Callable[[Any], bool] = lambda message: False
-        """Says which messages a bug keeps from being sent."""
+        """Whether a simulated bug keeps a message from being sent."""
         self.page_bytes = page_bytes
         self.restarting = False
         self.heartbeat_age_s = 0.0
@@ -84,7 +84,7 @@ class FakeEngine:
         self.sent.append(message)
 
     def take(self, *kinds: type) -> list[Any]:
-        """The messages of these types that have come since the last call."""
+        """Remove and return the messages of these types in `sent`."""
         found = [one for one in self.sent if isinstance(one, kinds)]
         self.sent = [one for one in self.sent if not isinstance(one, kinds)]
         return found
@@ -97,12 +97,12 @@ class FakeEngine:
 
 
 class Timers:
-    """Timers that a test lets run out."""
+    """Timers that expire when a test says so."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
         self.seconds: list[float] = []
-        """Seconds of every timer, also of those that are over."""
+        """The durations of all timers in seconds, expired ones included."""
 
     def __call__(self, seconds: float, call: Callable[[], None]) -> Any:
         self.waiting.append(call)
@@ -120,7 +120,7 @@ class Timers:
 class Fleet:
     """A started `LocalFleet` of two `FakeEngine`s, and its messages to the frontend.
 
-    fleet_options : those of `LocalFleet`; the rest are the config's
+    fleet_options : options of `LocalFleet`; the other options are those of `EngineConfig`
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Fleet:
         self.engines[index].died(WorkerDied("dead"))
 
     def homes(self, rid: str) -> list[int]:
-        """The engine cores that have been sent the request."""
+        """Indices of the engine cores that have been sent the request."""
         return [
             index
             for index, engine in enumerate(self.engines)
@@ -186,10 +186,7 @@ class Fleet:
 
 
 class Served:
-    """A `Frontend` in front of `FakeEngine`s.
-
-    engine : their class; options : the config's
-    """
+    """A `Frontend` in front of engine cores of the class `engine`. `options` are those of `EngineConfig`."""
 
     def __init__(self, engine: type[FakeEngine] = FakeEngine, **options: Any) -> None:
         self._engine = engine
@@ -213,7 +210,7 @@ class Served:
         return explained
 
     def ask(self, rid: str, prompt: tuple[int, ...] = tuple(range(900))) -> asyncio.Task[list[TextChunk]]:
-        """Read a request to its end in a task."""
+        """Start a task that sends a request and returns all its chunks."""
 
         async def read() -> list[TextChunk]:
             request = Generate(rid=rid, prompt=(prompt,))
@@ -222,12 +219,12 @@ class Served:
         return asyncio.ensure_future(read())
 
     def requests(self) -> list[Generate]:
-        """Requests that the engine cores have been sent and have not lost."""
+        """Requests in `sent` of the engine cores. The requests of a killed engine core are lost."""
         return [one for engine in self.engines for one in engine.sent if isinstance(one, Generate)]
 
 
 def asked(rid: str, *more: int, program: str = "", limit: int | None = None, **fields: Any) -> Generate:
-    """A request for `PREFIX` and more tokens."""
+    """A request with the prompt `PREFIX` + `more`. `limit`: most tokens of its `program`."""
     limits = () if limit is None else (LimitHint(id="l", max_total_tokens=limit),)
     hint = ProgramHint(program=program, limits=limits) if program else None
     return Generate(rid=rid, prompt=(PREFIX + more,), hint=hint, **fields)

@@ -1,4 +1,4 @@
-"""Work of every kind for a fleet whose replicas come and go, each with an answer that can be compared."""
+"""Jobs of every kind for a fleet whose replicas come and go. The answer of each job can be compared."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stopped(engine: Engine, index: int) -> Any:
 
 
 def healed(engine: Engine, index: int) -> Any:
-    """The prompt ends inside a word."""
+    """A completion of a prompt that ends inside a word."""
     options = {"temperature": 0.7, "seed": index, "max_tokens": 40, "ignore_eos": True}
     return streamed(engine, f"{index}: The capital of {CITIES[index % 8]} has wonderf", options)
 
@@ -146,5 +146,5 @@ class Job:
 
 
 def all_jobs(each: int) -> list[Job]:
-    """`each` jobs of every kind, the kinds by turns."""
+    """`each` jobs of every kind, the kinds in turn."""
     return [Job(kind, index) for index in range(each) for kind in KINDS]

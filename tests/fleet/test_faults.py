@@ -1,4 +1,4 @@
-"""An exception somewhere ends what it is about, by name, and nothing else."""
+"""An exception (a bug) fails only the request or call that it concerns, and the error names it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Several engine cores as one, without processes: who gets which message, and what becomes of it at a
-death."""
+"""A fleet of engine cores without processes: who gets each message, and its fate when an engine core dies."""
 
 from __future__ import annotations
 
@@ -136,7 +135,7 @@ def test_ids_that_no_prompt_has_are_refused_by_the_replica(fleet: Fleet) -> None
 
 
 def test_requests_under_a_limit_of_tokens_stay_on_one_replica(fleet: Fleet) -> None:
-    """One scheduler has to sum all tokens of a limit."""
+    """Only a scheduler that has all requests of the limit can sum their tokens."""
     long = tuple(range(5000, 9000))
     fleet.send(Generate(rid="first", prompt=((1,),), hint=asked("x", program="p", limit=10**6).hint))
     home = fleet.home("first")

@@ -1,4 +1,4 @@
-"""Moves of cached pages: when they pay, and what becomes of the requests that wait for them."""
+"""Moves of cached pages: when they are worth their time, and what happens to requests that wait for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ramify.runtime.kv_transfer.files import SnapshotFolder
 from tests.fleet.fakes import PREFIX, Fleet, asked, page_ends
 
 WHOLE = 992
-"""Tokens of its whole pages."""
+"""Number of tokens in the whole pages of `PREFIX`."""
 PAGE_BYTES = 16 * 22_500
 
 # --- the policy ---------------------------------------------------------------------------------
@@ -76,21 +76,21 @@ class Store(SnapshotFolder):
 
 
 class FixedPace(Placement):
-    """Every replica takes 1 ms a token."""
+    """A placement that assumes 1 ms a token for every replica."""
 
     def _pace_of(self, replica: Any, now: float) -> float:
         return 1e-3
 
 
 class ToTheSecond(FixedPace):
-    """New requests go to replica 1."""
+    """A placement that sends every new request to replica 1."""
 
     def place(self, work: Work, now: float, only: str | None = None, **options: Any) -> str:
         return super().place(work, now, "1")
 
 
 class Moving(Fleet):
-    """Two replicas, of which the first holds `held`."""
+    """A fleet of two replicas. The first has the pages of `held`."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Moving(Fleet):
 
 @pytest.fixture
 def moving(tmp_path: Path) -> Moving:
-    """The first replica holds `PREFIX`; new requests go to the second."""
+    """A fleet whose first replica has the pages of `PREFIX`, and whose second gets all new requests."""
     return Moving(tmp_path, held=PREFIX, placement=ToTheSecond())
 
 
@@ -253,7 +253,7 @@ def test_a_death_ends_the_move(moving: Moving, dead: int) -> None:
 
 
 def test_requests_that_are_aborted_while_they_wait(moving: Moving) -> None:
-    """Each is sent at once, for its answer; a sibling waits on."""
+    """An aborted request is sent at once, to be answered. A request for the same pages waits on."""
     for rid in "ab":
         moving.send(asked(rid, ord(rid)))
     message = moving.exporting()
@@ -282,7 +282,7 @@ def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pyte
     monkeypatch.setattr("ramify.runtime.fleet.kv_connector.MOST_BYTES", 100 * PAGE_BYTES)
 
     def send(rid: str, *ids: int) -> bool:
-        """Whether it waits for pages."""
+        """Send a request; returns whether it waits for pages."""
         moving.send(Generate(rid=rid, prompt=(ids,)))
         return rid not in moving.sent()
 
@@ -298,7 +298,7 @@ def test_what_is_on_its_way_at_once_is_bounded(moving: Moving, monkeypatch: pyte
 
 
 def test_room_is_counted_once(moving: Moving) -> None:
-    """KV snapshots that are not written yet do not show in the free room."""
+    """Room for a KV snapshot that is not written yet is reserved: the folder's free room does not show it."""
     other = PREFIX[::-1]
     moving.hold(other)
     moving.store.free = 130 * PAGE_BYTES
@@ -320,7 +320,7 @@ def test_a_closed_fleet_leaves_no_file(moving: Moving, tmp_path: Path) -> None:
 
 
 def test_a_replica_that_drains_leaves_its_prefixes_to_the_others(moving: Moving) -> None:
-    """The prefixes of one program go to one replica, where its next request goes; short ones stay."""
+    """All prefixes of a program go to the replica of its next request. Short prefixes stay."""
     ids = [tuple(range(start, start + 320)) for start in (0, 1000, 2000)]
     held = (
         HeldPrefix(scope=":s", ids=ids[0], owners=("p",)),
@@ -366,7 +366,7 @@ def test_a_replica_that_dies_while_it_drains_keeps_nobody_waiting(moving: Moving
 
 @pytest.fixture
 def roles(tmp_path: Path) -> Moving:
-    """The first of two replicas computes prompts."""
+    """A fleet of two replicas, of which the first computes prompts (prefill)."""
     return Moving(tmp_path, prefill_replicas=1)
 
 
@@ -459,7 +459,7 @@ def test_a_death_over_a_prompt_counts_against_those_that_asked_for_it(roles: Mov
 
 
 def test_a_replicas_first_prompt_has_the_longest_time(roles: Moving) -> None:
-    """The first prompt loads kernels, and is slower than the fleet's pace says."""
+    """The first prompt loads kernels, and so takes longer than the fleet's pace predicts."""
     roles.send(asked("a", 7))
     computed(roles, prefill(roles))
     roles.send(Generate(rid="b", prompt=(PREFIX[::-1],)))

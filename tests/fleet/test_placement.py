@@ -1,4 +1,4 @@
-"""Placement of requests: forks stay together while that is cheaper, the slow get little, scopes are apart."""
+"""Placement: forks stay together if that is cheaper; slow replicas get little; scopes are apart."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_new_life_forgets_the_old_one() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_trees_are_found_as_they_are(seed: int) -> None:
-    """Commits, evictions and flushes; events of which some are lost, and wholes instead."""
+    """The index equals the tree, although some events are lost and whole trees are sent instead."""
     draw = random.Random(seed)
     log = TreeLog(PAGE)
     cache = PrefixCache(120, PAGE, log=log)
@@ -130,7 +130,7 @@ def test_a_program_stays_where_its_pages_are() -> None:
 def test_a_new_replica_gets_work_where_its_pages_come_sooner_than_its_turn(
     move_s: float | None, home: str
 ) -> None:
-    """At 1 ms a token: the first replica has 800 tokens of work, and holds 2,000 of the prompt's 2,010."""
+    """Replica a has 800 tokens of work, at 1 ms a token, and 2,000 of the prompt's 2,010 tokens."""
     placement, text = fleet("a"), tokens(1, 2010)
     placement.apply("a", change(1, DIGESTS.page_ends(text, "", PAGE)))
     placement._pace.learn(1.0, 1000, 0.0)
@@ -173,7 +173,7 @@ def test_scopes_never_share() -> None:
 
 
 def test_a_slow_replica_attracts_no_misses() -> None:
-    """Ten times slower than the other, it gets about a tenth of the work, though it looks as idle."""
+    """A replica ten times slower than the other gets about a tenth of the work, although it looks as idle."""
     placement, paces = fleet(), {"a": 1e-3, "b": 1e-4}
     busy_until = dict.fromkeys("ab", 0.0)
     placed = {"a": 0, "b": 0}
@@ -196,8 +196,8 @@ def test_a_slow_replica_attracts_no_misses() -> None:
 
 @pytest.mark.parametrize(("slow", "after_s"), [(1, 1.0), (2, 60.0)])
 def test_a_slow_start_and_a_slow_moment_are_forgotten(slow: int, after_s: float) -> None:
-    """The first answer of `b` takes a hundred times what those of `a` take: it gets work at once. Where the
-    second one does as well, after a minute."""
+    """The first answers of `b` take a hundred times as long as those of `a`. After one slow answer, `b` gets
+    work at once; after two, a minute later."""
     placement = fleet()
     for i in range(20):
         one = work(tokens(i, 200))
@@ -245,7 +245,7 @@ def test_the_work_of_one_that_leaves_goes_to_the_others() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_replicas_that_come_and_go_keep_the_sums_right(seed: int) -> None:
-    """Random joins, drains, deaths, events and requests: work is what a scan of the requests says."""
+    """After random joins, drains, deaths and requests, each sum of work equals a recount."""
     draw = random.Random(seed)
     placement = Placement(PAGE)
     texts = [tokens(i, 200) for i in range(6)]

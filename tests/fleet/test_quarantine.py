@@ -1,4 +1,4 @@
-"""A request that kills whatever engine core it is in fails, and those beside it lose nothing."""
+"""A request that kills every engine core on which it runs fails. The requests beside it lose nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ramify.messages import Finish, Generate, TextChunk
 from tests.fleet.fakes import FakeEngine, Served
 
 LENGTH = 100
-"""Tokens of each output."""
+"""Number of tokens of each output."""
 KILLS_AT = 40
 
 
 class MortalEngine(FakeEngine):
-    """Outputs one token of each request at a step; the prompt (666,) kills it at `KILLS_AT`."""
+    """An engine core that outputs one token of each request at a step. The prompt (666,) kills the engine
+    core after `KILLS_AT` tokens."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -26,7 +27,7 @@ class MortalEngine(FakeEngine):
         """Request → number of its output tokens."""
         self.poisoned: set[str] = set()
         self.unexplained = 0
-        """Deaths that no request was known to have caused."""
+        """Number of deaths for which no request was found to be the cause."""
 
     def send(self, message: Any) -> None:
         super().send(message)

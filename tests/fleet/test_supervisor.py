@@ -1,4 +1,4 @@
-"""The supervisor of an engine core, in front of processes that are not there."""
+"""The supervisor of an engine core, tested with fake processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.tiny import write_tiny
 
 
 class FakeProcesses:
-    """`EngineProcesses` that are ready at once, or fail to start with `failure`."""
+    """Fake `EngineProcesses`: ready at once, or if `failure` is given, failing to start with it."""
 
     def __init__(self, failure: BaseException | None, options: dict[str, Any]) -> None:
         self.failure = failure
@@ -32,7 +32,7 @@ class FakeProcesses:
         self.may_stop = threading.Event()
         self.may_stop.set()
         self.gate: asyncio.Event | None = None
-        """Holds the start up until it is set."""
+        """An event for which the start waits; None for none."""
 
     async def start(self) -> dict[str, Ready]:
         if self.gate is not None:
@@ -54,10 +54,10 @@ class FakeProcesses:
 
 
 class Supervised:
-    """A supervisor, its callbacks' calls, and the processes that it has launched.
+    """A supervisor, a record of its callbacks, and the processes that it has launched.
 
-    failures : of the first launches, in order; None for one that succeeds
-    callbacks : in place of its own
+    failures : errors of the first launches, in order; None for a launch that succeeds
+    callbacks : callbacks in place of the recording ones
     """
 
     def __init__(

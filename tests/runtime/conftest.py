@@ -10,7 +10,6 @@ from tests.runtime.tiny import write_tiny
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a tiny random Llama with its tokenizer."""
     return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 

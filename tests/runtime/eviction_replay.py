@@ -1,8 +1,8 @@
-"""Traces of programs replayed against the prefix cache: how many prompt tokens are computed again.
+"""Traces of programs replayed against the prefix cache, to count the prompt tokens that are recomputed.
 
-No model runs. Calls are replayed in the order of their times, through the scheduler's own code for pages
-and leases, with fewer pages than the working set. `Replay` runs with the programs' hints or without;
-`Optimum` evicts what is needed last, known from the future (Belady), in whole pages: a lower bound.
+No model runs. Calls are replayed in the order of their times, through the scheduler's own code for pages and
+leases, with fewer pages than the working set. `Replay` runs with or without the programs' hints. `Optimum` is
+a lower bound: it knows the future, and evicts the page whose next use is farthest away (Belady).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ramify.sampling_params import SamplingParams
 from tests.runtime.program_traces import Call, Trace
 
 CHUNK = 512
-"""Tokens of a prompt that are computed at a time, as by default."""
+"""Most prompt tokens computed at a time; the engine's default on the CPU."""
 
 UNBOUNDED = 1 << 22
-"""Pages: more than any trace needs."""
+"""More pages than any trace needs."""
 
 
 @dataclasses.dataclass(slots=True)
 class Replayed:
     computed: int = 0
-    """Prompt tokens that were not found."""
+    """Prompt tokens that were not found in the cache."""
     delayed: int = 0
-    """Calls that had to wait because everything was in use."""
+    """Calls that had to wait because all pages were in use."""
 
 
 def events(trace: Trace) -> Iterator[tuple[float, str, Call | str]]:
-    """Starts of calls, ends of calls and ends of programs, in the order of their times; ends first."""
+    """Events in order of time. At equal times: ends of calls, ends of programs, starts of calls."""
     numbers = itertools.count()
     found: list[tuple[float, int, int, str, Call | str]] = []
     for call in trace.calls:
@@ -135,7 +135,7 @@ class Replay:
 
 
 class Page:
-    """A page that holds these tokens after those of its parents."""
+    """A page of tokens, in a tree by prefix."""
 
     __slots__ = ("children", "depth", "holds", "parent", "resident", "ticket", "uses")
 
@@ -144,14 +144,14 @@ class Page:
         self.depth = 0 if parent is None else parent.depth + 1
         self.children: dict[bytes, Page] = {}
         self.uses: list[int] = []
-        """Numbers of the starts whose prompts hold it, the next one last."""
+        """Numbers of the events at which calls start whose prompts have this page; the next one is last."""
         self.holds = 0
         self.resident = False
         self.ticket = 0
 
 
 class Optimum:
-    """Belady's choice among the pages of all calls: the next use that is farthest away goes."""
+    """Belady's algorithm over the pages of all calls: the page whose next use is farthest away is evicted."""
 
     def __init__(self, trace: Trace, page_size: int) -> None:
         self._page_size = page_size
@@ -169,7 +169,7 @@ class Optimum:
             page.uses.reverse()
 
     def working_set(self) -> int:
-        """The most pages that are at one time in use, or between two uses."""
+        """The greatest number of pages that are in use, or between two uses, at one time."""
         change = np.zeros(len(self._order) + 1, dtype=np.int64)
         last: dict[Page, int] = {}
         first: dict[Page, int] = {}
@@ -252,10 +252,10 @@ class Row:
     calls: int
     prompt_tokens: int
     needed: int
-    """Prompt tokens that are computed where nothing is ever evicted."""
+    """Prompt tokens that are computed if nothing is ever evicted."""
     lru: int
     program: int
-    """Tokens computed beside those."""
+    """Prompt tokens computed in addition to `needed`, with hints; `lru`: without hints."""
     optimum: int
     delayed: tuple[int, ...]
 

@@ -1,7 +1,7 @@
-"""A subscriber to KV events, written from vLLM's format (0.26) and nothing of ours.
+"""A subscriber to KV events, written from vLLM's format (0.26) without Ramify's code.
 
-Frames: topic, sequence number (8 bytes, big-endian), payload. A replay is asked for with an empty frame and
-the first number that is wanted; each answer has an empty frame before the three, and the last has no payload.
+Frames: topic, sequence number (8 bytes, big-endian), payload. A request for a replay has an empty frame and
+the first wanted number. Each answer has an empty frame before the three; the last answer has no payload.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class KVEventBatch(EventBatch):
 
 
 Prefix = tuple[str | None, tuple[Any, ...], tuple[int, ...]]
-"""A LoRA adapter, the extra keys of the first block, and all tokens up to the end of a block."""
+"""(LoRA adapter, extra keys of the first block, all tokens up to the end of a block)."""
 
 
 class Subscriber:
-    """What a router knows of one server."""
+    """The knowledge of a router about one server."""
 
     def __init__(self, address: str, replay: str, topic: str = "") -> None:
         context = zmq.Context.instance()
@@ -71,27 +71,27 @@ class Subscriber:
             socket.setsockopt(zmq.LINGER, 0)
         self._decoder = msgspec.msgpack.Decoder(KVEventBatch)
         self.last = -1
-        """The number of the last batch that it has seen."""
+        """The sequence number of the last batch received; -1 for none."""
         self.blocks: dict[bytes | int, Prefix] = {}
         self.topics: set[str] = set()
         self.cleared = 0
         self.gaps = 0
 
     def joined(self, publish: Any) -> None:
-        """Wait until live messages arrive, for which `publish` sends some."""
+        """Call `publish` until live messages arrive."""
         while not self._live.poll(20):
             publish()
         self._live.recv_multipart()
 
     def receive(self, lose: bool = False) -> None:
-        """Take the live batches that have come; with `lose` they are lost on their way."""
+        """Receive the live batches that have arrived; drop them if `lose`."""
         while self._live.poll(0):
             topic, number, payload = self._live.recv_multipart()
             if not lose:
                 self._take(topic, number, payload)
 
     def catch_up(self) -> None:
-        """Ask for all that was missed."""
+        """Request the missed batches, and receive them."""
         self.ask()
         self.hear()
 
@@ -99,7 +99,7 @@ class Subscriber:
         self._replay.send_multipart((b"", (self.last + 1).to_bytes(8, "big")))
 
     def answered(self) -> bool:
-        """Whether the first frame of an answer is there, within 10 ms."""
+        """Whether an answer begins to arrive within 10 ms."""
         return bool(self._replay.poll(10))
 
     def hear(self) -> None:

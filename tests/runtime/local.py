@@ -42,9 +42,9 @@ class Result:
     usage: Usage | None = None
     error: RamifyError | None = None
     forced: list[int] = dataclasses.field(default_factory=list)
-    """Places in `ids` of forced tokens."""
+    """Indices in `ids` of the tokens that a grammar forced."""
     overlap: str = ""
-    """The end of the prompt that the first output token begins with."""
+    """The end of the prompt's text with which the first output token begins (token healing)."""
     replaced: int = 0
 
     @property
@@ -53,8 +53,8 @@ class Result:
 
 
 class WatchedRunner(Runner):
-    """Calls `before_pass` with each batch, `before_logits` before logits are computed, and `before_check`
-    before the device is checked: they may raise."""
+    """A runner with callbacks, which may raise: `before_pass` gets each batch; `before_logits` is called
+    before logits are computed, `before_check` before the device is checked."""
 
     before_pass: Callable[[Any], object] = staticmethod(lambda batch: None)
     before_logits: Callable[[], object] = staticmethod(lambda: None)
@@ -78,9 +78,9 @@ def fail(*_: object) -> None:
 
 
 class LocalScheduler:
-    """Steps a real scheduler with a real model in this process.
+    """A real scheduler with a real model in this process, which a test steps.
 
-    `weights`: the files of `model`, by which its KV is told apart in transfers.
+    `weights`: the files of `model`. They identify its KV pages in transfers.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LocalScheduler:
         self.results: dict[str, Result] = {}
         self.replies: list[Reply] = []
         self.failures: list[Failed] = []
-        """Failures of messages that are no requests."""
+        """Failures of messages other than requests."""
         self.scheduler = Scheduler(
             config,
             limits,
@@ -235,7 +235,7 @@ class LocalScheduler:
 
     @contextlib.contextmanager
     def failing(self, part: Literal["pass", "logits", "check"]) -> Iterator[None]:
-        """The forward pass, the logits, or the check of the device fail in this block."""
+        """Let the forward pass, the logits, or the check of the device fail in the block."""
         setattr(self.runner, f"before_{part}", fail)
         yield
         delattr(self.runner, f"before_{part}")

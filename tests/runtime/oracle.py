@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 TIE = 1e-4
-"""Two logits closer than this may swap places: sums in another order differ by about as much."""
+"""Logits that are closer than this count as equal, as sums in another order differ by about as much."""
 
 
 @dataclasses.dataclass
 class Greedy:
     ids: list[int]
     margins: list[float]
-    """Per token, how far the best logit lies above the second."""
+    """For each token, the difference between the best logit and the second best."""
 
 
 def greedy(model: Any, prompt: Sequence[int], count: int, eos: Sequence[int] = ()) -> Greedy:
-    """`model` is a transformers causal LM in float32."""
+    """The greedy continuation of `prompt` by `model`, a causal LM of transformers in float32."""
     from transformers import DynamicCache
 
     ids: list[int] = []
@@ -44,7 +44,7 @@ def greedy(model: Any, prompt: Sequence[int], count: int, eos: Sequence[int] = (
 
 
 def assert_same(expected: Greedy, got: Sequence[int]) -> bool:
-    """Equal, or different from a token on where the two best logits tie. True if wholly equal."""
+    """Assert that `got` is `expected` up to the first tie. Returns whether all tokens are equal."""
     for step, (want, have) in enumerate(zip(expected.ids, got, strict=False)):
         if want != have:
             margin = expected.margins[step]

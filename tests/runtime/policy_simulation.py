@@ -1,7 +1,7 @@
-"""The scheduler's admission, policies, pages and leases on simulated time: a cost model stands for the steps.
+"""The scheduler's admission, policies, pages and leases on simulated time. A cost model replaces the steps.
 
-A program's next calls come when the calls that they waited for have ended, after the same waits for tools
-and people as in its trace. So a run is the same every time.
+A call of a program comes when the calls that it depends on have ended, after the waits for tools and people
+that its trace has. So every run is the same.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tests.runtime.program_traces import Call, Trace
 
 CHUNK_TOKENS = 2048
 STEP_S, PREFILL_TOKEN_S, DECODE_S = 6e-3, 40e-6, 150e-6
-"""A step: of itself, for each token of a prefill, for each request that decodes. Assumed for an 8B model."""
+"""Seconds of a step itself, of each prefill token and of each decoding request. Assumed for an 8B model."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Work:
-    """A call, and what it waits for."""
+    """A call with its dependencies."""
 
     call: Call
     program: str
     gap_s: float
-    """Seconds from the end of the last call that it waits for to its start."""
+    """Seconds from the end of the last call that this call depends on to the start of this call."""
     waits_s: float
-    """Gaps on the way here, its own included."""
+    """`gap_s`, plus `waits_s` of the last call that this call depends on."""
     missing: int = 0
     then: list[Work] = dataclasses.field(default_factory=list)
 
 
 def plan(trace: Trace) -> list[Work]:
-    """Dependencies of calls: each waits for all calls of its program that had ended before it began."""
+    """The calls of the trace. Each depends on the calls of its program that had ended before it."""
     by_program: dict[str, list[Call]] = defaultdict(list)
     for number, call in enumerate(trace.calls):
         by_program[call.hint.program if call.hint is not None else f"plain{number}"].append(call)
@@ -81,7 +81,7 @@ class Simulation:
         self._coming: list[tuple[float, int, Work]] = []
         self.first: dict[str, float] = {}
         self.times: dict[str, float] = {}
-        """Seconds of each program from its first call to its last, without waits for tools and people."""
+        """Program → seconds from its first call to its last, without waits for tools and people."""
         self.longest_wait = 0.0
 
     def run(self, trace: Trace) -> dict[str, float]:
@@ -113,7 +113,7 @@ class Simulation:
         self.waiting.append(request)
 
     def _step(self) -> None:
-        """A step like `StepPlanner.schedule`: decoding goes on, prefills share a budget, the oldest first."""
+        """Run a step like `StepPlanner.schedule`: decodes go on; prefills share a budget, oldest first."""
         budget, decoding, stops = CHUNK_TOKENS, 0, list[tuple[Request, int]]()
         for request in list(self._running):
             if request.pages.lock is None:

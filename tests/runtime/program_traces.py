@@ -1,8 +1,8 @@
-"""Traces of programs: which calls they make, when, and with which tokens. From a seed, or from files.
+"""Traces of programs: the times and tokens of their calls, generated from a seed or read from files.
 
-Times are those of a machine that is never short of anything: `PREFILL_S` for each prompt token that is new
-to the program and `DECODE_S` for each output token. What happens between calls, tools and people, is drawn
-from log-normal distributions: most waits are short, some are very long.
+Times are those of a machine that is never short of resources: `PREFILL_S` for each prompt token that is new
+to the program, and `DECODE_S` for each output token. Waits for tools and people between calls are drawn from
+log-normal distributions: most are short, some very long.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PREFILL_S = 1 / 20_000
 DECODE_S = 1 / 100
 LEASE_S = 60.0
 TOOLS = {"look up": (0.05, 0.35), "search": (1.0, 0.3), "fetch": (4.0, 0.2), "test": (25.0, 0.15)}
-"""Tools by name: the median seconds of a call, and how often it is chosen."""
+"""Tool → (median seconds of a call, probability that it is chosen)."""
 
 Tokens = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Call:
-    """One request: `prompt` and `output` are token ids, times are seconds."""
+    """A request. `prompt` and `output` are token ids; times are in seconds."""
 
     start_s: float
     end_s: float
@@ -38,24 +38,23 @@ class Call:
     output: Tokens
     hint: ProgramHint | None = None
     tools: tuple[str, ...] = ()
-    """Tools that the program waits for after it."""
+    """Tools for which the program waits after this call."""
     forks: tuple[int, ...] = ()
-    """Tokens after which other branches part from it, as the program says with a branch's first call."""
+    """Numbers of tokens after which other branches diverge. Given in the first call of a branch."""
 
 
 @dataclasses.dataclass(slots=True)
 class Trace:
     calls: list[Call]
     ends: list[tuple[float, str]]
-    """When which program ended."""
+    """(time, program) of the end of each program."""
 
     def merged(self, other: Trace) -> Trace:
         return Trace(self.calls + other.calls, self.ends + other.ends)
 
 
 class Branch:
-    """A branch of a program: the tokens that it holds, and the calls that it makes. Time passes as they are
-    made."""
+    """A branch of a program: its tokens and its calls. Each call advances the branch's time."""
 
     def __init__(self, program: ProgramWriter, held: Tokens, now: float, forks: tuple[str, ...] = ()) -> None:
         self._program = program
@@ -106,7 +105,7 @@ class Branch:
         return [Branch(self._program, self.held, self.now, (*self.forks, fork)) for _ in range(size)]
 
     def join(self, branches: Sequence[Branch]) -> Branch:
-        """Wait for the branches, which nobody extends any more."""
+        """Wait for `branches`, and end them."""
         self.now = max(self.now, *(branch.now for branch in branches))
         self._program.ended += [branch.key for branch in branches]
         self._program.ended.append(branches[0].forks[-1])
@@ -114,12 +113,12 @@ class Branch:
 
 
 class Dice:
-    """Random tokens, lengths and waits."""
+    """A source of random tokens, lengths and waits."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.prompts = [self.tokens(length) for length in (1800, 1200, 900, 500, 300, 250)]
-        """System prompts, which programs of a kind share."""
+        """System prompts; programs of one kind share theirs."""
 
     def tokens(self, count: int) -> Tokens:
         return self.rng.integers(0, 100_000, count, dtype=np.int32)
@@ -152,7 +151,7 @@ class ProgramWriter:
 
 
 def agent(root: Branch, dice: Dice) -> None:
-    """A loop of calls and tools whose context grows."""
+    """An agent: calls and tools in turn, with a growing context."""
     new = dice.between(100, 600)
     root.say(dice.prompts[dice.between(0, 2)]).say(dice.tokens(new))
     for _ in range(dice.between(4, 20)):
@@ -164,7 +163,7 @@ def agent(root: Branch, dice: Dice) -> None:
 
 
 def chat(root: Branch, dice: Dice) -> None:
-    """Turns with a person, who thinks in between."""
+    """A chat with a person, who thinks between the turns."""
     new = dice.between(30, 250)
     pace = dice.wait(15.0, 0.7, 120.0)
     root.say(dice.prompts[3]).say(dice.tokens(new))
@@ -177,7 +176,7 @@ def chat(root: Branch, dice: Dice) -> None:
 
 
 def tree_of_thought(root: Branch, dice: Dice) -> None:
-    """Three levels of proposals, each judged; the best two go on. The others are never closed."""
+    """Tree of thoughts: three levels of judged proposals. Only the best two of a level go on."""
     root.say(dice.prompts[4]).say(dice.tokens(dice.between(300, 1500)))
     best = [root]
     for _ in range(3):
@@ -197,7 +196,7 @@ def tree_of_thought(root: Branch, dice: Dice) -> None:
 
 
 def judge(root: Branch, dice: Dice) -> None:
-    """An essay, seen from five sides at once, then a verdict on all of it."""
+    """An essay judged from five sides in parallel, then a verdict on all five."""
     root.say(dice.prompts[5]).say(dice.tokens(dice.between(1000, 5000)))
     for _ in range(2):
         sides = root.fork(5)
@@ -208,7 +207,7 @@ def judge(root: Branch, dice: Dice) -> None:
 
 
 def map_reduce(root: Branch, dice: Dice) -> None:
-    """Pieces of a document, each summarised under the same instructions; then a summary of the summaries."""
+    """Map-reduce: summaries of a document's pieces with one instruction, then a summary of all."""
     root.say(dice.prompts[5]).say(dice.tokens(100))
     pieces = root.fork(dice.between(4, 12))
     for piece in pieces:
@@ -224,14 +223,14 @@ KINDS: dict[str, tuple[Callable[[Branch, Dice], None], float]] = {
     "judge": (judge, 0.15),
     "map": (map_reduce, 0.07),
 }
-"""Programs by name, each with the number of them that begin in a second."""
+"""Kind of program → (function that writes it, number of programs that begin in a second)."""
 
 ONE_SHOT_PER_S = 2.0
-"""Requests without a program, a third of them behind a system prompt that others have as well."""
+"""Requests a second that belong to no program. A third of them begin with a shared system prompt."""
 
 
 def generate(seed: int, seconds: float, rate: float = 1.0, kinds: Sequence[str] = (*KINDS, "plain")) -> Trace:
-    """Programs that begin within `seconds`, at `rate` times the rates above."""
+    """Programs that begin within `seconds`, at `rate` times the rates of `KINDS`."""
     dice = Dice(seed)
     trace = Trace([], [])
     for kind, (body, per_s) in KINDS.items():
@@ -262,12 +261,12 @@ def _arrivals(dice: Dice, per_s: float, seconds: float) -> Iterator[float]:
 
 
 def recorded(paths: Sequence[Path], copies: int, every: float, seed: int) -> Trace:
-    """Runs that were recorded: JSON files with what ``state.trace.to_dict()`` returned, or lists of it.
+    """A trace of recorded runs: JSON files with results of ``state.trace.to_dict()``, or lists of them.
 
-    A trace has counts of tokens and no tokens. Each request is given as many as it had, of which the tokens
-    shared with earlier requests of its run (``prompt_tokens - distinct_tokens``) are those of the latest
-    request of its branch that is as long, else of the branches above it, else of any. Every run is
-    replayed `copies` times with tokens of its own, one begun every `every` seconds.
+    A record has numbers of tokens, but no tokens. Of a request's tokens, ``prompt_tokens - distinct_tokens``
+    are shared with earlier requests of its run. They are taken from the latest long enough request of its
+    branch, else of the branches above it, else of any branch. Every run is replayed `copies` times with
+    different tokens; a run begins every `every` seconds.
     """
     dice = Dice(seed)
     trace = Trace([], [])
@@ -286,16 +285,16 @@ def _runs(data: Any) -> list[dict[str, Any]]:
 
 
 class Recorded:
-    """One recorded run, told again from `began` on."""
+    """A recorded run, replayed from the time `began` on."""
 
     def __init__(self, writer: ProgramWriter, began: float) -> None:
         self._writer = writer
         self._began = began
         self._held: list[tuple[str, Tokens]] = []
-        """Tokens of the requests so far, with their branches."""
+        """(branch, tokens) of each request so far."""
 
     def add(self, call: dict[str, Any], branch: str, forks: tuple[str, ...]) -> None:
-        """`call` and all below it, in the order of their times."""
+        """Replay the requests below `call` in the order of their times."""
         work = sorted(_requests(call, branch, forks), key=lambda found: found[0]["start_s"])
         for (request, where, inside), later in zip(work, [*work[1:], None], strict=True):
             self._request(request, where, inside, last=later is None)
@@ -317,7 +316,7 @@ class Recorded:
         self._writer.calls.append(Call(start, end, prompt, answer, hint, call["tools"]))
 
     def _known(self, count: int, branch: str) -> Tokens:
-        """`count` tokens that an earlier request held: of this branch, else of one above it, else of any."""
+        """The first `count` tokens of the latest long enough request near `branch`, else random tokens."""
         enough = [(where, tokens) for where, tokens in self._held if len(tokens) >= count]
         if not enough:
             return self._writer.dice.tokens(count)
@@ -333,7 +332,7 @@ def _shared_path(one: str, other: str) -> int:
 def _requests(
     call: dict[str, Any], branch: str, forks: tuple[str, ...]
 ) -> Iterator[tuple[dict[str, Any], str, tuple[str, ...]]]:
-    """The requests below `call`, with their branches, forks, and the tools that were called after them."""
+    """Yield the requests below `call`, each with its branch and forks, and the tools called after it."""
     children = call["children"]
     for index, child in enumerate(children):
         if child["kind"] == "fork":

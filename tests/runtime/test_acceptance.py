@@ -1,4 +1,4 @@
-"""Acceptance rates, by which a draft token is worth its row or not."""
+"""Acceptance rates, by which draft tokens are or are not worth their rows of the batch."""
 
 from __future__ import annotations
 

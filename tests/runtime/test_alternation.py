@@ -1,4 +1,4 @@
-"""Speculation and overlap scheduling together: a step drafts or was launched ahead, by which is faster."""
+"""Speculation with overlap scheduling: a step drafts or is launched ahead, whichever is faster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPEATING = [5, 6, 7, 8] * 8
 
 
 def share_of_drafting(tokens: float, seconds: float, steps: int = 4000) -> float:
-    """The share of drafting steps, where such a step gives `tokens` in `seconds` and any other 1 in 1
+    """The share of steps with drafts, if such a step gives `tokens` in `seconds`, and any other gives 1 in 1
     second."""
     chosen, counts = Alternation(), Counter[bool]()
     for _ in range(steps):
@@ -37,7 +37,7 @@ def test_the_faster_one_goes_on(tokens: float, seconds: float, drafts: bool) -> 
 
 
 def test_it_is_tried_again() -> None:
-    """Text that did not repeat does from some step on."""
+    """Drafts are tried again when text that did not repeat begins to repeat."""
     chosen = Alternation()
     for step in range(3 * LONGEST_HOLD):
         tokens = 3.0 if step > LONGEST_HOLD else 1.0
@@ -57,7 +57,7 @@ def test_the_next_step_is_known_before_this_one_launches() -> None:
 
 
 def test_no_step_with_drafts_was_launched_ahead(tiny_folder: Path) -> None:
-    """The tokens are those of plain steps, too."""
+    """The tokens also equal those of plain steps."""
     tuning = Tuning(draft_steps=4, trial_steps=3)
 
     seen: Counter[str] = Counter()
@@ -85,7 +85,7 @@ def test_no_step_with_drafts_was_launched_ahead(tiny_folder: Path) -> None:
 
 
 def test_rows_are_cheap_on_a_gpu() -> None:
-    """Before anything was measured: 3.7 ms for the weights, 27 us a row."""
+    """The assumed cost before any measurement: 3.7 ms for the weights, 27 us for a row."""
     cost = StepCost(rows_of(torch.device("cuda")))
     assert cost.device is ON_CUDA
     cost.learn(1, 3.7e-3)

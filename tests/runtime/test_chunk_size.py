@@ -1,4 +1,4 @@
-"""`itl_target_ms`: prompts are computed in chunks that let decoding requests go on in time."""
+"""`itl_target_ms`: prefill chunks are small enough for the target latency of decoding requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def long_chunks_are_cheaper(rows: int, prompt: int) -> float:
 
 
 def settled(machine: Machine, target: float | None, most: int = 512) -> tuple[list[int], list[float]]:
-    """The chunks of 60 steps, and their seconds."""
+    """(sizes of the chunks of 60 steps, seconds of these steps)."""
     cost = StepCost()
     for rows in [2, DECODING, 20] * 20:
         cost.learn(rows, machine(rows, 0))
@@ -87,7 +87,7 @@ class Clock:
 
 
 def steps_beside_a_prompt(model: Any, **options: Any) -> list[float]:
-    """The seconds of the steps from when a prompt of 400 tokens comes to three streams until its end."""
+    """Seconds of the steps in which a prompt of 400 tokens is prefilled beside three decoding requests."""
     clock = Clock()
     local = LocalScheduler(model, clock=clock, num_pages=400, speculation=False, **options)
     run = local.scheduler.run_pass

@@ -1,4 +1,4 @@
-"""What numba compiles is compiled before it is needed, once."""
+"""Numba functions are compiled before they are needed, and only once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch, empty: None) -> list[tuple[str, ...]]:
-    """The groups that were imported."""
+    """The groups of modules that were imported."""
     found: list[tuple[str, ...]] = []
     monkeypatch.setattr(compile_ahead, "_import", found.append)
     monkeypatch.setattr(compile_ahead, "KERNELS", LIGHT)

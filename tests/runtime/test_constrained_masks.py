@@ -10,7 +10,7 @@ STOP, VOCAB = 0, 64
 
 
 class EvenThenEnd:
-    """Any even token may come; after three tokens only the end. Counts the masks that it fills."""
+    """A grammar of any even tokens; after three, only the end is allowed. Counts the masks that it fills."""
 
     free = False
     completion_tokens = 1

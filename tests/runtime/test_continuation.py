@@ -1,4 +1,4 @@
-"""A request whose engine has died goes on behind the output that it had, wherever that was cut."""
+"""A request whose engine core has died continues after the output that it had, wherever that output ends."""
 
 from __future__ import annotations
 

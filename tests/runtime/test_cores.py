@@ -1,4 +1,4 @@
-"""Cores where the system knows no affinity, as macOS."""
+"""The number of cores on systems without CPU affinity, such as macOS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits and greedy output of the default model's real weights in float32 are transformers'."""
+"""Logits and greedy output of the default model's weights in float32 equal those of transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(400)]
 
 TOKENS = 16
 FEW_PAGES = 30
-"""Pages of 8 tokens: room for the longest request, and for little beside it."""
+"""Number of pages of 8 tokens: enough for the longest request, and for little beside it."""
 STORY = "Once upon a time there was a lighthouse keeper who collected clocks. " * 6
 TEXTS = [
     "The capital of France is",

@@ -1,4 +1,4 @@
-"""Deterministic mode: an output has the same bits whatever runs beside it, in any chunks, cached or not."""
+"""Deterministic mode: an output has the same bits beside any other requests, in any chunks, cached or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS: list[tuple[str, Quantization]] = [("float32", "none"), ("bfloat16", "no
 
 
 def make_prompts() -> list[list[int]]:
-    """Prompts: forks of one at odd places, one that is a prefix of another, and unrelated ones."""
+    """Prompts: one with forks at odd positions, one that is its prefix, and unrelated ones."""
     rng = random.Random(5)
     trunk = [rng.randrange(256) for _ in range(90)]
     forks = [trunk[:length] + [rng.randrange(256) for _ in range(3)] for length in (17, 41, 64)]
@@ -35,7 +35,7 @@ def local(model: Any, dtype: str, **options: Any) -> LocalScheduler:
 
 
 def bits(results: Sequence[Result]) -> list[tuple[list[int], list[Any]]]:
-    """Tokens and log-probabilities to the last bit, which is stricter than equal tokens."""
+    """(tokens, log-probabilities) of each result, to be compared bit by bit."""
     return [(result.ids, result.logprobs) for result in results]
 
 

@@ -1,4 +1,4 @@
-"""Text comes out whole, once, and never past a stop string."""
+"""Detokenised text is whole, is sent once, and never goes past a stop string."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ramify.text import token_bytes, token_text
 
 
 def decode(ids: Sequence[int]) -> str:
-    """A tokenizer whose tokens are bytes."""
+    """Decode tokens that are bytes."""
     return bytes(ids).decode("utf-8", "replace")
 
 
@@ -125,7 +125,7 @@ def test_a_token_with_the_end_of_one_character_and_the_begin_of_another() -> Non
 
 
 def piece(text: str, decoder: Any) -> Tokenizer:
-    """A tokenizer with one entry a token, as `decoder` reads them."""
+    """A tokenizer whose vocabulary is the words of `text`, spelled for `decoder`."""
     vocabulary = {entry: i for i, entry in enumerate(text.split(" "))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoder

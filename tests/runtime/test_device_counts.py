@@ -1,4 +1,4 @@
-"""Counts that stay on the device, against edits that the host makes anew: same bits, fewer bytes."""
+"""Token counts on the device, compared with logit edits made anew by the host: same bits, fewer bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Text:
-    """A sequence that grows, and its penalties."""
+    """A growing sequence with random penalties."""
 
     def __init__(self, rng: random.Random, length: int, **options: Any) -> None:
         self.rng, self.prompt = rng, length
@@ -42,7 +42,7 @@ class Text:
 
 
 def edited(edits: LogitEdits | None, rows: int) -> torch.Tensor:
-    """Edits as amounts of each logit, (3, rows, VOCAB), which do not depend on their order."""
+    """The amounts of `edits` as a tensor (3, rows, VOCAB); NaN for logits that are not edited."""
     found = torch.full((3, rows, VOCAB), torch.nan)
     if edits is not None:
         row, token = edits.places.long()
@@ -55,7 +55,7 @@ def edited(edits: LogitEdits | None, rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_edits_are_those_of_the_host(seed: int) -> None:
-    """Texts come, pause, grow by leaps and end; some rows have biases or nothing."""
+    """Texts start, pause, grow by one or many tokens, and end. Some rows have biases, some have no edits."""
     rng, device = random.Random(seed), DeviceCounts(CPU)
     texts: list[Text] = []
     for step in range(120):
@@ -117,7 +117,7 @@ def test_the_pool_holds_what_lives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_outputs_are_those_of_the_host(tiny_model: Any) -> None:
-    """Whole requests, some of which have penalties, by the sampler for devices and by the host's."""
+    """Requests with and without penalties give the same outputs with the device's sampler and the host's."""
     found = []
     for sampler in (None, HostSampler()):
         local = LocalScheduler(tiny_model, attention_backend="torch", page_size=16)
@@ -136,7 +136,7 @@ def test_outputs_are_those_of_the_host(tiny_model: Any) -> None:
 
 
 def test_the_kept_end_of_a_healed_prompt_counts_nothing(tiny_model: Any) -> None:
-    """A sample that keeps it adds no output, so the next one has the same counts: none."""
+    """A sample that keeps the healed end adds no output, so the counts stay empty."""
     draw = random.Random(5)
     prompts = [[draw.choice(b"abcd :") for _ in range(draw.randint(2, 9))] for _ in range(12)]
     found = []

@@ -1,4 +1,4 @@
-"""Devices, backends and memory: the numbers that a configuration gives, and refusals by name."""
+"""Devices, backends and memory: the numbers that a configuration gives, and options refused by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def of_capability(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the compute capability of the CUDA device."""
+    """A function that sets the compute capability of the CUDA device."""
 
     def capable(capability: tuple[int, int] | None) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
@@ -111,7 +111,7 @@ def test_fp8_pages_are_where_there_is_float8(
 
 
 def test_fp8_pages_hold_twice_the_tokens_and_the_same_sense(tiny_model: Any) -> None:
-    """Twice the pages of bfloat16 in the same memory, with logits near those of float32 pages."""
+    """FP8 pages are half as large as bfloat16 pages. Their logits are near those of float32 pages."""
     shape, ids, rows = tiny_model.config, np.arange(40, dtype=np.int32) % 50, []
     assert 2 * page_bytes(shape, 16, torch.float8_e4m3fn) == page_bytes(shape, 16, torch.bfloat16)
     for kept in ("auto", "fp8"):
@@ -185,7 +185,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
 
 
 def test_the_largest_steps_are_measured(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device whose counters charge a byte for every token of a pass."""
+    """The fake device's counters charge one byte for every token of a pass."""
     peak = [0]
     forward = Runner.forward
 

@@ -1,4 +1,4 @@
-"""A draft model: outputs are the same with and without it, a good one is used, a bad one stops."""
+"""A draft model: it never changes outputs, a good one is used, and a bad one is stopped."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tests.runtime.test_speculation import Twice
 from tests.runtime.tiny import VOCAB, write_model, write_tiny
 
 EAGER = Tuning(least_gain=0.0)
-"""Every draft token is worth its row."""
+"""Tuning that counts every draft token as worth its row."""
 
 
 @pytest.fixture(scope="module")
 def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with other weights, and logits for more tokens."""
+    """A model with other weights and a larger vocabulary."""
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, seed=1, vocab_size=VOCAB + 7)
     return folder
 
 
 class Forks:
-    """Requests that share beginnings of a trunk, greedy ones and drawn ones, some at once and some later."""
+    """Requests with common prefixes, greedy and sampled, some at once and some later."""
 
     def __init__(self, model: Path, draft: Path | None, **options: Any) -> None:
         self.local = LocalScheduler(model, deterministic=True, speculation=True, draft=draft, **options)
@@ -102,7 +102,7 @@ def test_the_same_tokens(tiny_folder: Path, other_folder: Path, options: Any, pe
 def test_the_same_model_as_draft_model_is_always_right(
     tiny_folder: Path, no_lookups: None, options: Any
 ) -> None:
-    """Its KV is that of the tokens in the pages, wherever these come from: rows never written are NaN."""
+    """The draft model's KV matches the pages' tokens. KV rows that were never written are NaN."""
     options, waves = dict(options), options.get("waves", 1)
     options.pop("waves", None)
     without = Forks(tiny_folder, None, **options)
@@ -128,14 +128,14 @@ def test_usage_counts_draft_tokens_by_source(tiny_folder: Path, no_lookups: None
 
 
 def test_a_good_draft_model_is_used_where_its_time_pays(tiny_folder: Path, no_lookups: None) -> None:
-    """Every call of the clock is a millisecond: a step takes some, and a pass of the draft model one."""
+    """Each call of the clock adds 1 ms: a pass of the draft model takes 1 ms, and a step takes several."""
     forks = Forks(tiny_folder, tiny_folder)
     forks.run()
     assert forks.counters.model_accepted_tokens > 50
 
 
 def test_the_time_of_drafting_is_not_taken_for_that_of_steps(tiny_folder: Path, no_lookups: None) -> None:
-    """A step takes some milliseconds and a pass of the draft model a second, by this clock."""
+    """By this clock, a step takes some milliseconds, and a pass of the draft model takes 1 s."""
     now = 0.0
 
     def clock() -> float:

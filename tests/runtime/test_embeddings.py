@@ -1,4 +1,4 @@
-"""Embeddings: pooled hidden states, equal to transformers' and the same whatever else runs."""
+"""Embeddings: pooled hidden states equal those of transformers, whatever else runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 
 def pooled(oracle: Any, ids: Sequence[int], pooling: Pooling) -> np.ndarray:
-    """sentence-transformers' pooling of the last hidden states of transformers."""
+    """The last hidden states of transformers, pooled as in sentence-transformers."""
     with torch.inference_mode():
         states = oracle.model(torch.tensor([list(ids)])).last_hidden_state[0].double()
     return (states[-1] if pooling == "last" else states.mean(0)).float().numpy()
@@ -37,7 +37,7 @@ def pooled(oracle: Any, ids: Sequence[int], pooling: Pooling) -> np.ndarray:
 def test_equal_to_transformers_whatever_runs_beside(
     tiny_model: Any, tiny_oracle: Any, pooling: Pooling
 ) -> None:
-    """Shared prefixes, chunks of a prefill, a full engine with retractions, and requests that decode."""
+    """Prompts share prefixes, are prefilled in chunks and retracted, and run beside decoding requests."""
     local = LocalScheduler(tiny_model, page_size=4, num_pages=40, chunk_tokens=16)
     trunk = prompt_of(30, 1)
     prompts = [trunk, trunk, trunk + prompt_of(20, 2), trunk[:29], prompt_of(1, 3), trunk + prompt_of(40, 4)]

@@ -1,4 +1,4 @@
-"""Models whose config names no end token."""
+"""Models whose config names no end-of-sequence token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = json_schema({"type": "object", "properties": {"a": {"enum": ["yes", "no
 
 
 def copied(tiny_folder: Path, folder: Path, eos: Any, **tokenizer: Any) -> Path:
-    """The tiny model with other end tokens; fields of the tokenizer's config that are None are left out."""
+    """The tiny model with the end token `eos`. Fields of the tokenizer's config with None are removed."""
     shutil.copytree(tiny_folder, folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     for name, fields in (("config.json", {"eos_token_id": eos}), ("tokenizer_config.json", tokenizer)):
@@ -72,7 +72,7 @@ def test_without_any_constraints_are_refused_by_name(tiny_folder: Path, tmp_path
 
 @pytest.mark.slow
 def test_schemas_hold_in_an_engine(tiny_folder: Path, tmp_path: Path) -> None:
-    """The compiler's process got no stop tokens before, and died of it twice."""
+    """Regression: the grammar compiler got no stop tokens, and its process died twice."""
     folder = copied(tiny_folder, tmp_path / "tiny", None)
     with Engine(str(folder), dtype="float32", num_pages=64, threads=1) as engine:
         done = engine.complete("x", constraint=SCHEMA, max_tokens=40)

@@ -49,7 +49,7 @@ def engine(tiny_folder: Path) -> Iterator[Engine]:
 
 
 def gone(pids: list[int], within_s: float = 20.0) -> bool:
-    """Whether all processes end in time; a pidfd becomes readable when its process ends."""
+    """Whether all processes end within `within_s`. A pidfd becomes readable when its process ends."""
     deadline = time.monotonic() + within_s
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -64,7 +64,7 @@ def gone(pids: list[int], within_s: float = 20.0) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """All processes below `pid`."""
+    """Ids of all descendants of the process `pid`."""
     below: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -334,7 +334,7 @@ sys.stdin.readline()
 
 @contextlib.contextmanager
 def script(model: Path, then: str) -> Iterator[tuple[subprocess.Popen[str], Path, list[int]]]:
-    """A user's script: (process, socket directory, worker pids) once it has printed "ready"."""
+    """Run a user's script; yields (process, socket directory, worker pids) when it has printed "ready"."""
     temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # short enough for sockets
     code = textwrap.dedent(SCRIPT).format(model=str(model), then=textwrap.dedent(then))
     process = subprocess.Popen(

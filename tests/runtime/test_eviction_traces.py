@@ -1,4 +1,4 @@
-"""Traces of programs, and their replay, and what is recomputed where pages are short, on a small scale."""
+"""Small traces of programs, their replay, and the tokens that are recomputed when pages are short."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_hints_save_what_lru_computes_again_and_the_optimum_saves_most() -> None
 
 
 def test_hints_place_states_where_programs_go_on() -> None:
-    """Tokens that a model with states computes, with few slots for them, by what it is told."""
+    """With few state slots, hints keep the number of computed tokens of a hybrid model near the least."""
     trace = generate(2, 60.0, 0.5)
     needed, placed, unhinted = (
         Replay(UNBOUNDED, 16, hints, states).run(trace).computed

@@ -1,4 +1,4 @@
-"""Flows: requests that came together share one place, and nobody is worse off where there is one alone."""
+"""Flows: requests that arrive together share one place in the queue. A flow that runs alone loses nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOM = {"max_running": 16, "num_pages": 400}
 def listed(
     local: LocalScheduler, count: int, tokens: int = 40, length: int = 20, name: str = "list"
 ) -> list[str]:
-    """`count` prompts of one body."""
+    """Submit `count` prompts as one flow; returns their ids."""
     first = sum(map(ord, name))
     return [
         local.submit(prompt_of(length, first + row), max_tokens=tokens, ignore_eos=True, flow=name)
@@ -84,7 +84,7 @@ def test_a_chat_is_admitted_in_the_next_step(tiny_model: Any) -> None:
 
 
 def test_a_list_beside_chats_loses_little_time(tiny_model: Any) -> None:
-    """A chat in every half second, whose 0.13 s are its own."""
+    """A chat that takes 0.13 s arrives every 0.5 s."""
 
     def seconds(chats: bool) -> tuple[float, int]:
         timed = Timed(tiny_model, **ROOM)
@@ -103,7 +103,7 @@ def test_a_list_beside_chats_loses_little_time(tiny_model: Any) -> None:
 
 
 def test_a_list_has_its_share_whatever_comes(tiny_model: Any) -> None:
-    """A chat runs at any time: the list and the chats have half of the time each."""
+    """One chat runs at any time. The list and the chats get half of the time each."""
     timed = Timed(tiny_model, **ROOM)
     rids, told_at, began = listed(timed.local, 32), "", timed.now
     chats = 0.0
@@ -149,7 +149,7 @@ def request(flow: str, priority: int = 0, prompt: int = 1, rid: str = "r") -> Re
 
 
 def judged(*groups: tuple[str, int, int], chunk: int = 100) -> tuple[list[str], float]:
-    """The flows that yield, of (name, requests, prompt tokens of each); and the share of flows that do."""
+    """(flows that yield, their share), for groups (name, requests, prompt tokens of each)."""
     flows = Flows(chunk)
     running = [request(name, prompt=length) for name, count, length in groups for _ in range(count)]
     for one in running:

@@ -1,4 +1,4 @@
-"""Outputs that run out of tokens: "stop" for a whole one, "length" for free text that was cut."""
+"""Outputs that reach max_tokens: finish reason "stop" if they are whole, "length" if free text was cut."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_whole_answer_that_takes_all_tokens_stops(tiny_folder: Path, held: Con
 
 
 def test_a_limit_of_a_library_ends_its_own_request_alone(tiny_folder: Path) -> None:
-    """A grammar that grows ambiguous reaches llguidance's limit only after some text."""
+    """An increasingly ambiguous grammar reaches llguidance's limit only after some text."""
     held = constraint.lark('start: start start start | start start | "a" | ""')
     assert compiled(held)
     local = Thinking(tiny_folder)

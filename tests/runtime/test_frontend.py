@@ -1,4 +1,4 @@
-"""The frontend before engine cores without processes: ids, limits, adapters, schemas."""
+"""The frontend with fake engine cores: ids, limits, adapters, schemas."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_engine_that_was_closed_before_its_start_does_not_start(tiny_folder: 
 
 
 class Small(FakeEngine):
-    """An engine core for prompts of 9 tokens."""
+    """An engine core that accepts prompts of at most 9 tokens."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -59,7 +59,7 @@ def with_frontend(test: Callable[[Served], Awaitable[None]], **config: Any) -> N
 
 
 async def opened(served: Served, rid: str, **fields: Any) -> AsyncIterator[TextChunk]:
-    """A request that has been sent; raises what refuses it."""
+    """Send a request; returns its chunks. Raises the error if the request is refused."""
     request = Generate(**{"rid": rid, "prompt": () if "chat" in fields else ("Q",), **fields})
     chunks = served.frontend.generate(request)
     first = asyncio.ensure_future(anext(chunks))

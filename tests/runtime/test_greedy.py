@@ -1,4 +1,4 @@
-"""Greedy output equals transformers', token for token, however a request is run."""
+"""Greedy output equals that of transformers, token for token, however a request is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = 24
 
 
 def make_prompts() -> list[list[int]]:
-    """Prompts, short and long: some share prefixes at odd lengths, one is a prefix of another, two are
+    """Short and long prompts. Some share prefixes of odd lengths, one is a prefix of another, and two are
     equal."""
     rng = random.Random(7)
     base = [rng.randrange(256) for _ in range(120)]
@@ -77,7 +77,7 @@ def test_prefix_cached(expected: list[Greedy], tiny_model: Any) -> None:
 
 
 def test_extended_from_its_own_output(tiny_oracle: Any, tiny_model: Any) -> None:
-    """A second turn starts from the first one's pages, output included."""
+    """A second turn reuses the pages of the first turn, output included."""
     local = LocalScheduler(tiny_model, page_size=8)
     first = local.complete([PROMPTS[6]], max_tokens=10, ignore_eos=True)[0]
     prompt = PROMPTS[6] + first.ids + [1, 2, 3]
@@ -90,7 +90,7 @@ def test_extended_from_its_own_output(tiny_oracle: Any, tiny_model: Any) -> None
 
 
 def test_retracted_and_resumed(expected: list[Greedy], tiny_model: Any) -> None:
-    """Pages for far fewer tokens than all requests need together."""
+    """There are far fewer pages than all requests need together."""
     local = LocalScheduler(tiny_model, page_size=4, num_pages=64, prefix_cache="radix")
     check(expected, local)
     assert local.scheduler.counters.retractions > 0

@@ -1,4 +1,4 @@
-"""A gpt-oss of random weights in a running scheduler: its turns keep to their channels where they must."""
+"""A gpt-oss with random weights in a running scheduler: constrained turns keep to their channels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refuse(what: object) -> None:
 
 
 class Local(LocalScheduler):
-    """Chats with `model`, whose grammars compile at once."""
+    """A scheduler that renders chats. Its grammars compile at once, in this process."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = load_tokenizer(folder)
@@ -103,7 +103,7 @@ def test_a_format_is_that_of_the_final_channel(local: Local) -> None:
 
 @pytest.mark.parametrize("effort", [None, "none"])
 def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
-    """The call's arguments keep to their schema, with thoughts before it and without."""
+    """The call's arguments satisfy their schema, with and without thoughts before it."""
     more = {} if effort is None else {"reasoning_effort": effort}
     text, turn = local.chat(
         messages=MESSAGES,
@@ -121,7 +121,7 @@ def test_a_call_that_must_be_made(local: Local, effort: str | None) -> None:
 
 
 def test_a_short_turn_that_may_call_is_cut(local: Local) -> None:
-    """A turn without constraint may end early: few tokens are no error. Each token is a byte."""
+    """A turn without a constraint may be cut, so a small max_tokens is no error. Each token is a byte."""
     _, turn = local.chat(most=len("_analysis_") + 4, messages=MESSAGES, tools=[TOOL])
     assert not turn.called
     assert local.results[f"c{len(local.results) - 1}"].finish == Finish(reason="length")
@@ -145,11 +145,11 @@ QUOTED = {
     ),
     "reasoning": ("<|channel|>analysis<|message|>", f"<|start|>assistant{CALL}{{}}", "<|end|>"),
 }
-"""Control tokens and text, in tokens of text, and control tokens."""
+"""(control tokens, text that spells control tokens in ordinary tokens, control tokens)."""
 
 
 def chunks_of(local: Local, case: str, size: int, stop: tuple[str, ...] = ()) -> list[TextChunk]:
-    """The turn in steps of `size` tokens."""
+    """Detokenise the turn `case` of `QUOTED` in steps of `size` tokens; returns the chunks."""
     encode = local.tokenizer.encode
     before, text, after = QUOTED[case]
     spelled = [local.tokenizer.convert_tokens_to_ids(piece) for piece in alphabet(text)]
@@ -174,7 +174,7 @@ def chunks_of(local: Local, case: str, size: int, stop: tuple[str, ...] = ()) ->
 
 
 def alphabet(text: str) -> str:
-    """The tokens of one byte each that spell `text`."""
+    """`text` in the byte-level alphabet: one character for each token of one byte."""
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return "".join(piece for piece, _ in split)
 
@@ -182,7 +182,7 @@ def alphabet(text: str) -> str:
 @pytest.mark.parametrize("case", QUOTED)
 @pytest.mark.parametrize("stop", [(), ("<|en!", "ed|>")])
 def test_text_that_spells_marks_is_text(local: Local, case: str, stop: tuple[str, ...]) -> None:
-    """Marks in text stay text however the output is cut, also where stop strings hold text back."""
+    """Text that spells marks stays text, however the output is split, even if stop strings hold text back."""
     kind = TurnFormat(reasoning_end="<|end|>", channels=True, tools=HARMONY)
     for size in (1, 5, 10_000):
         chunks = chunks_of(local, case, size, stop)
@@ -218,7 +218,7 @@ def test_a_turn_that_goes_on_after_a_death_keeps_its_marks(local: Local) -> None
 
 
 def test_only_the_control_tokens_are_marks(local: Local) -> None:
-    """The same characters in text are no marks, and nothing is where special tokens are left out."""
+    """`controls` lists no text that spells a mark, and no special token that is left out."""
     (chunk,) = chunks_of(local, "arguments", 10_000)
     marks = [next(mark for mark in SPECIAL if chunk.text.startswith(mark, at)) for at in chunk.controls]
     assert marks == ["<|channel|>", "<|message|>", "<|call|>"]

@@ -1,4 +1,4 @@
-"""Prompts that end inside a token: what may be replaced, by what, and that nothing else changes."""
+"""Prompts that end inside a token: the tokens that may be replaced, their replacements, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECES = [b"ab", b"abc", b"bc", b"bcd", b"cd", b"cda", b" a", b" ab", b"a b", b"
 
 
 def vocabulary() -> Vocabulary:
-    """One token a byte, as the tiny model has it, and `PIECES` in its padding."""
+    """The vocabulary of the tiny model, one token for each byte, with `PIECES` in its padding."""
     tokens = [bytes([i]) for i in range(256)] + [b""] * (VOCAB - 256)
     tokens[260 : 260 + len(PIECES)] = PIECES
     return Vocabulary(tuple(tokens), (END_ID,))
@@ -64,7 +64,7 @@ def test_tokens_beginning_with_a_text() -> None:
 
 
 def expected(oracle: Any, prompt: Sequence[int], count: int) -> tuple[list[int], str, float]:
-    """The answer computed by hand: (output ids, overlap, smallest margin of a choice)."""
+    """(output ids, overlap, smallest margin of a choice), computed independently of the engine."""
     healer, tokens = Healer(vocabulary()), vocabulary().tokens
     ids = list(prompt)
     output: list[int] = []
@@ -138,7 +138,7 @@ def test_off_where_it_is_not_wanted(tiny_model: Any) -> None:
 
 
 def test_retracted_while_healing(tiny_model: Any, tiny_oracle: Any) -> None:
-    """Few pages: requests go back to the queue and settle their prompts again with the same outcome."""
+    """With few pages, requests are retracted, and heal their prompts again with the same result."""
     prompts = [[*b"abcd" * 6, *end] for end in (b"ab", b"a", b" ", b"bbbb", b":")]
     local = LocalScheduler(tiny_model, healer=Healer(vocabulary()), num_pages=24, page_size=4)
     rids = [local.submit(prompt, open_end=True, max_tokens=24, ignore_eos=True) for prompt in prompts]

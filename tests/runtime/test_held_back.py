@@ -1,4 +1,4 @@
-"""Text that nobody follows is told seldom, and is the same text, token by token."""
+"""Text that nobody watches is sent in fewer chunks, and is the same text, token by token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bytes:
 
 
 class Steps:
-    """One request, step by step, from the scheduler's outputs to what the frontend is told."""
+    """One request, stepped from the scheduler's outputs to the frontend's chunks."""
 
     def __init__(self, every_s: float, stop: Sequence[str] = ()) -> None:
         self.now = 100.0
@@ -52,7 +52,7 @@ class Steps:
         return bool(self.told) and self.told[-1].finish is not None
 
     def step(self, tokens: Sequence[int], seconds: float, finish: Finish | None = None) -> None:
-        """A step that takes so long and gives these tokens, the last of which are forced."""
+        """Run a step that takes `seconds` and outputs `tokens`. All but the first count as forced."""
         self.now += seconds
         if self.request.stats.first_token is None:
             self.request.stats.first_token = self.now
@@ -71,7 +71,7 @@ class Steps:
 
 
 def run(data: bytes, sizes: Sequence[int], seconds: float, every_s: float, stop: Sequence[str] = ()) -> Steps:
-    """`data` in steps of these sizes, and then a stop token."""
+    """Run `data` in steps of these sizes, then of one token, and end with a stop token."""
     steps = Steps(every_s, stop)
     position = 0
     for size in [*sizes, *([1] * len(data))]:
@@ -90,7 +90,7 @@ def pieces(chunks: Sequence[TextChunk]) -> list[tuple[int, int]]:
 
 @given(st.text(alphabet="abcé", max_size=20), st.lists(st.integers(2, 6), max_size=10))
 def test_tokens_behind_a_stop_string_are_no_output(text: str, sizes: list[int]) -> None:
-    """A step that verifies draft tokens may give more than the stop string needs."""
+    """A step that verifies draft tokens may output tokens after the end of a stop string."""
     one, several = (joined(run(text.encode(), each, 0.1, 0.0, ("bc", "é")).told) for each in ([], sizes))
     for name in ("text", "ids", "kept_ids", "tail", "finish"):
         assert getattr(several, name) == getattr(one, name), name

@@ -1,4 +1,4 @@
-"""KV events: a subscriber that knows vLLM's format alone has what the prefix trees hold."""
+"""KV events: a subscriber that knows only vLLM's format learns the contents of the prefix trees."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ SCOPES = {
     tree_scope("a:b", "f00d"): ("sql", ("a:b",)),
     tree_scope("", "beef"): ("beef", ()),
 }
-"""A tree's scope → the adapter and the extra keys that a router sees; "beef" is not loaded any more."""
+"""A tree's scope → (adapter, extra keys) as a router sees them. The adapter "beef" is no longer loaded."""
 
 
 class Replica:
-    """A prefix tree with random traffic, and what tells of it."""
+    """A prefix tree with random traffic, and the publisher of its changes."""
 
     def __init__(self, told: Any) -> None:
         self.told = told
@@ -80,7 +80,7 @@ class Replica:
 
 
 class Published:
-    """A publisher, as a frontend has it, and a subscriber."""
+    """A frontend's publisher and a subscriber."""
 
     def __init__(self, **config: Any) -> None:
         loras = {"sql": LoadedLora(path="", revision="f00d")}
@@ -119,7 +119,7 @@ def published() -> Iterator[Published]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_subscriber_has_what_the_trees_hold(published: Published, seed: int) -> None:
-    """Two replicas with commits, evictions, flushes and a death; live messages of which some are lost."""
+    """Two replicas with commits, evictions, flushes and a death. Some live messages are lost."""
     draw = random.Random(seed)
     tells = published.events.publish_change
     replicas = {name: Replica(lambda change, name=name: tells(name, change)) for name in "ab"}
@@ -297,7 +297,7 @@ def test_without_events_the_log_keeps_no_tokens() -> None:
 
 
 def until(engine: Engine, subscriber: Subscriber, told: Callable[[], bool]) -> None:
-    """An answer may come before the events of the step that ended it: they take different ways."""
+    """Wait for `told()`. An answer may come before the events of its last step."""
     deadline = time.monotonic() + 20
     while not told():
         assert time.monotonic() < deadline, where_it_stopped(engine, subscriber)
@@ -306,7 +306,7 @@ def until(engine: Engine, subscriber: Subscriber, told: Callable[[], bool]) -> N
 
 
 def where_it_stopped(engine: Engine, subscriber: Subscriber) -> str:
-    """The place where events have stopped: before the publisher, or before the subscriber."""
+    """A text that shows whether events stopped before the publisher or before the subscriber."""
     frontend = engine._frontend
     events = frontend._kv_events
     assert events is not None

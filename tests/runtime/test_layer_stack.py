@@ -1,4 +1,4 @@
-"""The layer stack in one call gives the bits of one call for each kernel."""
+"""The layer stack, run by one call, gives the same bits as one call for each kernel."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def model_of(
 
 
 def steps() -> list[list[Extension]]:
-    """A prefill of several lengths; chunks and decodes; then decodes that share a prefix of two pages."""
+    """Three steps: prefills; then chunks and decodes; then decodes that share two pages."""
     ids = torch.randint(0, 96, (6, 80)).int().numpy()
     rows = [range(6), range(6, 12), range(12, 18)]
     stops = [(0, 17, 18), (0, 1, 9), (0, 40, 41)]
@@ -140,8 +140,7 @@ def test_shared_prefixes_are_read_once_unless_told_otherwise(
 
 @pytest.mark.parametrize("shape", [LLAMA, QWEN2_MOE], ids=["dense", "experts"])
 def test_it_goes_on_where_memory_was_short(shape: dict[str, Any]) -> None:
-    """The stack goes on after its working memory has grown between two operations, none of which is
-    repeated."""
+    """When its working memory grows between two operations, the stack continues without repeating any."""
     model = model_of(shape, torch.bfloat16, "int4")
     results = []
     for size in (1 << 20, 512):

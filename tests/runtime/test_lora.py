@@ -24,7 +24,7 @@ PROMPTS = [list(range(40, 75)), [*range(40, 60), 7, 8, 9], [90, 91, 92, 93]]
 
 @dataclass
 class Tuned:
-    """A model and three adapters of it, with the greedy answers of each merged checkpoint."""
+    """A model and its three adapters, with the greedy answers of each merged checkpoint."""
 
     base: Path
     adapters: dict[str, Path]
@@ -175,7 +175,7 @@ def test_unknown_and_repeated_names_are_refused(tuned: Tuned) -> None:
 
 
 def test_after_a_death_no_request_goes_on_with_other_weights(tuned: Tuned) -> None:
-    """Its adapter's name has other files in the next engine core."""
+    """The next engine core has other files under the adapter's name, so the continued request fails."""
     local = started(tuned)
     revisions = {name: reply.lora for name, reply in zip(tuned.adapters, local.replies, strict=True)}
     ids = tuple(tuned.answers["all"][0])
@@ -191,7 +191,7 @@ def test_after_a_death_no_request_goes_on_with_other_weights(tuned: Tuned) -> No
 
 
 class FakeEngine:
-    """Answers the questions of `Loras` when it is told to."""
+    """A fake engine core that answers the messages of `Loras` when a test calls `answer`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[LoadLora | UnloadLora, Answer]] = []
@@ -203,7 +203,7 @@ class FakeEngine:
         return answer
 
     async def answer(self, result: str | RamifyError) -> None:
-        """Answer the oldest question."""
+        """Answer the oldest message."""
         _, answer = self.asked.pop(0)
         if not answer.done():
             if isinstance(result, str):

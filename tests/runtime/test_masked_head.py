@@ -1,4 +1,4 @@
-"""Leaving out the head's rows that no mask allows changes no token and no log-probability."""
+"""Skipping the rows of the head that no mask allows changes no token and no log-probability."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def outputs(model: Model, count: Callable[[int], None] | None) -> list[Result]:
-    """A mix of requests to the end. `count` gets how many rows each call of the head left panels out of;
-    without it the head is computed whole."""
+    """Run a mix of requests to the end. For each call of the head, `count` gets the number of rows for which
+    panels were skipped. None: the whole head is computed."""
     jobs: list[Any] = []
     vocabulary = tiny()
     local = LocalScheduler(

@@ -1,4 +1,4 @@
-"""Other systems than Linux: each thing that Linux alone has is taken away (docs/platforms.md)."""
+"""Systems other than Linux (docs/platforms.md): each test takes away something that only Linux has."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_without_shared_memory_snapshots_are_temporary_files(
 def test_without_a_boot_id_the_cache_takes_what_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: Path
 ) -> None:
-    """Data that was written and not flushed looks like the rest of a crash of the system."""
+    """Without a boot id, unflushed data cannot be told from the remains of a system crash."""
     monkeypatch.setattr(cache, "_BOOT_ID", missing)
     entry = tmp_path / "cache" / "entry"
     half = entry.with_name(".entry..written")

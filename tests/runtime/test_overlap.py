@@ -1,4 +1,4 @@
-"""Computing ahead changes no token: mixed loads with and without it, and a pass ahead that was in vain."""
+"""Overlap scheduling changes no token: mixed loads with and without it, and a pass computed ahead in vain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = {
 
 
 def spelled(text: str) -> list[int]:
-    """The tokenizer's spelling: bytes, but for one longer token."""
+    """The ids of `text`: its bytes, except that "ng" is one token."""
     ids: list[int] = []
     for byte in text.encode():
         if byte == ord("g") and ids[-1:] == [N]:
@@ -40,7 +40,7 @@ def spelled(text: str) -> list[int]:
 
 
 class Load:
-    """Requests of every kind, at chosen steps; some are aborted, as stop strings and clients do it."""
+    """Requests of every kind, at chosen steps. Stop strings and clients abort some of them."""
 
     def __init__(self, model: Any, *, overlap: bool, seed: int, longest: int = 14, **options: Any) -> None:
         self.longest = longest
@@ -134,8 +134,7 @@ def test_the_same_tokens(tiny_folder: Path, options: Any) -> None:
 
 
 def test_choosing_again_keeps_what_was_launched(tiny_folder: Path) -> None:
-    """A step chooses a second time for the request whose prompt is healed, after the other's pass was
-    launched."""
+    """A step samples again for the healed request, after the pass of the other request was launched."""
     healed = [*b"xyzn"]
 
     def answers(*, overlap: bool) -> list[Any]:

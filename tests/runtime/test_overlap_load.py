@@ -1,4 +1,4 @@
-"""Overlap scheduling under load, on an imitated device: how long it waits for the host."""
+"""Overlap scheduling under load, on a simulated device: the time for which the device waits for the host."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ramify.sampling_params import SamplingParams
 
 END, VOCAB = 0, 50
 WEIGHTS_S, TOKEN_S = 3.7e-3, 27e-6
-"""A step, and one token of a prompt beside it: assumed, as of an 8B model in bfloat16. Not measured."""
+"""Seconds of a step and of each of its tokens. Assumed for an 8B model in bfloat16, not measured."""
 HOST_S = 3.5e-3
 """Host seconds of a step: bookkeeping, messages, scheduling."""
 
 
 @dataclasses.dataclass
 class Device:
-    """Runs what was launched, in order. `now` is the host's clock."""
+    """A simulated device that runs launched passes in order. `now` is the host's clock."""
 
     now: float = 0.0
     free: float = 0.0
@@ -58,8 +58,7 @@ class Drawing:
 
 
 class ImitatedRunner:
-    """A device with simulated time, in place of `Runner` and its sampler. A request's tokens depend on its
-    length alone."""
+    """A runner and sampler on the simulated device. A request's tokens depend only on its length."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.adapters, self.pool = torch.device("cuda"), SimpleNamespace(), None
@@ -86,7 +85,7 @@ def scheduler_on(
     context_length: int = 4096,
     tuning: Tuning = TUNED,
 ) -> Scheduler:
-    """A scheduler over the imitated device, with `pages` pages of 16 tokens."""
+    """A scheduler on the simulated device, with `pages` pages of 16 tokens."""
     limits = Limits(
         context_length=context_length, vocab_size=VOCAB, eos_token_ids=(END,), kv_tokens=pages * 16
     )
@@ -105,10 +104,10 @@ def serve(
     seconds: float = float("inf"),
     aborts: bool = False,
 ) -> tuple[Device, Scheduler, list[Any]]:
-    """Until nothing waits any more, or for `seconds` of the device's time; every place is taken throughout.
+    """Run a load with all places taken, until no request is left or for `seconds` of the device's time.
 
-    requests : of them, or the most that wait where `seconds` is given
-    aborts : clients give up one request in twenty while it runs
+    requests : number of requests; with `seconds`, the most that wait at a time
+    aborts : whether clients abort one request in twenty while it runs
     """
     endless = seconds < float("inf")
     device, rng = Device(), random.Random(3)
@@ -163,7 +162,7 @@ def test_a_loaded_device_hardly_waits_for_the_host() -> None:
 
 @pytest.mark.long
 def test_a_saturated_device_hardly_waits_while_requests_come_and_go() -> None:
-    """Ten minutes of the device's time."""
+    """The load runs for ten minutes of the device's time."""
     device, scheduler, _ = serve(overlap=True, requests=8, seconds=600.0, aborts=True)
     assert device.now >= 600.0
     assert scheduler.counters.computed_tokens > 1e6
@@ -171,7 +170,7 @@ def test_a_saturated_device_hardly_waits_while_requests_come_and_go() -> None:
 
 
 def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
-    """A decode and a long prompt: after the first chunk every pass has both, and none is in vain."""
+    """A decode and a long prompt: after the first chunk, each pass has both, and none is in vain."""
     device, rng = Device(), random.Random(1)
     config = EngineConfig(overlap=True, speculation=False, max_running=128, chunk_tokens=64, check_pages=True)
     scheduler = scheduler_on(device, config, 400)
@@ -191,8 +190,8 @@ def test_chunks_of_prompts_are_launched_beside_decodes() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_chunks_end_in_time_beside_decodes(overlap: bool) -> None:
-    """Two decodes and a prompt of 3,000 tokens, whose chunks grow from 16 tokens up to the target. Chunks
-    that are launched ahead have the size that the next step wants: none is computed in vain."""
+    """A prompt of 3,000 tokens beside two decodes: chunks grow from 16 tokens up to the target. Chunks
+    launched ahead have the size that the next step wants, so none is in vain."""
     device, rng = Device(), random.Random(1)
     target = 0.015
     config = EngineConfig(
@@ -226,7 +225,7 @@ def test_chunks_end_in_time_beside_decodes(overlap: bool) -> None:
 
 @pytest.mark.parametrize("priorities", [(0,), (0, -1), (1, 0, -1)])
 def test_the_next_step_is_the_one_that_was_planned_ahead(priorities: tuple[int, ...]) -> None:
-    """Requests of each priority decode and prefill, and lower ones sit out: both plans are the same."""
+    """Requests of each priority decode and prefill while lower ones are left out. Both plans are the same."""
     device = Device()
     config = EngineConfig(overlap=True, speculation=False, max_running=16, chunk_tokens=64)
     tuning = Tuning(ride=1.0, patience_s=0.05)

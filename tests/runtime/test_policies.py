@@ -1,4 +1,4 @@
-"""The order of admission by program: who goes first, that siblings go together, that nobody starves."""
+"""Admission by program: who goes first, whether siblings go together, and that no request starves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def arrive(programs: Programs, program: str = "", tokens: int = 10, now: float =
 
 
 def served(programs: Programs, program: str, tokens: float, **hint: Any) -> None:
-    """The program has had a request that took `tokens` tokens of service."""
+    """Record a past request of the program that took `tokens` tokens of service."""
     request = arrive(programs, program, **hint)
     request.program.served += tokens
     programs.leave(request)
@@ -85,7 +85,7 @@ def test_of_unknown_programs_what_is_usual_for_all_is_left() -> None:
 
 
 def test_who_has_waited_longer_for_what_it_needs_goes_first() -> None:
-    """Waiting counts in service that the engine gave, so neither a slow engine nor a long queue differs."""
+    """Waiting is measured in service that the engine gave, so the speed of the engine does not matter."""
     programs = Programs()
     victim = arrive(programs, "long")
     other = arrive(programs, "other", name="other")
@@ -125,7 +125,7 @@ def test_the_last_branch_that_a_join_waits_for_goes_first() -> None:
 
 @pytest.mark.parametrize("policy", ["program", "prefix", "fcfs"])
 def test_nobody_is_overtaken_more_often_than_the_bound(policy: str) -> None:
-    """Short requests come faster than they can be served, and a long one among them."""
+    """A long request waits among short ones that arrive faster than they can be served."""
     prompt = np.arange(40, dtype=np.int32)
     hint = ProgramHint(program="victim", name="long")
     calls = [Call(0.01 * number, 0.01 * number, prompt, prompt[:3]) for number in range(400)]
@@ -171,7 +171,7 @@ def test_siblings_stand_together_where_the_first_of_them_stands() -> None:
 
 
 def test_siblings_run_in_one_batch(tiny_model: Any) -> None:
-    """Strangers that came in between do not part the branches of a fork that there is room for."""
+    """Requests that arrived in between do not separate the branches of a fork if there is room for all."""
     local = LocalScheduler(tiny_model, max_running=4, policy="program")
     trunk = prompt_of(60)
     branches, others = [], []
@@ -203,7 +203,7 @@ def test_every_program_ends_under_overload(policy: str) -> None:
 
 @pytest.mark.parametrize(("running", "rate"), [(4, 0.375), pytest.param(16, 1.05, marks=pytest.mark.long)])
 def test_programs_end_sooner_than_by_other_orders_and_nobody_pays(running: int, rate: float) -> None:
-    """Load is 1.5 times what the engine can do, on simulated time: the same on every machine."""
+    """The load is 1.5 times the capacity, on simulated time: the same on every machine."""
 
     def ends(policy: str) -> tuple[float, float, float, float]:
         programs: list[float] = []

@@ -1,4 +1,4 @@
-"""Preambles in a running scheduler: forced, free up to a limit, with a constraint and without."""
+"""Preambles in a running scheduler: forced, or free up to a limit, with and without a constraint."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DIGITS = regex("[0-9]{3}")
 
 
 class Thinking(LocalScheduler):
-    """A scheduler whose grammars compile at once, in this process. The tiny model's tokens are bytes, and
-    spelled as their ids."""
+    """A scheduler whose grammars compile at once, in this process. Each token of the tiny model is one
+    byte."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.vocabulary = load_vocabulary(folder, vocab_size=VOCAB, stop_ids=[END_ID])
@@ -108,7 +108,7 @@ def test_a_limit_of_nothing_forces_the_end_at_once(local: Thinking, logprobs: in
 
 @pytest.mark.parametrize("limit", [1, 6])
 def test_the_free_part_is_the_models_own(local: Thinking, limit: int) -> None:
-    """Up to its limit it is what the model writes anyway, but for control tokens."""
+    """Up to its limit, a preamble is the model's unconstrained output, apart from control tokens."""
     banned = {"logit_bias": dict.fromkeys(range(256, VOCAB), -100.0)}
     free = local.ask(max_tokens=limit, **banned)
     result = local.ask(Preamble(end="</x>", max_tokens=limit), constraint=DIGITS, **banned)
@@ -146,7 +146,7 @@ def test_free_text_after_the_reasoning_is_cut_where_its_tokens_end(local: Thinki
 
 
 def test_optional_text_may_be_all(local: Thinking) -> None:
-    """The model is pushed to stop: without the end, and so without the answer."""
+    """A bias makes the model stop: the output lacks the end mark, and so the answer."""
     result = local.ask(Preamble(end="</x>", optional=True), constraint=DIGITS, logit_bias={END_ID: 100.0})
     assert result.ids == [END_ID]
     assert result.finish is not None
@@ -182,7 +182,7 @@ def test_the_answers_own_limit_holds_it_whole(local: Thinking) -> None:
 
 
 def test_the_least_number_of_tokens_is_the_answers(local: Thinking) -> None:
-    """The model is pushed to stop as soon as it may."""
+    """A bias makes the model stop as soon as it may."""
     result = local.ask(*THOUGHTS, max_tokens=20, min_tokens=4, logit_bias={END_ID: 100.0})
     *thoughts, end = result.ids
     assert end == END_ID
@@ -195,7 +195,7 @@ def test_no_least_number_is_lost_without_a_limit(local: Thinking) -> None:
 
 
 def test_stop_tokens_end_the_answer_alone(local: Thinking) -> None:
-    """The model is pushed to write one token, in the thoughts and in the answer; the end has it too."""
+    """A bias makes the model write one token, which the end mark contains as well."""
     for wanted in (".", "x"):
         stop = local.ids[wanted.encode()]
         result = local.ask(*THOUGHTS, max_tokens=20, stop_token_ids=(stop,), logit_bias={stop: 100.0})
@@ -207,7 +207,7 @@ def test_stop_tokens_end_the_answer_alone(local: Thinking) -> None:
 
 
 def test_what_is_counted_counts_though_it_is_apart(local: Thinking) -> None:
-    """`max_tokens` is about both; stop tokens and the least number are about the answer."""
+    """`max_tokens` counts thoughts and answer. Stop tokens and `min_tokens` concern only the answer."""
     counted = Preamble(end="</x>", max_tokens=9, apart=True, counted=True)
     for first in (counted, Preamble(end="</x>", apart=True, counted=True)):
         result = local.ask(first, max_tokens=30, logit_bias={END_ID: -100.0})

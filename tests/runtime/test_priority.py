@@ -24,11 +24,11 @@ from tests.runtime.test_overlap import Load, told
 from tests.runtime.test_scheduler import prompt_of
 
 STEP_S, TOKEN_S = 5.5e-3, 0.6e-3
-"""A forward pass: of itself, and for each of its tokens. About as SmolLM2-135M on two cores."""
+"""Seconds of a forward pass itself and of each of its tokens: about those of SmolLM2-135M on two cores."""
 
 
 class Timed:
-    """A scheduler whose clock is moved by its forward passes alone."""
+    """A scheduler whose clock is advanced only by its forward passes."""
 
     def __init__(self, model: Any, **options: Any) -> None:
         self.now = 0.0
@@ -39,7 +39,7 @@ class Timed:
         self.now += STEP_S + TOKEN_S * len(batch.ids)
 
     def time_of(self, rid: str) -> float:
-        """Step until `rid` has ended; returns the seconds that it took from now on."""
+        """Step until `rid` has ended; returns the simulated seconds that this took."""
         began = self.now
         while not self.local.results[rid].ended:
             self.local.step()
@@ -61,8 +61,8 @@ def batch(local: LocalScheduler, rows: int, tokens: int = 300) -> list[str]:
 
 
 class Mixed(Load):
-    """Requests of every kind, with random priorities out of `priorities`, a few at each step. `flows` are
-    their flows in turn."""
+    """Requests of every kind, a few at each step, with random priorities out of `priorities`, and `flows` in
+    turn."""
 
     def __init__(
         self, model: Any, priorities: tuple[int, ...], flows: tuple[str, ...] = ("",), **options: Any
@@ -95,7 +95,7 @@ CROWDS: dict[str, dict[str, Any]] = {
     "priorities": {"priorities": (-1, -1, -1, -1, 0, 5)},
     "flows": {"priorities": (0,), "flows": ("list",) * 4 + ("",) * 2},
 }
-"""The list runs when the first others come."""
+"""Load → options of `Mixed`. In "flows", the list runs when the first other requests arrive."""
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"overlap": False, "longest": 40},
     "overlap-and-drafts": {"overlap": True, "longest": 40, "speculation": True},
@@ -237,7 +237,7 @@ def request(priority: int, arrival: float = 0.0) -> Request:
 )
 @settings(deadline=None)
 def test_lower_priorities_have_their_share_of_the_time(steps: list[tuple[float, float]], waits: bool) -> None:
-    """Whatever the steps take, for those alone and for all together."""
+    """A step may take any time, alone (high priorities only) or shared (all priorities)."""
     turns = Precedence(StepCost())
     high, low = [request(0)], [request(-1)]
     low[0].computed_len = 0  # it prefills, so it does not ride along
@@ -267,7 +267,7 @@ def test_time_that_lower_priorities_had_to_themselves_is_no_debt() -> None:
 
 @pytest.mark.parametrize(("every", "higher"), [(3, (0,)), (10, (0, 1))])
 def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, every: int, higher: tuple[int, ...]) -> None:
-    """Prompts of higher ranks could fill the chunk of each shared step."""
+    """Prompts of higher priorities alone could fill the chunk of each shared step."""
     local = LocalScheduler(tiny_model, chunk_tokens=8, num_pages=2000, tuning=Tuning(patience_s=0.01))
     low = local.submit(prompt_of(80, 7), max_tokens=2, priority=-1)
     for seed in range(400):
@@ -285,7 +285,7 @@ def test_prefills_of_each_rank_have_their_turn(tiny_model: Any, every: int, high
 def test_a_request_that_is_overtaken_too_often_gets_a_place_and_keeps_it(
     tiny_model: Any, policy: str, window: int
 ) -> None:
-    """More requests of high priority wait at any time than there are places, and than the policy looks at."""
+    """More high-priority requests always wait than there are places, and than the policy considers."""
     tuning = Tuning(window=window, patience_s=1e9)
     local = LocalScheduler(tiny_model, max_running=2, policy=policy, tuning=tuning)
     running = local.scheduler.requests.running

@@ -1,4 +1,4 @@
-"""Programs on a scheduler: nothing is computed twice, hints keep what is needed, and usage says so."""
+"""Programs on a scheduler: nothing is computed twice, hints keep needed pages, and usage reports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.test_scheduler import prompt_of
 
 
 class Told:
-    """A program's requests: the tokens that they held and their costs; each prompt goes on from `ids`."""
+    """The requests of a program, with their tokens and usage."""
 
     def __init__(self, local: LocalScheduler, program: str = "p", hints: bool = True) -> None:
         self.local = local
@@ -24,7 +24,7 @@ class Told:
         self.usages: list[Usage] = []
 
     def call(self, *prompts: list[int], max_tokens: int = 4, **options: Any) -> list[list[int]]:
-        """Requests that arrive together; what each holds at its end."""
+        """Run requests that arrive together; returns the tokens of each, prompt and output."""
         hint = {
             name: options.pop(name) for name in ("next_use", "branch", "forks", "ended") if name in options
         }
@@ -72,7 +72,7 @@ def test_what_is_computed_are_the_distinct_tokens(tiny_model: Any, page_size: in
 
 
 def test_a_known_prompt_costs_the_token_whose_logits_are_needed(tiny_model: Any) -> None:
-    """Many samples of one prompt: all but the first compute its last token again, and nothing else."""
+    """Of five samples of one prompt, all but the first compute only the prompt's last token again."""
     told = Told(LocalScheduler(tiny_model))
     told.call(*[prompt_of(40)] * 5)
     assert told.distinct == 40
@@ -133,7 +133,7 @@ def test_it_is_told_who_evicted(tiny_model: Any) -> None:
 
 
 def agents(local: LocalScheduler, hints: bool) -> tuple[list[Told], list[list[int]]]:
-    """Two agents take turns; while their tools run, requests of nobody come and go."""
+    """Run two agents in turn. While their tools run, requests without a program come and go."""
     programs = [Told(local, f"agent{number}", hints) for number in range(2)]
     held = [prompt_of(100, number) for number in range(2)]
     for turn in range(6):
@@ -150,7 +150,7 @@ def agents(local: LocalScheduler, hints: bool) -> tuple[list[Told], list[list[in
 
 
 def test_with_hints_an_engine_short_of_pages_computes_at_most_half_as_much_again(tiny_model: Any) -> None:
-    """The same programs, with and without hints, on pages for the programs and a little more."""
+    """The same programs run with and without hints. There are few more pages than the programs need."""
     again = {}
     texts = {}
     for hints in (False, True):
@@ -179,7 +179,7 @@ def test_what_the_branches_of_a_fork_share_is_kept_for_the_join(tiny_model: Any)
 
 
 def test_leases_hold_nobody_up(tiny_model: Any) -> None:
-    """Everything is leased and needed at once, and still another request runs."""
+    """Another request runs although all pages are leased and needed at once."""
     local = LocalScheduler(tiny_model, page_size=4, num_pages=60)
     for number in range(4):
         Told(local, f"p{number}").call(prompt_of(50, number), next_use="soon", branch="b")

@@ -1,4 +1,4 @@
-"""Prompt lookup against a search that looks at every place."""
+"""Prompt lookup compared with a search of every position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ramify.runtime.scheduler.speculation.drafter import (
 
 
 def naive(tokens: list[int], end: list[int]) -> Found | None:
-    """The latest of the longest occurrences, place by place."""
+    """The latest of the longest occurrences of the end of `end` in `tokens`; None if there is none."""
     found = None
     for place in range(1, len(tokens)):
         length = 0

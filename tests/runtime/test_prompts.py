@@ -1,4 +1,4 @@
-"""What callers give as prompts: segments, or an error before anything is sent."""
+"""Prompts from callers: they become segments, or an error is raised before anything is sent."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_are_no_prompts_is_refused_by_its_place(given: Any, field: str) -> 
 
 
 class Recorder:
-    """An engine whose requests are answered at once, and kept."""
+    """An engine that records its requests and answers them at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[Generate] = []

@@ -1,4 +1,4 @@
-"""Two replicas of the tiny model: forks stay together, nothing is lost when a process dies."""
+"""Two replicas of the tiny model: forks stay together, and no request is lost when a process dies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine(tiny_folder: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def equal_paces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Placement by counts alone, whatever else this machine does."""
+    """Make placement depend only on counts, not on the measured speed of this machine."""
     monkeypatch.setattr(Placement, "_pace_of", lambda self, replica, now: 1.0)
 
 
@@ -79,7 +79,7 @@ def eight(s: rm.State, text: str) -> None:
 
 
 def computed(engine: Engine, text: str) -> int:
-    """Prompt tokens that a fork of 8 behind `text` computes."""
+    """Fork `text` into 8 branches; returns the number of prompt tokens computed."""
     state = eight.run(text, backend=engine)
     assert len(state["said"]) == 8
     return state.usage.prompt_tokens - state.usage.cached_tokens

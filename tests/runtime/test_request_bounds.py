@@ -17,7 +17,7 @@ from ramify.sampling_params import MAX_STOP_CHARACTERS, MAX_TOKEN_IDS, SamplingP
 
 MOST_TOKENS = 10
 LONG = "x" * 1281
-"""More characters than 10 tokens can have."""
+"""A text with more characters than 10 tokens can have."""
 
 
 def user(**fields: Any) -> ChatMessage:

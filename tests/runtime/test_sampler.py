@@ -1,4 +1,4 @@
-"""Every sampling option against a plain re-statement of it; draws by their frequencies."""
+"""Every sampling option compared with a plain reimplementation, and draws by their frequencies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logits_of(seed: int = 0, count: int = 1) -> torch.Tensor:
 
 
 def reachable(logits: torch.Tensor, **options: Any) -> dict[int, float]:
-    """Token → the share of evenly spaced uniforms that draw it."""
+    """Token → the share of evenly spaced uniform numbers for which it is drawn."""
     steps = 4000
     rows = [row((i + 0.5) / steps, **options) for i in range(steps)]
     tokens = sample(logits.repeat(steps, 1), rows)
@@ -49,7 +49,7 @@ def reachable(logits: torch.Tensor, **options: Any) -> dict[int, float]:
 def expected(
     logits: torch.Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> torch.Tensor:
-    """The distribution, written out with a full sort."""
+    """The expected distribution, computed with a full sort."""
     probs = torch.softmax(logits[0].double() / temperature, -1)
     order = torch.argsort(probs, descending=True)
     if top_k:

@@ -64,7 +64,7 @@ def test_max_tokens_0_caches_the_prompt(tiny_model: Any) -> None:
 
 
 def test_a_request_that_fits_alone_always_runs(tiny_model: Any) -> None:
-    """Forks in the middle of pages make a path lock more pages than it has slots."""
+    """Forks inside pages make a path lock more pages than its tokens need."""
     local = LocalScheduler(tiny_model, page_size=8, num_pages=8)
     trunk = prompt_of(40)
     for fork in (3, 11, 19, 27, 35):
@@ -187,7 +187,7 @@ def test_a_failing_step_ends_its_requests_alone(tiny_model: Any, step: int, part
 
 
 def test_a_lost_device_ends_the_process(tiny_model: Any) -> None:
-    """Only a new process gets it back."""
+    """Only a new process can use the device again."""
     local = LocalScheduler(tiny_model)
     local.submit(prompt_of(10), max_tokens=3)
     with local.failing("pass"), local.failing("check"), pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Choices that are scored in one request: the same numbers as one request a choice, and the least work."""
+"""Choices scored in one request: the same numbers as one request for each choice, and the least work."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def behind(prompt: Ids, *choices: Ids) -> list[ChoiceTokens]:
 
 
 def one_by_one(local: LocalScheduler, ids: Ids, start: int) -> list[float | None]:
-    """Log-probabilities of `ids` from `start` on, by a request of their own."""
+    """Log-probabilities of `ids` from `start` on, computed by a request of their own."""
     rid = local.submit(ids, max_tokens=0, prompt_logprobs_start=start)
     local.run()
     return [value for _, value, _ in local.results[rid].prompt_logprobs]
 
 
 def check(local: LocalScheduler, result: Result, prompt: Ids, choices: Sequence[ChoiceTokens]) -> None:
-    """The scores are those of one request a choice."""
+    """Assert that the scores equal those of one request for each choice."""
     assert result.error is None, result.error
     assert len(result.choices) == len(choices)
     for found, choice in zip(result.choices, choices, strict=True):
@@ -49,13 +49,13 @@ def check(local: LocalScheduler, result: Result, prompt: Ids, choices: Sequence[
 
 
 def idle(local: LocalScheduler) -> bool:
-    """Nothing runs, and nothing is kept for what does not."""
+    """Whether nothing runs, and no page is in use or leased."""
     counts = local.cache.counts()
     return not local.scheduler.busy and counts.in_use == counts.leased == 0
 
 
 def random_choices(rng: random.Random, prompt: Ids) -> list[ChoiceTokens]:
-    """Choices that share beginnings; some reach back into the prompt."""
+    """Choices with common prefixes. Some replace tokens at the end of the prompt."""
     choices = []
     for _ in range(rng.randint(1, 8)):
         shared = max(len(prompt) - rng.choice([0, 0, 0, 1, 2]), 0)
@@ -153,7 +153,7 @@ def test_without_a_prompt(tiny_model: Any) -> None:
 
 
 def test_a_program_computes_nothing_twice(tiny_model: Any) -> None:
-    """A prompt that goes on from the choice finds its prompt, and the choice as far as it was computed."""
+    """A prompt that continues a choice finds the pages of its prompt and of the choice."""
     local = LocalScheduler(tiny_model, num_pages=512)
     told = Told(local)
     (held,) = told.call(prompt_of(30), branch="0")
@@ -175,7 +175,7 @@ def test_a_program_computes_nothing_twice(tiny_model: Any) -> None:
 
 
 def test_few_pages_change_nothing(tiny_model: Any) -> None:
-    """Requests are retracted, and what rests for branches is evicted: the scores are the same."""
+    """The scores stay the same when requests are retracted and the pages kept for branches are evicted."""
     rng = random.Random(7)
     oracle = LocalScheduler(tiny_model)
     local = LocalScheduler(tiny_model, page_size=4, num_pages=36, chunk_tokens=16)

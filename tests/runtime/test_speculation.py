@@ -20,7 +20,7 @@ REPEATING = [*b"the same words, the same words, the same"]
 
 
 class Twice(Load):
-    """Requests of every kind, all submitted at once, and then all of them again."""
+    """A load that submits all requests at once, and then all of them again."""
 
     def __init__(self, model: Any, *, speculation: bool, **options: Any) -> None:
         super().__init__(model, overlap=False, seed=2, speculation=speculation, max_running=5, **options)
@@ -116,7 +116,7 @@ def test_pauses_between_lookups_are_bounded(tiny_folder: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("others", [0, 5])
 def test_drafts_of_some_do_not_hold_up_the_others(tiny_folder: Path, others: int) -> None:
-    """One request is sure of its tokens; those beside it have no drafts, and wait a quarter longer."""
+    """Drafts of one request make a step at most a quarter longer for requests without drafts."""
     local = LocalScheduler(tiny_folder, speculation=True, num_pages=400)
     for _ in range(4):
         local.complete([REPEATING], max_tokens=32, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Start of the processes: their imports, and the end of those that nobody takes."""
+"""Start of the worker processes: their imports, and the end of workers that no engine takes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_workers_that_no_engine_has_taken_are_ended() -> None:
 
 
 class Waiting:
-    """Workers that wait for the end of their orders."""
+    """Fake workers, which wait until their standard input is closed."""
 
     def take(self) -> dict[str, Any]:
         command = [sys.executable, "-c", "import sys; sys.stdin.read()"]

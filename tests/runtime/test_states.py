@@ -1,4 +1,4 @@
-"""States of linear attention layers: slots, copies, and what the scheduler does with both."""
+"""States of linear attention layers: slots, copies, and the scheduler's use of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def tree(seed: int) -> list[list[int]]:
-    """Prompts that part from each other at many places, and some that are equal."""
+    """Prompts that diverge from each other at many positions; some are equal."""
     rng = random.Random(seed)
     prompts = [prompt_of(rng.randint(20, 260), seed)]
     for number in range(13):
@@ -122,7 +122,7 @@ def test_the_same_tokens_hit_or_cold_alone_or_batched_retracted_or_not(toy: ToyH
 
 
 def test_the_same_tokens_of_every_kind_of_request(toy: ToyHybrid) -> None:
-    """Grammars, forced text, healing, log-probabilities, penalties and draws, each request twice."""
+    """Grammars, forced text, healing, log-probabilities, penalties and sampling, each request twice."""
     options: dict[str, Any] = {"make_runner": ToyRunner, "speculation": False, "longest": 40}
 
     def outputs(load: Twice) -> list[Any]:
@@ -140,7 +140,7 @@ def test_the_same_tokens_of_every_kind_of_request(toy: ToyHybrid) -> None:
 
 
 def test_known_tokens_are_computed_when_they_are_chosen(toy: ToyHybrid) -> None:
-    """A healed prompt goes on from the state before the tokens that are replaced."""
+    """A healed prompt continues from the state before the replaced tokens."""
     prompts = [
         list(text) for text in (b"xxa", b"cc d ab", b"xbbbb", b"abcd:", b"abc", b"d a", b"bcdbc", b"a:")
     ]
@@ -178,7 +178,7 @@ def test_scores_embeddings_and_log_probabilities_are_the_same(toy: ToyHybrid) ->
 
 
 def test_a_state_is_kept_where_somebody_says_that_prompts_part(toy: ToyHybrid) -> None:
-    """Each prompt has ended before the next comes; without a hint the second shows where they part."""
+    """Each request ends before the next comes. Without a hint, the second shows where prompts diverge."""
     trunk = prompt_of(200)
     prompts = [trunk + prompt_of(20, seed) for seed in range(1, 4)]
 
@@ -200,7 +200,7 @@ def test_a_state_is_kept_where_somebody_says_that_prompts_part(toy: ToyHybrid) -
 
 
 def test_a_program_says_where_its_fork_is(toy: ToyHybrid, tiny_folder: Path) -> None:
-    """A program's hints reach the scheduler; each request has ended before the next comes."""
+    """A program's hints reach the scheduler. Each request ends before the next comes."""
 
     @rm.function
     def program(s: Any) -> None:
@@ -253,7 +253,7 @@ def test_a_turn_goes_on_where_the_last_one_ended(toy: ToyHybrid) -> None:
 
 
 def test_a_wrong_state_gives_other_tokens(toy: ToyHybrid) -> None:
-    """A wrong state would show in the test above."""
+    """If states were wrong, the test above would fail."""
     prompt = prompt_of(100)
     right = answers(local(toy), [prompt], max_tokens=12)
     other = local(toy)
@@ -320,7 +320,7 @@ def test_a_request_waits_for_a_slot(toy: ToyHybrid) -> None:
 
 
 def test_a_failed_pass_leaves_no_state(toy: ToyHybrid) -> None:
-    """Nobody knows how far the pass has come in the slot."""
+    """The slot's state is unusable, as the pass may have changed a part of it."""
     other = local(toy)
     other.submit(prompt_of(100), max_tokens=5, ignore_eos=True)
     other.step()

@@ -1,5 +1,4 @@
-"""An engine core of two ranks over gloo: the tokens of one rank, also after a killed rank; and what is
-refused."""
+"""An engine core of two ranks over gloo: the tokens of one rank, also after a rank died; refusals."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ def test_the_tokens_of_the_oracle(engine: Engine, tiny_oracle: Any) -> None:
 
 @pytest.mark.slow
 def test_log_probabilities_and_embeddings(engine: Engine, tiny_oracle: Any) -> None:
-    """The first rank computes them, from states that all ranks have summed."""
+    """The first rank computes them from hidden states summed over all ranks."""
     prompt = PROMPTS[0]
     with torch.inference_mode():
         states = tiny_oracle.model(torch.tensor([prompt])).last_hidden_state[0]
@@ -109,7 +108,7 @@ def test_a_killed_rank_loses_nothing(engine: Engine) -> None:
 
 
 def test_a_failed_pass_ends_the_process_instead_of_the_requests(tiny_model: Any, tmp_path: Path) -> None:
-    """The other ranks wait for sums that do not come: what runs goes on in the next engine core."""
+    """The other ranks wait for sums that never come. Running requests continue on the next engine core."""
     local = LocalScheduler(tiny_model)
     local.runner.ranks = Ranks(0, 1, Sockets(tmp_path))
     rid = local.submit(PROMPTS[0], max_tokens=8)

@@ -1,4 +1,4 @@
-"""Counts of tokens that grow with a sequence, against counting the whole sequence anew."""
+"""Token counts that grow with a sequence, compared with a recount of the whole sequence."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_a_request_keeps_its_counts_through_draft_known_and_replaced_tokens(repe
 
 
 def test_random_numbers_are_even_and_each_request_has_its_own() -> None:
-    """Numbers of 64 neighbouring seeds and 1,000 positions: no number twice, the quarters evenly filled, and
-    neighbours uncorrelated along both."""
+    """For 64 neighbouring seeds and 1,000 positions: no number occurs twice, each quarter of [0, 1) has a
+    quarter of the numbers, and neighbours are uncorrelated in both directions."""
     table = np.array([[uniform(seed, position) for position in range(1000)] for seed in range(-9, 55)])
     assert len(np.unique(table)) == table.size
     assert table.min() >= 0.0

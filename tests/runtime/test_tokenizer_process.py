@@ -1,4 +1,4 @@
-"""Prompts become ids: segments, chats, and what is refused."""
+"""Conversion of prompts to ids: segments, chats, and refused prompts."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_preamble_that_lacks_something_is_refused(prompts: PromptTokenizer, wr
 
 
 def test_no_text_is_tokenised_twice(tiny_folder: Path) -> None:
-    """A program sends the texts between its outputs again with every call."""
+    """Each call of a program repeats the texts between its earlier outputs."""
     tokenizer = load_tokenizer(tiny_folder)
     encoded: list[str] = []
     encode = tokenizer.encode
@@ -211,7 +211,7 @@ def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path) -> None:
 
 
 class Words:
-    """A tokenizer of words with the space before them."""
+    """A tokenizer whose tokens are words, each with the space before it."""
 
     bos_token_id = None
     chat_template = None
@@ -220,7 +220,7 @@ class Words:
         self.pattern = pattern
         self.known: dict[str, int] = {}
         self.characters = 0
-        """Tokenised in all."""
+        """Number of characters tokenised so far."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, Any]:
         self.characters += len(text)
@@ -282,7 +282,7 @@ def test_of_a_long_prompt_the_end_is_tokenised_with_each_choice() -> None:
 
 
 def test_places_where_later_prompts_part_from_this_one(prompts: PromptTokenizer) -> None:
-    """One token before them, as a token may span the place."""
+    """A fork's position is one token before the place, as a token may span the place."""
 
     def forks(*parts: tuple[int, int], **fields: Any) -> tuple[int, ...]:
         hint = ProgramHint(program="p", parts=parts)

@@ -1,4 +1,4 @@
-"""Pages of one scheduler's tree in another one's: the same tokens, nothing lost, nothing wrong ever taken."""
+"""KV pages moved between two schedulers' trees: the same tokens, nothing lost, no damage accepted."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.runtime.tiny import write_model, write_tiny
 
 PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 256, 120)]
 WHOLE = 112
-"""Tokens of the whole pages of `PROMPT`, 16 each."""
+"""Number of tokens in the whole pages of `PROMPT`, 16 in each page."""
 PAGE_BY_PAGE = Tuning(piece_bytes=1)
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 4
-"""Keys and values, layers, heads, rows, dimensions, float32."""
+"""Bytes of a page: (keys and values) x layers x heads x rows x dimensions x float32."""
 
 FULL = OSError(28, "No space left on device")
 
@@ -41,7 +41,7 @@ def make(tiny_model: Any, tiny_folder: Path) -> Any:
 
 
 def export(local: LocalScheduler, path: Path, ids: Sequence[int] = PROMPT, **more: Any) -> Reply | str:
-    """The answer, or the message of the failure."""
+    """Export the pages of `ids` to `path`; returns the answer, or the message of the failure."""
     return ask(local, ExportPrefix(rid="t", ids=tuple(ids), path=str(path), **{"scope": "", **more}))
 
 
@@ -57,7 +57,7 @@ def ask(local: LocalScheduler, message: Any) -> Reply | str:
 
 
 def moved(answer: Reply | str) -> tuple[int, int]:
-    """(tokens, pages)"""
+    """(tokens, pages) that an export or import moved."""
     assert isinstance(answer, Reply), answer
     assert answer.transferred is not None
     return answer.transferred.tokens, answer.transferred.bytes // PAGE_BYTES
@@ -70,7 +70,7 @@ def unused(local: LocalScheduler) -> bool:
 
 @pytest.fixture
 def snapshot(make: Any, tmp_path: Path) -> Path:
-    """Tokens of the whole pages of `PROMPT`."""
+    """The file of a KV snapshot with the whole pages of `PROMPT`."""
     local = make()
     local.complete([PROMPT], max_tokens=1)
     assert moved(export(local, tmp_path / "image")) == (WHOLE, 7)
@@ -153,7 +153,7 @@ def refused(local: LocalScheduler, path: Path) -> str:
 
 
 class InMemory:
-    """A KV snapshot in memory, to be read."""
+    """A readable KV snapshot in memory."""
 
     def __init__(self, data: bytearray) -> None:
         self._data = data
@@ -164,7 +164,7 @@ class InMemory:
 
 
 def test_every_flipped_bit_is_found(make: Any, snapshot: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In each byte before the pages, and in pages at random."""
+    """One bit is flipped in each byte before the pages, and in 200 random bytes of the pages."""
     data = snapshot.read_bytes()
     start = len(data) - 7 * PAGE_BYTES
     rng = random.Random(0)
@@ -344,7 +344,7 @@ def test_pages_that_are_exported_are_not_evicted(make: Any, tmp_path: Path) -> N
 def test_a_draft_model_computes_what_was_imported(
     make: Any, tiny_folder: Path, snapshot: Path, tmp_path: Path
 ) -> None:
-    """Imported pages hold none of its keys, whatever they held before."""
+    """Imported pages lack the draft model's KV, even if it had KV in these pages before."""
     local = make(draft=tiny_folder, speculation=True, num_pages=12)
     local.complete([[5] * 100], max_tokens=20, ignore_eos=True)
     assert moved(import_(local, snapshot)) == (WHOLE, 7)
@@ -356,7 +356,7 @@ def test_a_draft_model_computes_what_was_imported(
 
 
 def test_random_moves_between_two_trees_change_no_output(make: Any, tmp_path: Path) -> None:
-    """Prompts of a small tree of texts, exports, imports, evictions and flushes, in any order."""
+    """Prompts from a small tree of texts, exports, imports, evictions and flushes, in any order."""
     rng = random.Random(3)
     both = [make(num_pages=40, page_size=4, chunk_tokens=16) for _ in range(2)]
     oracle = make(num_pages=64, page_size=4, prefix_cache="naive")
@@ -406,7 +406,7 @@ def test_a_folder_of_the_dead_is_removed_and_one_of_the_living_stays(tmp_path: P
 
 
 def test_pages_of_ranks_are_refused_by_name(make: Any, snapshot: Path) -> None:
-    """Each rank has a part of every page."""
+    """Each rank has only a part of every page."""
     local = make()
     assert local.scheduler.transfers.page_bytes == PAGE_BYTES
     local.scheduler.transfers.ranks = 2

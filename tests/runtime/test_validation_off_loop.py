@@ -1,4 +1,4 @@
-"""Outputs are validated beside the event loop: it answers others meanwhile."""
+"""Outputs are validated outside the event loop, which answers other requests meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watchdog of the event loop: what it says of a loop that does not run, and when."""
+"""The watchdog of the event loop: when it reports a blocked loop, and the text of its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fleet.fakes import Served
 
 
 class Loop:
-    """A loop that runs its calls when the test says so."""
+    """An event loop that runs its calls only when a test calls `run`."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []

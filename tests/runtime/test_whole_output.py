@@ -1,4 +1,4 @@
-"""Every output under a schema is whole, whatever the model would rather do and however few tokens it has."""
+"""Every output under a schema is whole, whatever the model prefers and however small max_tokens is."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 class Prolongs(RequestSampler):
-    """Takes the allowed token after which most tokens are needed, or where many are alike any of them."""
+    """A sampler of the allowed token after which the most tokens are needed; random at a tie."""
 
     def __init__(self, limits: Limits, seed: int) -> None:
         super().__init__(None, limits)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ class NoModel:
 
 
 class Hostile:
-    """A scheduler whose sampler does its worst."""
+    """A scheduler whose sampler avoids ending the output."""
 
     def __init__(self, seed: int, *, jump: bool) -> None:
         config = EngineConfig(num_pages=256, page_size=4, jump_forward=jump, check_pages=True)
@@ -207,7 +207,7 @@ class Hostile:
 
 
 def least(hostile: Hostile, held: Constraint) -> int:
-    """The smallest budget that is not refused."""
+    """The smallest max_tokens that is accepted."""
     with pytest.raises(InvalidRequest, match=r"has [0-9]+ tokens") as refused:
         hostile.run(held, 1)
     assert refused.value.field == "max_tokens"
@@ -261,7 +261,7 @@ def test_too_few_tokens_are_refused_with_the_number_that_is_enough() -> None:
 
 
 def test_free_text_that_is_cut_is_not_called_whole() -> None:
-    """A regular expression may stop at any point and is whole; text without one is cut."""
+    """Output of [a-z]* is whole at any length. Output without a constraint is cut."""
     text, finish, _ = Hostile(seed=3, jump=True).run(constraint.regex("[a-z]*"), 5)
     assert finish.reason == "stop"
     assert text.isalpha()

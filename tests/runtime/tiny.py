@@ -1,4 +1,4 @@
-"""Tiny random models with a byte-level tokenizer, made by transformers, so that it is also the oracle."""
+"""Tiny random models with a byte-level tokenizer, made by transformers, which is also the oracle."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CHAT_TEMPLATE = (
 SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 END_ID = 256
 VOCAB = 320
-"""256 bytes, the special tokens, and padding as real models have."""
+"""Size of the vocabulary: 256 bytes, the special tokens, and padding, as real models have."""
 
 
 def write_tokenizer(
     folder: Path, special: Sequence[str] = SPECIAL, template: str = CHAT_TEMPLATE, end: str = SPECIAL[0]
 ) -> None:
-    """A tokenizer of bytes and of the control tokens `special`, of which `end` ends outputs."""
+    """Write a tokenizer of bytes and the control tokens `special`. `end` is its end-of-sequence token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -42,7 +42,7 @@ def write_tokenizer(
 
 
 def write_model(folder: Path, *, seed: int = 0, context_length: int = 512, vocab_size: int = VOCAB) -> None:
-    """A two-layer Llama with grouped heads; random weights large enough that logits lie apart."""
+    """Write a two-layer Llama with grouped heads, with random weights that give distinct logits."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

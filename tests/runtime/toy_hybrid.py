@@ -1,4 +1,4 @@
-"""A toy hybrid: one attention layer and one recurrent layer, whose state decides much of what comes next.
+"""A toy hybrid model: an attention layer, and a recurrent layer with a strong effect on the output.
 
 The recurrence goes token by token in plain torch, so that chunks and batches do not change its values.
 """
@@ -87,7 +87,7 @@ class ToyHybrid(CausalLM):
 
 
 class ToyRunner(WatchedRunner):
-    """Shows the toy the batch that is being computed."""
+    """A runner that gives the toy model access to the current batch."""
 
     batch: ForwardBatch
 
@@ -98,7 +98,7 @@ class ToyRunner(WatchedRunner):
 
 
 def oracle(toy: ToyHybrid) -> Any:
-    """Computes whole sequences, each in one pass on pages and a slot of its own, as a transformers model."""
+    """A function like a transformers model: one pass for each sequence, with its own pages and slot."""
     _, kernels = resolve_ops(EngineConfig(), torch.device("cpu"))
     pool = KvPool(toy.config, num_pages=16, page_size=16, dtype=torch.float32)
     assert toy.config.states is not None

@@ -27,9 +27,9 @@ EOS = 256
 def chunks_of(request: Generate, cached: int, script: str | None) -> list[TextChunk]:
     """The chunks of one generation, one for each byte; the last has `finish` set.
 
-    cached : tokens of the prompt that are counted as cached
-    script : the output; None: the prompt's last eight characters in capitals, then the seed, then " …" and so
-        on for ever; a constraint is answered with a fixed text that satisfies it
+    cached : number of prompt tokens that count as cached
+    script : the output. None: a fixed text for the constraint, or if there is none, the prompt's last eight
+        characters in capitals, the seed, and " …" repeated up to max_tokens (None: 512)
     """
     sampling, prompt = request.sampling, prompt_bytes(request)
     usage = Usage(prompt_tokens=len(prompt), cached_tokens=cached)
@@ -119,7 +119,7 @@ def _instance(schema: Any) -> Any:
 
 
 def _logprobs(tokens: bytes, top: int, start: int, first: bool = True, before: bytes = b"") -> TokenLogprobs:
-    """Byte b has log-probability -(b % 8) - 0.5; the likeliest bytes are a, b, c, …"""
+    """Log-probabilities from `start` on: -(b % 8) - 0.5 of byte b. The `top` bytes are a, b, c, …"""
     places = range(start, len(tokens))
     best = tuple((ord("a") + k, -0.25 * (k + 1)) for k in range(top))
     tops = () if not top else tuple(() if first and i == 0 else best for i in places)
@@ -134,7 +134,7 @@ def _logprobs(tokens: bytes, top: int, start: int, first: bool = True, before: b
 
 
 def scores(prompt: bytes, choices: Choices | None) -> tuple[ChoiceScore, ...]:
-    """Scores of choices behind `prompt`, byte by byte."""
+    """Scores of the bytes of each choice after `prompt`."""
     return tuple(
         ChoiceScore(
             tokens=_logprobs(prompt + text.encode(), 0, len(prompt)),

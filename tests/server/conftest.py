@@ -1,4 +1,4 @@
-"""Clients of a server in front of a fake frontend; one server a module."""
+"""Clients of a server with a fake frontend. Each test module has one server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODIES: dict[str, Any] = {
     "/v1/responses": RESPONSE,
     "/generate": GENERATE,
 }
-"""A body of two tokens for each endpoint that generates."""
+"""Endpoint that generates → a request body for two tokens."""
 PARAMETERS: Any = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
@@ -32,7 +32,7 @@ PARAMETERS: Any = {
 }
 ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn, \\"}\\u00e9"}}\n</tool_call>'
 TWO = ONE + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-"""A call of get_weather; and a call of get_time behind it."""
+"""A call of get_weather, followed by a call of get_time."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[set[str], set[str]]]:
-    """Place of an object in a body → the fields that the server took, and those that it knows to refuse."""
+    """Path of an object in a body → (fields that the server has read, fields that it refuses by name)."""
     found: dict[str, tuple[set[str], set[str]]] = {}
     refuse_rest = Fields.refuse_rest
 

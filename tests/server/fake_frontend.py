@@ -1,4 +1,4 @@
-"""A frontend whose model is a few lines of Python (`byte_model`), and a server on a real socket before it."""
+"""A frontend with `byte_model` in place of engine cores, and a server for it on a real socket."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ VOCAB_SIZE = 257
 
 
 class FakeReplicas:
-    """Two replicas in name only; a fleet, and its operator."""
+    """Two replicas that exist only in name: a fake fleet, which is also its operator."""
 
     def __init__(self) -> None:
         self.states: dict[str, State] = {"0": "up", "1": "up"}
         self.limits: list[float] = []
-        """Seconds that drains were given."""
+        """The time limits of drains, in seconds."""
         self.operator = self
 
     def statuses(self) -> list[ReplicaStatus]:
@@ -74,7 +74,7 @@ class FakeReplicas:
 
 
 class FakeFrontend:
-    """A `Frontend` over the byte model; its adapters, replicas and control calls are the real ones."""
+    """A `Frontend` with the byte model. Its code for adapters, replicas and control calls is the real one."""
 
     def __init__(self) -> None:
         self.info = model_info(
@@ -98,10 +98,10 @@ class FakeFrontend:
         self.heartbeat_age_s = 0.25
         self.blocked_s = 0.0
         self.running: dict[str, asyncio.Event] = {}
-        """Request → event, set when it is aborted."""
+        """Request id → event that is set when the request is aborted."""
         self.requests: list[Generate] = []
         self.calls: list[Any] = []
-        """Control calls."""
+        """The control calls received."""
         self.loras = Loras(self._load, self.new_rid)
         self.fleet: Any = FakeReplicas()
         self.replicas = Replicas(self.fleet, Tasks(), lambda: None)
@@ -112,18 +112,18 @@ class FakeFrontend:
         self.nodes: tuple[TreeNode, ...] = ()
         self.stats_error: RamifyError | None = None
         self.script: list[str] = []
-        """The outputs of the next generations, in place of the model's."""
+        """Outputs of the next generations; the byte model writes further ones."""
         self.fail_first: Exception | None = None
         self.fail_after: tuple[int, Exception] | None = None
         self.hold_after: int | None = None
         """The number of chunks after which a generation waits for `release`."""
         self.release = asyncio.Event()
         self.held = threading.Event()
-        """A generation waits for `release`."""
+        """Set when a generation begins to wait for `release`."""
         self.closed = threading.Event()
-        """A generation was closed or aborted before its end."""
+        """Set when a generation was closed or aborted before its end."""
         self.idle = threading.Event()
-        """Nothing is running any more."""
+        """Set while nothing is running."""
         self.draining = threading.Event()
         self._seen: dict[str, list[bytes]] = {}
 
@@ -258,7 +258,7 @@ class FakeFrontend:
 
 
 def _aborted(last: TextChunk, tokens: int) -> TextChunk:
-    """The last chunk of a generation that is aborted behind `tokens` tokens."""
+    """The last chunk of a generation that was aborted after `tokens` tokens."""
     usage = msgspec.structs.replace(last.usage or Usage(), completion_tokens=tokens)
     return msgspec.structs.replace(last, usage=usage, kept_ids=tokens, finish=Finish(reason="abort"))
 
@@ -304,13 +304,11 @@ class LiveServer:
         assert self.frontend.draining.wait(10)
 
     def call(self, function: Any) -> None:
-        """Run `function` on the server's loop."""
         self._loop.call_soon_threadsafe(function)
 
 
 def raw_post(path: str, body: bytes, length: int | None = None) -> bytes:
-    """A request as it goes over the wire. `length`: the length that it announces, where that is not the
-    body's."""
+    """A request in bytes. `length`: its content-length; None: the length of `body`."""
     size = len(body) if length is None else length
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {size}\r\n\r\n".encode() + body

@@ -12,21 +12,21 @@ EVENTS: dict[str, type[pydantic.BaseModel]] = {
     for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
 BEYOND = {"ramify", "store", "max_tokens"}
-"""Fields of a response that its type lacks: OpenAI's own service answers `store` as well; `max_tokens` is the
+"""Fields that OpenAI's type of a response lacks. OpenAI's service also sends `store`. `max_tokens` is the
 requested budget of the reasoning."""
 BEYOND_EVENTS = BEYOND | {"bytes", "name"}
-"""`bytes` of tokens in deltas; the function's `name` with its arguments, as some versions have it."""
+"""Fields that OpenAI's types of events lack: `bytes` of tokens, and `name` with a call's arguments."""
 
 
 def check_response(data: Any) -> Response:
-    """`data` is a response, and nothing else."""
+    """Assert that `data` is a response without unknown fields; returns it parsed."""
     response = Response.model_validate(data)
     assert _beyond(response) <= BEYOND
     return response
 
 
 def check_events(events: list[Any]) -> Any:
-    """`events`, the data of a whole stream, are in order and add up; returns the last response."""
+    """Assert that `events`, a whole stream, are in order and add up; returns the last response."""
     for number, data in enumerate(events):
         assert data["sequence_number"] == number
         assert _beyond(EVENTS[data["type"]].model_validate(data)) <= BEYOND_EVENTS
@@ -48,7 +48,7 @@ def check_events(events: list[Any]) -> Any:
 
 
 def _take_item(events: list[Any], index: int) -> Any:
-    """Take the events of one item away; returns it as it is in the end."""
+    """Remove the events of item `index` from `events` and check them; returns the complete item."""
     added = events.pop(0)
     assert (added["type"], added["output_index"]) == ("response.output_item.added", index)
     item = added["item"]
@@ -102,7 +102,7 @@ def _take_deltas(
 
 
 def _beyond(value: Any) -> set[str]:
-    """Fields that the types in `value` do not have."""
+    """Fields in `value` that the types of its objects do not define."""
     if isinstance(value, list):
         return set().union(*map(_beyond, value))
     if not isinstance(value, pydantic.BaseModel):

@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 def send(server: LiveServer, head: str, body: bytes = b"") -> Answer:
-    """The answer to a request whose head is given to the byte."""
+    """Send a request with exactly the lines `head`; returns the answer."""
     length = f"\r\ncontent-length: {len(body)}" if body else ""
     lines = head.strip().replace("\n", "\r\n")
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
@@ -422,7 +422,7 @@ Promise.all(Object.entries(attempts).map(([name, attempt]) =>
 @needs_browser
 @pytest.mark.parametrize("cors", [False, True])
 def test_a_page_in_a_browser(tmp_path: Any, cors: bool) -> None:
-    """The page is a server of its own: another port, and so another origin."""
+    """The web page comes from another server: another port, so another origin."""
     site = socket.create_server(("127.0.0.1", 0))
     origin = f"http://127.0.0.1:{site.getsockname()[1]}"
     with site, serving(cors=origin if cors else "") as server:
@@ -450,7 +450,7 @@ def test_the_dashboard_without_a_key(tmp_path: Any) -> None:
 
 @contextlib.contextmanager
 def _page_server(site: socket.socket, page: bytes) -> Iterator[None]:
-    """Answers every request on `site` with `page`."""
+    """Answer every request on `site` with `page` until the block ends."""
 
     def answer() -> None:
         with contextlib.suppress(OSError):

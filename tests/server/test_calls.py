@@ -1,4 +1,4 @@
-"""``POST /v1/calls``: requests in the words of the runtime."""
+"""``POST /v1/calls``: requests as the runtime's own messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ ASKED = Generate(
 
 
 def chunks(answer: list[Any]) -> list[list[TextChunk]]:
-    """The chunks in each event."""
     assert answer.pop() == "[DONE]"
     return [msgspec.convert(event["chunks"], list[TextChunk]) for event in answer]
 

@@ -1,4 +1,4 @@
-"""HTTP as clients write it, to the byte: upgrades, HTTP/1.0, HEAD, paths, compressed and half-sent bodies."""
+"""HTTP byte by byte: upgrades, HTTP/1.0, HEAD, paths, compressed bodies and incomplete bodies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def connect(server: LiveServer) -> socket.socket:
 
 
 def answers(connection: socket.socket, count: int) -> list[tuple[int, dict[str, str], bytes]]:
-    """The status, headers and body of the next responses, which have lengths."""
+    """Read `count` responses with content-length; returns (status, headers, body) of each."""
     found = []
     with connection.makefile("rb") as stream:
         for _ in range(count):

@@ -38,7 +38,7 @@ def live(http: httpx.Client, program: str = "") -> Any:
 
 @pytest.fixture
 def fresh() -> Iterator[httpx.Client]:
-    """A client of a server of which nothing was asked yet."""
+    """A client of a server that has had no request yet."""
     with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url, timeout=10) as client:
         yield client
 

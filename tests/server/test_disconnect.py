@@ -1,4 +1,4 @@
-"""A client that goes away stops its work; many at once get each their own."""
+"""A disconnected client's generation stops. Of many clients at once, each gets its own answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad requests are answered by name, and nothing else is disturbed."""
+"""A bad request gets an error that names the fault, and disturbs no other request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.server.fake_frontend import FakeFrontend, LiveServer, events
 
 @pytest.fixture(autouse=True)
 def still_serving(http: httpx.Client, frontend: FakeFrontend) -> Any:
-    """After every bad request the server answers a good one, and nothing is left running."""
+    """Assert after each test that the server answers a good request, and that nothing is left running."""
     yield
     frontend.fail_first = frontend.fail_after = None
     assert http.post("/generate", json=GENERATE).status_code == 200

@@ -1,4 +1,4 @@
-"""docs/server.md names every field that an endpoint takes or knows to refuse, and no other."""
+"""docs/server.md names every field that an endpoint reads or refuses by name, and no other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDPOINTS: dict[str, tuple[str, Any]] = {
 
 
 def named(title: str) -> tuple[set[str], set[str]]:
-    """The fields that the section `title` says are taken, and those that it says are refused."""
+    """(fields taken, fields refused) according to the section `title`."""
     section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     refused = re.search(r"^Refused.*?: ((?:`\w+`[,;.]\s*)+)", section, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""gpt-oss's channels over a socket: reasoning, calls and content come apart, whole and streamed."""
+"""gpt-oss's channels over a socket: reasoning, calls and content, in whole answers and streams."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ends(frontend: FakeFrontend) -> list[tuple[str, int | None]]:
 
 
 def merged(parts: list[TurnEvent]) -> list[TurnEvent]:
-    """Neighbouring events of one kind as one."""
+    """`parts` with consecutive events of one kind merged."""
     found: list[Any] = []
     for part in parts:
         if found and type(found[-1]) is type(part):
@@ -137,7 +137,7 @@ def test_calls(client: openai.OpenAI, harmony: FakeFrontend) -> None:
 
 
 def test_choice_and_format_are_about_the_final_channel(client: openai.OpenAI, harmony: FakeFrontend) -> None:
-    """The grammar begins behind the thoughts: the text between is forced, or part of the grammar."""
+    """The grammar begins after the thoughts. The text between them is forced, or is part of the grammar."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     harmony.script = [THOUGHT + FINAL + '{"n": 4}'] * 9

@@ -120,7 +120,7 @@ def test_gateways_read_which_adapters_there_are() -> None:
 
 
 def totals(http: httpx.Client) -> dict[str, int]:
-    """The counted tokens by the name in the usage."""
+    """Name of a count in the usage → its total in /metrics."""
     text = http.get("/metrics").text
     names = {
         "prompt_tokens": "prompt",
@@ -137,7 +137,6 @@ def totals(http: httpx.Client) -> dict[str, int]:
 
 
 def add_usage(sums: dict[str, int], usage: dict[str, Any]) -> None:
-    """Add a usage, of OpenAI's API or of /generate, to `sums`."""
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
     sums["prompt_tokens"] += prompt

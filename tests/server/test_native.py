@@ -1,4 +1,4 @@
-"""SGLang's native surface: the calls that its RuntimeEndpoint makes, and our own fields."""
+"""SGLang's native API: the calls of SGLang's RuntimeEndpoint, and Ramify's own fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SRT_KWARGS = {
 
 
 class SglangEndpoint:
-    """The HTTP calls of SGLang's RuntimeEndpoint: plain urllib, its headers, its assertion."""
+    """The HTTP calls of SGLang's RuntimeEndpoint, with the same urllib calls, headers and assertion."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -67,7 +67,7 @@ class SglangEndpoint:
         return self.generate({"text": text, "sampling_params": {"max_new_tokens": 0}})
 
     def select(self, text: str, choices: list[str]) -> list[list[Any]]:
-        """The requests of its `select`, up to the input token logprobs of each choice."""
+        """Send the requests of SGLang's `select`; returns the input token logprobs of each choice."""
         prompt_tokens = self.cache_prefix(text)["meta_info"]["prompt_tokens"]
         answers = self.generate(
             {
@@ -136,7 +136,7 @@ def test_generate_stream_is_cumulative(http: httpx.Client) -> None:
 
 
 def stream_with_logprobs(url: str) -> list[Any]:
-    """The events of a stream, up to the last that has text."""
+    """The events of a stream, without the final "[DONE]"."""
     body = {
         "text": ["hello wörld", "and you"],
         "sampling_params": SRT_KWARGS,
@@ -150,7 +150,7 @@ def stream_with_logprobs(url: str) -> list[Any]:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_every_event_has_its_lengths(incremental: bool) -> None:
-    """The lengths that SGLang's `test_stream_logprobs` asserts, of a server with and without its flag."""
+    """The lengths that SGLang's `test_stream_logprobs` asserts, with and without incremental output."""
     with LiveServer(FakeFrontend(), incremental_streaming_output=incremental) as server:
         chunks = stream_with_logprobs(server.url)
     for index, whole in enumerate(("LO W\xd6RL", "AND YOU ")):

@@ -1,4 +1,4 @@
-"""Null is as if left out: every field of every endpoint, at every depth, found by watching what is taken."""
+"""Null means the same as a missing field, for every field that the server reads, at every depth."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ BODIES: dict[str, tuple[str, Any]] = {
     "load": ("/load_lora_adapter", {"lora_name": "a", "lora_path": "/x"}),
 }
 EXCEPTIONS = {"sampling_params.max_new_tokens"}
-"""SGLang's own meaning of null there: as many as fit into the context."""
+"""Fields in which null has a meaning of its own: as many tokens as fit into the context, as in SGLang."""
 EMPTY = [
     ("reasoning", "reasoning", {}),
     ("reasoning", "reasoning", {"effort": None, "summary": None, "enabled": None, "max_tokens": None}),
@@ -158,7 +158,7 @@ def thinker(frontend: FakeFrontend) -> FakeFrontend:
 
 
 class Sender:
-    """Sends bodies, and says what the server made of each: the status, the error and the generations."""
+    """A client that reports what the server made of a body: the status, the error and the generations."""
 
     def __init__(self, http: httpx.Client, frontend: FakeFrontend) -> None:
         self.http = http
@@ -179,7 +179,7 @@ class Sender:
 
 
 def objects(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
-    """The objects in a body, under the paths that errors have."""
+    """(path, object) of each object in a body. The paths are written as in errors."""
     if isinstance(value, list):
         return [found for i, each in enumerate(value) for found in objects(each, f"{path}[{i}]")]
     if not isinstance(value, dict):

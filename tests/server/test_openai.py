@@ -182,7 +182,7 @@ def test_who_asks_is_logged(
 
 
 def test_a_prompt_cache_key_keeps_nobody_apart(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    """There is one cache: equal prefixes meet in it, whatever the key."""
+    """There is one cache. Requests with equal prefixes share it, whatever their keys."""
     for key in ("one", "two"):
         client.chat.completions.create(model=MODEL, messages=USER, max_tokens=1, prompt_cache_key=key)
     assert [request.scope for request in frontend.requests] == ["", ""]
@@ -278,7 +278,7 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
 def test_text_offsets_and_keys_of_tokens_within_characters(
     client: openai.OpenAI, frontend: FakeFrontend
 ) -> None:
-    """A token of the fake model is a byte."""
+    """Each token of the fake model is one byte."""
     asked: Any = {"model": MODEL, "prompt": "é…", "max_tokens": 9, "echo": True, "logprobs": 0}
     whole = client.completions.create(**asked).choices[0]
     assert whole.logprobs is not None
@@ -291,7 +291,7 @@ def test_text_offsets_and_keys_of_tokens_within_characters(
 
 
 def test_places_of_a_prompts_tokens() -> None:
-    """Characters that the tokenizer adds, a special token and SentencePiece's space, have no width."""
+    """A special token, and a space that SentencePiece adds, have no width: the text lacks them."""
     texts = ("<s>", " a", "<s>", r"bytes:\xc3", r"bytes:\xa9\xe6", r"bytes:\x97\xa5")
     run = TokenLogprobs(ids=(0,) * 6, logprobs=(0.0,) * 6, texts=texts)
     assert completion_logprobs([run], [], "a<s>é日")["text_offset"] == [0, 0, 1, 4, 4, 5]

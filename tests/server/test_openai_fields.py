@@ -1,4 +1,4 @@
-"""Every field of the request types of OpenAI's own package is taken, or refused by name."""
+"""Every field of the request types in OpenAI's own package is accepted, or refused by name."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ PLACES: list[tuple[str, Any, Any, Any]] = [
 
 
 def samples(kind: Any) -> Iterator[Any]:
-    """Values of a type hint, the unusual one last. An object has one of its own fields."""
+    """Sample values of a type hint, the most unusual one last. A sample object has one field."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if kind is type(None):
         yield None

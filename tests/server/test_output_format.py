@@ -114,7 +114,7 @@ def test_a_spelling(http: httpx.Client, frontend: FakeFrontend, path: str, name:
 
 
 def msgspec_equal(one: Constraint, other: Constraint) -> bool:
-    """Equal but for the white space in JSON sources."""
+    """Whether both constraints are equal, apart from white space in JSON sources."""
     same = (one.kind, one.whitespace, one.any_order, one.strict) == (
         other.kind,
         other.whitespace,

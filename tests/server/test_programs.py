@@ -1,4 +1,4 @@
-"""``POST /v1/programs``: graphs that run beside the model, told as they run, refused where they are none."""
+"""``POST /v1/programs``: graphs that run in the server, their events, and refused graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning over a socket: how it is asked for, and how it comes apart from the content."""
+"""Reasoning over a socket: the ways to ask for it, and its separation from the content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USER: Any = [{"role": "user", "content": "hi"}]
 ASK: Any = {"model": MODEL, "messages": USER}
 ON: Any = {"reasoning": {"max_tokens": 1024}}
 THINK = Preamble(start="<think>", end="</think>", max_tokens=1024, apart=True, counted=True)
-"""The reasoning of a model that does not think, which reasons within a budget alone."""
+"""The reasoning of a model that has no thinking of its own, with the default budget."""
 TURN = "hm </th 日</think>\n\nFour."
 
 
@@ -47,7 +47,7 @@ def thoughts(usage: Any) -> int | None:
 
 
 def test_tokens_of_the_reasoning_are_counted(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    """A token of the fake model is a byte. The end mark is counted."""
+    """Each token of the fake model is one byte. The end mark counts as reasoning."""
     asked: Any = ON
     for script, answers in (([TURN], 1), (["hm"], 1), ([TURN, "日</think>b"], 2)):
         parts = [turn.partition("</think>") for turn in script]

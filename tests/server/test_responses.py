@@ -40,7 +40,7 @@ def stream(http: httpx.Client, body: Any) -> list[Any]:
 
 
 def parts(output: list[Any]) -> list[tuple[str, str, str]]:
-    """(type, text, status) of each item; of a call its name and arguments are the text."""
+    """(type, text, status) of each item. The text of a call is its name and arguments."""
     return [
         (
             item["type"],
@@ -140,7 +140,7 @@ def test_reasoning_a_message_and_calls(http: httpx.Client, frontend: FakeFronten
 
 
 def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """A client may begin to run it while the model goes on."""
+    """The event for the end of a call comes at once, so that a client can run it while the model goes on."""
     frontend.script = [TWO]
     kinds = [event["type"] for event in stream(http, ASK | {"tools": [WEATHER, TIME]})]
     done, added = (
@@ -151,7 +151,7 @@ def test_a_call_is_told_as_finished_when_it_is(http: httpx.Client, frontend: Fak
 
 
 def test_cut_anywhere(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """Each item as far as it came, whole and streamed alike, and nothing made up."""
+    """A cut answer has each item as far as it was generated, whole and streamed alike, and nothing else."""
     body = ASK | {"tools": [WEATHER, TIME]} | REASONING
     for length in range(1, len(EVERYTHING), 3):
         frontend.script = [EVERYTHING] * 2
@@ -167,7 +167,7 @@ def test_cut_anywhere(http: httpx.Client, frontend: FakeFrontend) -> None:
 
 
 class Together(FakeFrontend):
-    """A frontend whose chunks come `size` at a time."""
+    """A frontend that joins `size` chunks at a time into one."""
 
     size = 1
 
@@ -307,8 +307,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_logprobs_are_those_of_the_message(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """Log-probabilities of the message alone: none of the reasoning, of a call, or of the beginning of its
-    tag."""
+    """Log-probabilities cover only the message: no reasoning, no call, and no beginning of a call's tag."""
     frontend.script = [EVERYTHING] * 2 + ["It rains <tool_cal"]
     body = ASK | REASONING | {"tools": [WEATHER, TIME], "include": ["message.output_text.logprobs"]}
     final = check_events(stream(http, body))

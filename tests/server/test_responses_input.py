@@ -1,4 +1,4 @@
-"""The Responses API over a socket: what of its input reaches the model, and what is refused by name."""
+"""The Responses API over a socket: input that reaches the model, and input that is refused by name."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_an_answer_goes_back_as_one_turn(client: openai.OpenAI, frontend: FakeFr
     [{"encrypted_content"}, {"encrypted_content", "content"}, {"encrypted_content", "summary"}, {"content"}],
 )
 def test_reasoning_goes_back_sealed(client: openai.OpenAI, frontend: FakeFrontend, kept: set[str]) -> None:
-    """Codex and LiteLLM ask for sealed reasoning, and send it back without the content, which OpenAI does not
-    show."""
+    """Codex and LiteLLM ask for encrypted reasoning. They send it back without its text, which OpenAI never
+    shows."""
     frontend.script = ["hm 日\n</think>Four."]
     answer = client.responses.create(
         **ASK, include=["reasoning.encrypted_content"], store=False, extra_body=REASONING
@@ -289,5 +289,5 @@ def test_nothing_is_stored(client: openai.OpenAI) -> None:
 
 
 def test_parallel_tool_calls_without_tools_is_taken(client: openai.OpenAI) -> None:
-    """Clients send it with every request here, where chat completions refuse it."""
+    """Clients of the Responses API always send the field. Chat completions refuse it without tools."""
     assert not client.responses.create(**ASK, parallel_tool_calls=False, tools=[]).parallel_tool_calls

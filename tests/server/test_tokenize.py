@@ -81,7 +81,7 @@ def test_what_is_refused(http: httpx.Client, path: str, body: Any, param: str) -
 
 
 def test_many_texts_are_asked_for_in_parts(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """Other requests have their turn between the parts."""
+    """Many texts are split over several control calls, so that other requests get their turn in between."""
     texts = ["a"] * (PART_TEXTS + 2) + ["b" * PART_SIZE, "", "m"]
     answer = http.post("/tokenize", json={"prompt": texts, "add_special_tokens": False}).json()
     assert answer["count"] == [len(text) for text in texts]

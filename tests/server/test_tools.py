@@ -1,4 +1,4 @@
-"""Tool calling over a socket: what is asked of the model, and how its calls are answered and streamed."""
+"""Tool calling over a socket: the requests to the model, and its calls in whole answers and streams."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ASK: Any = {"model": MODEL, "messages": USER, "tools": [WEATHER, TIME]}
 
 
 def render_tools(frontend: FakeFrontend, name: str, **fields: Any) -> None:
-    """Let the frontend's model have a template with this tool format."""
+    """Give the frontend's model a chat template with the tool format `name`."""
     speak(frontend, prefix={">system": "", ">user": ""}, tool_format=name, **fields)
 
 
@@ -84,7 +84,7 @@ def test_no_call_is_plain_content(client: openai.OpenAI, frontend: FakeFrontend)
 
 
 def test_calls_in_a_stream(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """Id, index and name come first, then pieces of the arguments."""
+    """Each call begins with id, index and name; pieces of its arguments follow."""
     frontend.script = ["Hm. " + TWO]
     with http.stream("POST", "/v1/chat/completions", json=ASK | {"stream": True}) as response:
         *chunks, done = events(response)
@@ -140,7 +140,7 @@ def test_several_choices(client: openai.OpenAI, frontend: FakeFrontend) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_cut_inside_a_call_is_a_length(client: openai.OpenAI, frontend: FakeFrontend, stream: bool) -> None:
-    """Names and arguments so far, and nothing made up."""
+    """An answer that max_tokens cuts has the names and arguments so far, and nothing else."""
     whole = '{"city": "Bonn, \\"}\\u00e9"}'
     for length in range(1, len(ONE)):
         frontend.script = [ONE]
@@ -192,7 +192,7 @@ def test_auto_is_free_text_up_to_the_trigger(
 
 
 def asked(endpoint: str, **fields: Any) -> dict[str, Any]:
-    """A body with WEATHER and TIME; a tool_choice is given as the Responses API writes it."""
+    """A body with the tools WEATHER and TIME. `tool_choice` has the form of the Responses API."""
     if endpoint == "/v1/responses":
         tools = [{"type": "function", **tool["function"]} for tool in (WEATHER, TIME)]
         return {"model": MODEL, "input": "Weather?", "tools": tools, **fields}
@@ -265,7 +265,7 @@ def test_a_schema_without_a_type_is_made_an_object(client: openai.OpenAI, fronte
 
 
 def test_results_go_back(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    """The answer of one turn, as the client has it, and the results of its calls."""
+    """A client sends back the assistant's message as received, and the results of its calls."""
     render_tools(frontend, "generic")
     frontend.script = [TWO]
     message = client.chat.completions.create(**ASK).choices[0].message
@@ -304,7 +304,7 @@ def test_the_generic_description_joins_the_system_turn(client: openai.OpenAI, fr
 
 
 def test_content_or_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None:
-    """The answer is a call, or content of the response_format."""
+    """With tools and a response_format, the answer is a call, or content in that format."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     frontend.script = ['{"a": 1}', ONE]
@@ -461,7 +461,7 @@ def test_strict_is_what_the_apis_make_of_it(
 
 
 class Telling(FakeFrontend):
-    """A frontend whose first chunks say what the grammar leaves out."""
+    """A frontend whose first chunk reports keywords that the grammar does not enforce."""
 
     async def generate(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
         told: Enforcement | None = LEFT_OUT
@@ -486,7 +486,7 @@ def test_what_is_left_out_is_told_with_the_tool(stream: bool) -> None:
 
 
 def test_what_is_left_out_is_told_in_the_first_event() -> None:
-    """The enforcement is told once, also where the text of one chunk is several events."""
+    """The enforcement is reported once, even if the text of one chunk becomes several events."""
     form = TurnFormat(reasoning_end=None, channels=False, show_reasoning=True, tools=FORMATS["hermes"])
     text = '<tool_call>\n{"name": "say", "arguments": {"word'
     chunk = TextChunk(rid="r", text=text, enforcement=LEFT_OUT)
