@@ -61,9 +61,9 @@ def schema_of(kind: Any) -> Schema:
         return Schema(json_schema(kind), read_json)
     today = datetime.date.today()
     try:
-        return _schema_of_type(kind, today)
+        return _schema_of_type(kind, today, members_in_order(kind))
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
-        return _schema_of_type.__wrapped__(kind, today)
+        return _schema_of_type.__wrapped__(kind, today, "")
 
 
 def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
@@ -121,7 +121,7 @@ def dtype_schema(dtype: Any) -> Schema:
 
 
 @functools.lru_cache(maxsize=1024)
-def _schema_of_type(kind: Any, today: datetime.date) -> Schema:
+def _schema_of_type(kind: Any, today: datetime.date, order: str) -> Schema:
     """The schema of a type. `today` is an argument so that it is part of the cache's key, because the dates
     that a PastDate allows depend on it."""
     if kind is str:

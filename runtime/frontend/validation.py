@@ -53,7 +53,7 @@ async def validated(
 @functools.cache
 def _thread() -> ThreadPoolExecutor:
     """An executor with one thread, so that validation never occupies more than one thread beside the event
-    loop. `time_limit` bounds the time of each text, and `MAX_WAIT_S` the wait in the queue."""
+    loop. `MAX_VALIDATION_S` bounds the time of each text, and `MAX_WAIT_S` the wait in the queue."""
     return ThreadPoolExecutor(1, "ramify-validate")
 
 

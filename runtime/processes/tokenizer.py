@@ -51,7 +51,7 @@ CACHED_FROM = 24
 
 
 class ProcessorTimeOver(BaseException):
-    """Raised in the block of `processor_time_limit` when time is over. `except Exception` does not catch
+    """Raised by `processor_time_limit` in its ``with`` block when time is over. `except Exception` does not catch
     it."""
 
 

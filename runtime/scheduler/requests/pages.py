@@ -90,7 +90,7 @@ class ProgramLeases:
         if request.stats.retractions:
             self.end_own(request)
         hint, lock, program = request.hint, request.pages.lock, request.program
-        if hint is None or lock is None or hint.lease_s <= 0:
+        if hint is None or lock is None or not hint.lease_s > 0:  # NaN is no lease
             return
         for fork in hint.forks:
             common = program.forks.get(fork)
