@@ -22,8 +22,8 @@ MAX_MATCH_S = 0.5
 
 
 class Problem(NamedTuple):
-    """The fault of an answer, worded to end a sentence, and a remedy, such as the allowed answer nearest to
-    it."""
+    """The fault of an answer, worded to end a sentence, and a remedy, such as the most similar allowed
+    answer."""
 
     text: str
     remedy: str | None = None
@@ -32,10 +32,10 @@ class Problem(NamedTuple):
 def problem_of(
     text: str, constraint: Constraint, form: TaggedCalls | None = None, opening: str = ""
 ) -> Problem | None:
-    """First fault of `text` under `constraint`; None if it is allowed.
+    """First fault of `text` under `constraint`; None if `text` is allowed.
 
-    `form` is the format of the step's tool calls. `opening` is the beginning of the first call if it is
-    already written at the end of the prompt.
+    `form` is the format of the step's tool calls. `opening` is the beginning of the first call if the prompt
+    ends in it; else empty.
     """
     source = constraint.source
     found: str | None

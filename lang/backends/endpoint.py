@@ -130,10 +130,8 @@ class RuntimeEndpoint:
         self._send(self._abort(rid))
 
     async def _abort(self, rid: str) -> None:
-        """Send aborts until the server knows the request.
-
-        The abort may overtake the request, which has a connection of its own.
-        """
+        """Send aborts until the server knows the request. An abort may overtake the request, because both
+        have their own connections."""
         pause = ABORT_AGAIN_S
         while not (await self._http.post("/abort_request", {"rid": rid}, once=True)).get("aborted", True):
             if rid not in self._requests:

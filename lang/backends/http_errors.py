@@ -62,7 +62,7 @@ def json_of(data: bytes) -> Any:
 def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
     """The error object in the body of an answer or in an event; None if there is none.
 
-    `told`: whether the HTTP status or the event's name already marks an error.
+    `told`: whether the HTTP status or the event's name already says that there was an error.
     """
     if isinstance(body, list) and len(body) == 1:  # as Google's endpoints send it
         (body,) = body
@@ -121,13 +121,13 @@ def retry_after_s(header: str) -> float | None:
 def error_from_body(
     response: aiohttp.ClientResponse, problem: Mapping[str, Any], status: int | None, *, transient: bool
 ) -> RamifyError:
-    """The exception for an error object of OpenAI's form, to which a Ramify server adds its own code and
-    pointer.
+    """The exception for `problem`, an error object of OpenAI's form. In the error objects of a Ramify server,
+    ``code`` is one of Ramify's error codes, and ``pointer`` is a JSON pointer.
 
-    The message begins with the address and the status, unless the code is one of Ramify's.
+    An error with one of Ramify's codes keeps its message, and its code decides whether it is transient. For
+    any other error the message begins with the URL and `status`, and `transient` is the exception's own.
 
-    `status` is None for an event of a stream that names no status. `transient` becomes that of the exception,
-    unless the code is one of Ramify's.
+    `status` is None for an event of a stream without a status.
     """
     said = problem.get("message")
     if said and not isinstance(said, str):
@@ -154,10 +154,8 @@ def error_from_body(
 
 
 def remote(error: RamifyError) -> RamifyError:
-    """`error`, which a Ramify server sent.
-
-    An `EngineClosed` becomes transient, as the server may come back.
-    """
+    """Return `error`, which a Ramify server sent. An `EngineClosed` is made transient, because the server may
+    come back."""
     if isinstance(error, EngineClosed):
         error.transient = True
     return error

@@ -2,8 +2,8 @@
 
 The file is JSON lines: a header about the backend, then a line for each request with its answer. The line is
 written when the answer has ended. The fields `rid` and `hint` of a request are left out because they differ
-from run to run. The fields `every_s` and `priority` are left out because they affect only when text comes and
-in what chunks.
+from run to run. The fields `every_s` and `priority` are left out because they affect only the timing and
+chunking of the text.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class SentEvent(NamedTuple):
 
 
 class EventParser:
-    """A parser that gets the parts of a body and returns events. A line may have any length."""
+    """A parser to which the parts of a body are pushed, and which yields events. A line may have any
+    length."""
 
     def __init__(self) -> None:
         self.stray: list[bytes] = []
