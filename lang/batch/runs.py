@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
-"""With results in order, the number of rows that have begun and were not yielded yet is at most `AHEAD` times
-the concurrency."""
+"""With results in order, at most `AHEAD` times the concurrency rows have begun and have not been yielded."""
 BACKLOG = 2
 """Number of rows submitted for each thread, so that no thread is idle while the caller takes a result."""
 
 
 Register = Callable[["Run"], contextlib.AbstractContextManager[None]]
-"""Makes a context manager around a run; inside it, the batch can cancel the run."""
+"""A function that makes a context manager for a run. Within the context, the batch can cancel the run."""
 
 
 def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
@@ -58,7 +57,7 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
 
 
 class _Runs:
-    """The runs in progress. They are cancelled when the caller abandons the batch."""
+    """The runs in progress, which `abandon` cancels."""
 
     def __init__(self) -> None:
         self._running: set[Run] = set()
@@ -100,8 +99,8 @@ def finished_in_threads(
     result) as rows end.
 
     The iteration ends early if the breaker gives up. The registered runs are cancelled when the caller
-    abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function. That function is to be
-    called, from any thread, when new rows have come into `breaker`.
+    abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function ``wake``. Whoever adds
+    rows to `breaker` calls ``wake``, from any thread.
     """
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runs, pending = _Runs(), 0
@@ -182,7 +181,8 @@ def _gave_up(breaker: Breaker[Any], runs: _Runs) -> bool:
 
 
 def _stands(breaker: Breaker[Row], attempt: Attempt[Row], state: ProgramState | None) -> bool:
-    """Report the end of a row to `breaker`; returns whether its result is final."""
+    """Report the end of a row to `breaker`; returns whether the row's result is final. `state` is None for a
+    row that was not started."""
     if state is None:
         breaker.return_unstarted(attempt)
         return False
@@ -204,11 +204,9 @@ class Batch:
 
 
 class _InOrder:
-    """The input of a breaker: an iterator of rows. It also puts the rows' states in order.
-
-    While the number of rows that have begun and were not yielded is at its bound (`AHEAD`), `next` raises
-    StopIteration.
-    """
+    """An iterator over the input's rows for a breaker, which also puts the rows' states in order. While the
+    number of rows that have begun and were not yielded is at its bound (`AHEAD`), `next` raises
+    StopIteration."""
 
     def __init__(self, batch: Batch) -> None:
         self._source = enumerate(batch.rows)
@@ -232,10 +230,8 @@ class _InOrder:
         return Row(number, row)
 
     def put(self, number: int, state: ProgramState) -> Iterator[ProgramState]:
-        """Note that row `number` has ended.
-
-        Yields all states that are now next in order, which may be none.
-        """
+        """Note that row `number` has ended. Yields all states that are now next in order, if there are
+        any."""
         del self._begun[number]
         self._ended[number] = state
         while self._next in self._ended:
@@ -293,7 +289,7 @@ async def run_in_tasks(
 
 
 class Progress:
-    """A progress bar. It does nothing if no bar is shown."""
+    """A progress bar, or a substitute that does nothing if no bar is shown."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar

@@ -1,4 +1,4 @@
-"""The methods of `select`: each decides among choices by the log-probabilities of the choices' tokens.
+"""The methods by which `select` decides among choices, from the log-probabilities of the choices' tokens.
 
 The three methods and their names are those of SGLang's frontend. Example, with the log-probabilities of the
 tokens of two choices:
@@ -36,13 +36,13 @@ class Scored:
 
     @property
     def logprobs(self) -> list[float]:
-        """Natural logarithms, one per token. The first token of a prompt has no log-probability and counts as
-        0."""
+        """The log-probability of each token (natural logarithm). The first token of a prompt has none, and
+        counts as 0."""
         return [value or 0.0 for value in self.tokens.logprobs]
 
     @property
     def mean(self) -> float:
-        """Mean over the tokens that have a log-probability; 0 if no token has one."""
+        """Mean log-probability of the tokens that have one; 0 if no token has one."""
         return _mean([value for value in self.tokens.logprobs if value is not None])
 
 
@@ -76,8 +76,8 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
 class GreedyTokenSelection(ChoicesSamplingMethod):
     """The method that decides for the choice that greedy decoding would follow, token by token.
 
-    The log-probabilities of a shorter choice are padded with their own mean up to the length of the longest
-    choice. So a choice that is a prefix of another one can win.
+    The log-probabilities of each shorter choice are padded, with the mean of that choice, to the length of
+    the longest choice. So a choice that is a prefix of another choice can win.
     """
 
     def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
@@ -91,8 +91,8 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
-    """The method that decides for the choice with the highest mean difference between the log-probabilities
-    of its tokens with the prompt and without it."""
+    """The method that decides for the choice with the highest mean gain of its tokens: log-probability with
+    the prompt minus log-probability without a prompt."""
 
     requires_unconditional_logprobs = True
 
@@ -131,7 +131,8 @@ SCORING = SamplingParams(max_tokens=0, temperature=0.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen choice. `ids` are its tokens; empty if its first token begins inside the prompt."""
+    """The chosen choice. `ids` are the tokens of the choice; empty if the first of these tokens begins inside
+    the prompt."""
 
     text: str
     ids: tuple[int, ...]
@@ -141,7 +142,7 @@ class Choice:
 def decide(
     found: Sequence[ChoiceScore], step: Call, choices: Sequence[str], method: ChoicesSamplingMethod
 ) -> Choice:
-    """The choice that `method` decides for by the scores `found`. The scores are recorded in `step`.
+    """Record the scores `found` in `step`, and return the choice that `method` decides for.
 
     Raises `BackendError` if the backend has not returned all scores.
     """

@@ -1,4 +1,4 @@
-"""What the requests of one run share, and the backends with their models that the run uses."""
+"""The settings that all requests of one run share, and the models that the run uses."""
 
 from __future__ import annotations
 
