@@ -1,5 +1,5 @@
-"""Calls of Python functions with literals as arguments: a grammar for such calls, and a reader that runs
-nothing.
+"""Calls of Python functions with literals as arguments: a grammar for such calls, and a reader of such calls,
+which runs nothing.
 
 def weather(city: str, days: int = 1): …
 
@@ -68,8 +68,8 @@ def python_call(functions: Functions) -> Constraint:
     """One call of one of `functions`, as a Python expression: ``weather("Paris", days=3)``.
 
     The arguments are literals of the annotated types: first positional arguments, then keyword arguments,
-    both in the order of the parameters. The output can be parsed with ``ast.parse``, its arguments fit
-    ``inspect.Signature.bind``, and `read_call` returns them.
+    both in the order of the parameters. The output can be parsed with ``ast.parse``, and the arguments in the
+    output fit the function's signature. `read_call` returns the arguments.
 
     Args:
         functions: A function or tool (`tool`), a list of these, or a mapping from names to functions or
@@ -224,7 +224,8 @@ def _members(rule: str, members: Sequence[_Member]) -> dict[str, str]:
 
 
 class _Values:
-    """The GBNF expressions for literals of types. `rules` collects the rules of types that have members."""
+    """A writer of GBNF expressions for literals of types. `rules` collects the rules of the types that have
+    members."""
 
     def __init__(self, prefix: str) -> None:
         self.rules: dict[str, str] = {}

@@ -1,2 +1,2 @@
-"""Tools: functions that a model may call. Their schemas, their descriptions in prompts, and the form of calls
+"""Tools, which are functions that a model may call: schemas, descriptions in prompts, and the form of calls
 and results."""

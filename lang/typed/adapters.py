@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
-    """The adapter of a type. Raises pydantic's errors for types that it does not support."""
+    """The adapter of a type. Raises pydantic's errors for types that pydantic does not support."""
     try:
         return _adapter_of(kind)
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
@@ -31,8 +31,8 @@ def _adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def modern(kind: Any) -> Any:
-    """`kind` with every `typing.TypedDict` in it, at any depth, replaced by one of typing_extensions: before
-    Python 3.12 pydantic takes no other.
+    """`kind` with every `typing.TypedDict` in it, at any depth, replaced by a `typing_extensions.TypedDict`,
+    because before Python 3.12 pydantic does not support `typing.TypedDict`.
 
     Raises RecursionError for a TypedDict that contains itself.
     """
