@@ -42,10 +42,8 @@ if the stream was read to its end."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the structs into which `HttpClient.events` decodes events.
-
-    An event is an error if it has an `error`, or if its `type` or `object` is "error".
-    """
+    """Base of the structs into which `HttpClient.events` decodes events. An event is an error if it has an
+    `error`, or if its `type` or `object` is "error"."""
 
     error: Any = None
     type: Any = None
@@ -136,10 +134,8 @@ class HttpClient:
         return await self._retry.call(lambda: self._json("POST", path, body))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """Post `body` and yield the parts of the answer as they come.
-
-        Raises an error for any status other than 200.
-        """
+        """Post `body` and yield the parts of the answer as they come. Raises an error for any status other
+        than 200."""
         async with self._answer("POST", path, body) as response:
             if response.status != 200:
                 raise self._error_of(response, await response.read())
@@ -188,10 +184,8 @@ class HttpClient:
         data: bytes,
         came: bool,
     ) -> EventT:
-        """Decode an event to a struct; raises the error that the event carries.
-
-        `came`: whether events came before this one.
-        """
+        """Decode an event to a struct; raises the error that the event carries. `came`: whether events came
+        before this one."""
         wrong: Exception | None = None
         try:
             event = decode(data)
@@ -236,10 +230,8 @@ class HttpClient:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the block gets the answer after its head has been received.
-
-        The connection is kept if the block reads the whole body, else closed.
-        """
+        """Send a request; the block gets the answer after its head has been received. The connection is kept
+        if the block reads the whole body, else closed."""
         data, headers = None, {}
         if body is not None:
             try:
@@ -302,10 +294,8 @@ class HttpClient:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The kept session on the background loop.
-
-        On another loop, a new session that is closed at the block's end.
-        """
+        """The kept session on the background loop. On another loop, a new session that is closed at the
+        block's end."""
         if not in_background():
             async with self._new_session() as session:
                 yield session

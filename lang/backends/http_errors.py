@@ -60,10 +60,8 @@ def json_of(data: bytes) -> Any:
 
 
 def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
-    """The error object in the body of an answer or in an event; None if there is none.
-
-    `told`: whether the HTTP status or the event's name already says that there was an error.
-    """
+    """The error object in the body of an answer or in an event; None if there is none. `told`: whether the
+    HTTP status or the event's name already says that there was an error."""
     if isinstance(body, list) and len(body) == 1:  # as Google's endpoints send it
         (body,) = body
     if isinstance(body, str):
@@ -107,9 +105,7 @@ def retry_after_of(response: aiohttp.ClientResponse) -> float | None:
 
 def retry_after_s(header: str) -> float | None:
     """Seconds to wait by a ``Retry-After`` header, which is a number of seconds or a date (RFC 9110, 10.2.3).
-
-    None for any other text.
-    """
+    None for any other text."""
     if header.replace(".", "", 1).isdecimal():
         return float(header)
     try:

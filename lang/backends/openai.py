@@ -119,10 +119,8 @@ class OpenAI:
         )
 
     async def info(self) -> ModelInfo:
-        """Describe the model, without a request to the endpoint.
-
-        The returned chat format serves only `ProgramState.text`; chats are sent as messages.
-        """
+        """Describe the model, without a request to the endpoint. The returned chat format serves only
+        `ProgramState.text`; chats are sent as messages."""
         return ModelInfo(
             name=self.model_name,
             path=self._base_url,
@@ -283,10 +281,8 @@ class OpenAI:
         )
 
     async def _json_options(self, constraint: Constraint) -> dict[str, Any]:
-        """The request fields for the options of JSON constraints that differ from their defaults.
-
-        Raises `UnsupportedNode` for an option that the endpoint lacks.
-        """
+        """The request fields for the options of JSON constraints that differ from their defaults. Raises
+        `UnsupportedNode` for an option that the endpoint lacks."""
         options = {
             field: getattr(constraint, field)
             for field, default in (("whitespace", "natural"), ("any_order", False), ("strict", True))

@@ -69,10 +69,8 @@ def call_path(call: Call | None) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
-    """Read the recording at `path`; the exchanges are in the order of their requests.
-
-    Raises `InvalidRequest` if the file is not a recording.
-    """
+    """Read the recording at `path`; the exchanges are in the order of their requests. Raises `InvalidRequest`
+    if the file is not a recording."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -131,10 +129,8 @@ def common(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _units(request: Generate) -> Iterator[str | int]:
-    """Yield the characters and token ids of a prompt.
-
-    A turn of a chat begins with the characters of its role.
-    """
+    """Yield the characters and token ids of a prompt. A turn of a chat begins with the characters of its
+    role."""
     if request.chat is not None:
         for turn in request.chat:
             yield from _turn(turn)

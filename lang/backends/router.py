@@ -42,10 +42,8 @@ class Router:
         self.pick(self.default, field="default")
 
     def pick(self, name: str, *, field: str = "backend") -> Backend:
-        """The backend called `name`.
-
-        Raises `InvalidRequest`, with the most similar name, if there is none.
-        """
+        """The backend called `name`. Raises `InvalidRequest`, with the most similar name, if there is
+        none."""
         if name not in self.backends:
             remedy = nearest(name, list(self.backends)) or f"It has {', '.join(self.backends)}."
             raise InvalidRequest(f"The Router has no backend {name!r}.", field=field, remedy=remedy)

@@ -162,10 +162,8 @@ def text_of(found: Scripted, step: Step) -> str:
 
 
 def _json(found: Scripted, constraint: Constraint) -> str:
-    """The JSON text of an answer.
-
-    Under a constraint that is not of a JSON kind, a string is written without quotes.
-    """
+    """The JSON text of an answer. Under a constraint that is not of a JSON kind, a string is written without
+    quotes."""
     import pydantic_core
 
     try:

@@ -208,10 +208,8 @@ class ScriptedBackend:
 
     @property
     def unused(self) -> list[tuple[str | int, Answer]]:
-        """(key or index, answer) of each answer that was not used.
-
-        A test may assert that the list is empty.
-        """
+        """(key or index, answer) of each answer that was not used. A test may assert that the list is
+        empty."""
         return self._script.unused
 
     def _answer(self, request: Generate) -> str:
@@ -343,10 +341,8 @@ class ScriptedBackend:
         return shared, joint[shared:], dropped
 
     def _preference(self, request: Generate) -> Any:
-        """The scripted answer to a select: a choice, or a mapping of choices to scores.
-
-        None outside a program.
-        """
+        """The scripted answer to a select: a choice, or a mapping of choices to scores. None outside a
+        program."""
         assert request.choices is not None
         if CURRENT.get() is None:
             return None

@@ -169,10 +169,8 @@ class SubmittedProgram:
 
 
 def ranks(request: Generate) -> dict[str, str]:
-    """Id of a limit → position of the limit, counted from the innermost.
-
-    The position of a limit is the same at the server and in the local run.
-    """
+    """Id of a limit → position of the limit, counted from the innermost. The position of a limit is the same
+    at the server and in the local run."""
     limits = () if request.hint is None else request.hint.limits
     return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
 

@@ -112,10 +112,8 @@ class Breaker(Generic[T]):
         return error
 
     def take(self, running: int) -> Attempt[T] | None:
-        """Hand out the next row to start; None if none may start now.
-
-        `running` is the number of rows that run.
-        """
+        """Hand out the next row to start; None if none may start now. `running` is the number of rows that
+        run."""
         if self._alone is not None:
             return None
         if self._open and (self._probe is not None or self._clock() < self._resume_s):

@@ -247,10 +247,8 @@ class ResultsFile:
 
     @property
     def others(self) -> int:
-        """Number of results whose rows are not in the input.
-
-        Valid only after the input was read to its end.
-        """
+        """Number of results whose rows are not in the input. Valid only after the input was read to its
+        end."""
         return self._done.count(seen=False)
 
     def close(self) -> None:
@@ -345,10 +343,8 @@ class ResultsFile:
     # --- reading ---
 
     def _scan(self, file: BinaryIO) -> Iterator[tuple[int, int]]:
-        """Yield the identity and the word (digest bits and status) of each result line.
-
-        Also reads the headers, and counts the bytes of complete lines.
-        """
+        """Yield the identity and the word (digest bits and status) of each result line. Also reads the
+        headers, and counts the bytes of complete lines."""
         from ramify.lang.batch.finished import FAILED, OK, OUTDATED, STATUS, TRANSIENT
 
         for number, text in enumerate(file, 1):

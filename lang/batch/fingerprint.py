@@ -83,9 +83,7 @@ def record_of(
     loras: Mapping[str, str],
 ) -> Record:
     """The record of `program`: a mapping for each part in `SAID`, and one mapping from names to source code.
-
-    `loras` maps LoRA adapters to their revisions.
-    """
+    `loras` maps LoRA adapters to their revisions."""
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
@@ -273,10 +271,8 @@ class _Reader:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Global and closure names that `code` loads, each with the attributes that directly follow it.
-
-    Example: ``prompts.FEW_SHOT``.
-    """
+    """Global and closure names that `code` loads, each with the attributes that directly follow it. Example:
+    ``prompts.FEW_SHOT``."""
     chain: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
@@ -320,10 +316,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _repr(value: Any, name: str = "") -> str:
-    """The repr of `value`, the same in every process.
-
-    If `name` looks like the name of a secret, a checksum of the repr instead.
-    """
+    """The repr of `value`, the same in every process. If `name` looks like the name of a secret, a checksum
+    of the repr instead."""
     if SECRET.search(name) and not isinstance(value, NUMBERS):
         return hidden(_repr(value))
     if isinstance(value, set | frozenset):

@@ -27,10 +27,8 @@ class NotJson(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """`value` as JSON text.
-
-    A value whose type is not known to msgspec, numpy or pydantic is written as its str().
-    """
+    """`value` as JSON text. A value whose type is not known to msgspec, numpy or pydantic is written as its
+    str()."""
     try:
         return _encoded(value, _plain, None)
     except Exception as error:  # the str() of a user's type may raise anything

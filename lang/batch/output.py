@@ -46,10 +46,8 @@ def is_stream(path: Place) -> bool:
 
 
 def open_stream(path: Place) -> Any:
-    """The stream at `path`, opened for unbuffered writing.
-
-    Opening a pipe waits for a reader, and logs that it waits.
-    """
+    """The stream at `path`, opened for unbuffered writing. Opening a pipe waits for a reader, and logs that
+    it waits."""
     number = descriptor(path)
     if number is not None:
         return open(os.dup(number), "wb", buffering=0)

@@ -178,10 +178,8 @@ class _Writer:
                 raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
 
     def _standing(self, *, again: bool) -> str:
-        """Sentence about the progress of a batch that broke off, for a note on the error.
-
-        `again`: whether the same call would continue the batch.
-        """
+        """Sentence about the progress of a batch that broke off, for a note on the error. `again`: whether
+        the same call would continue the batch."""
         done = self.summary.rows + self.summary.skipped
         left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
         if self._file.is_stream:
@@ -229,10 +227,8 @@ class _Writer:
 
 
 def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
-    """A row's error, and the fields of its line: variables, return value, error and usage.
-
-    If a value has no JSON text, the row gets an error; the other values of the row are kept.
-    """
+    """A row's error, and the fields of its line: variables, return value, error and usage. If a value has no
+    JSON text, the row gets an error; the other values of the row are kept."""
     error, outputs = state.error(), dict[str, Any]()
     for name, variable in state._branch.variables.items():
         if variable.ready.is_set() and variable.error is None:

@@ -253,10 +253,8 @@ def run_in_threads(
     refuse: Callable[[ProgramError, Any], ProgramState],
     batch: Batch,
 ) -> Iterator[ProgramState]:
-    """Yield ``one(register, row)`` for each row, in order.
-
-    If the breaker gives up, the rows that have not ended get the state ``refuse(error, row)``.
-    """
+    """Yield ``one(register, row)`` for each row, in order. If the breaker gives up, the rows that have not
+    ended get the state ``refuse(error, row)``."""
     order = _InOrder(batch)
     finished = finished_in_threads(one, order.breaker, batch.concurrency)
     with progress(batch.rows, batch.progress) as bar, contextlib.closing(finished):
@@ -302,10 +300,8 @@ class Progress:
             self._bar.update()
 
     def skip(self) -> None:
-        """Count a row that need not run.
-
-        The row does not count towards the speed, from which the remaining time is computed.
-        """
+        """Count a row that need not run. The row does not count towards the speed, from which the remaining
+        time is computed."""
         if self._bar is not None:
             for count in ("n", "initial", "last_print_n"):
                 setattr(self._bar, count, getattr(self._bar, count) + 1)

@@ -94,10 +94,8 @@ class BatchSummary:
 
 
 def cost(usage: Usage, price: tuple[float, float, float]) -> float:
-    """The price of `usage`.
-
-    `price`: prices per million computed prompt tokens, cached prompt tokens, and output tokens.
-    """
+    """The price of `usage`. `price`: prices per million computed prompt tokens, cached prompt tokens, and
+    output tokens."""
     computed = usage.prompt_tokens - usage.cached_tokens
     tokens = (computed, usage.cached_tokens, usage.completion_tokens)
     return sum(count * one for count, one in zip(tokens, price, strict=True)) / 1e6

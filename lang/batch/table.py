@@ -109,10 +109,8 @@ def _can_be_stored(pa: Any, kind: Any) -> bool:
 
 
 def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
-    """The array of `values` with the type `stored`.
-
-    `kind` is the values' own type. If `stored` is another type, each value is written as JSON text.
-    """
+    """The array of `values` with the type `stored`. `kind` is the values' own type. If `stored` is another
+    type, each value is written as JSON text."""
     if stored != kind:
         values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     else:

@@ -24,11 +24,8 @@ from ramify.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class Scored:
-    """One choice with the log-probabilities of its tokens after the prompt.
-
-    `unconditional`: the log-probabilities of the same tokens without a prompt; None if the method does not
-    require them.
-    """
+    """One choice with the log-probabilities of its tokens after the prompt. `unconditional`: the
+    log-probabilities of the same tokens without a prompt; None if the method does not require them."""
 
     choice: str
     tokens: TokenLogprobs
@@ -142,10 +139,8 @@ class Choice:
 def decide(
     found: Sequence[ChoiceScore], step: Call, choices: Sequence[str], method: ChoicesSamplingMethod
 ) -> Choice:
-    """Record the scores `found` in `step`, and return the choice that `method` decides for.
-
-    Raises `BackendError` if the backend has not returned all scores.
-    """
+    """Record the scores `found` in `step`, and return the choice that `method` decides for. Raises
+    `BackendError` if the backend has not returned all scores."""
     unconditional = method.requires_unconditional_logprobs
     if len(found) != len(choices) or (unconditional and any(one.unconditional is None for one in found)):
         raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")

@@ -150,10 +150,8 @@ class Delivery:
         return take
 
     def _show_rest(self, chunk: TextChunk, chars: int, ids: int) -> None:
-        """Show the part of `chunk` that the reader lacks.
-
-        `chars` and `ids` are the characters and tokens of the attempt before this chunk.
-        """
+        """Show the part of `chunk` that the reader lacks. `chars` and `ids` are the characters and tokens of
+        the attempt before this chunk."""
         assert self._show is not None
         text = _text(chunk)
         known = self._shown[chars : chars + len(text)]

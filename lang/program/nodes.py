@@ -133,11 +133,8 @@ class Interpolated(Step):
 
 @dataclass(frozen=True)
 class ResultRef:
-    """A reference to a variable's value, or to a part of it.
-
-    `read` and `value` may be called only when the variable is ready. They raise the error of the variable's
-    step.
-    """
+    """A reference to a variable's value, or to a part of it. `read` and `value` may be called only when the
+    variable is ready. They raise the error of the variable's step."""
 
     variable: Variable
     index: int | None = None

@@ -175,10 +175,7 @@ class Run(Session):
 
     def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
         """`step` with its backend looked up: the backend that `step` names, else `backend`. The step's field
-        is None for the run's own backend.
-
-        Raises `InvalidRequest` for an unknown name.
-        """
+        is None for the run's own backend. Raises `InvalidRequest` for an unknown name."""
         if isinstance(step, Guarded):
             return replace(step, step=self.resolved(step.step, backend))
         if not isinstance(step, ModelStep):

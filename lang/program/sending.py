@@ -86,9 +86,7 @@ def _prompt(
     branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None
 ) -> dict[str, Any]:
     """The fields of `Generate` for the prompt: segments, or messages for a backend that takes only messages.
-
-    `opened` is `view` after `open_answer`; `view` itself if the request has no setting of thinking.
-    """
+    `opened` is `view` after `open_answer`; `view` itself if the request has no setting of thinking."""
     target, dialogue = view.target, view.content.dialogue
     if not target.takes_messages:
         prompt = prompt_of(opened.content.tail, view.prompt)

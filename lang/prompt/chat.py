@@ -80,10 +80,7 @@ _begin, _end = functools.cache(Begin), functools.cache(End)
 
 def begin_turn(content: Content, role: str, info: ModelInfo, *, tools: bool = False) -> Content:
     """Begin a turn of `role`. Raises `InvalidRequest` if a turn is open, or if the model's template has no
-    turn of `role` after the previous turn.
-
-    `tools`: whether the turn will describe tools.
-    """
+    turn of `role` after the previous turn. `tools`: whether the turn will describe tools."""
     dialogue, tail = content.dialogue, content.tail
     if dialogue.role is not None:
         raise InvalidRequest(

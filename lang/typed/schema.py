@@ -53,10 +53,8 @@ class Schema:
 
 
 def schema_of(kind: Any) -> Schema:
-    """The `Schema` for `kind`, which is a Python type, or a JSON schema as a mapping or as JSON text.
-
-    Raises `InvalidConstraint` for a type without a JSON schema.
-    """
+    """The `Schema` for `kind`, which is a Python type, or a JSON schema as a mapping or as JSON text. Raises
+    `InvalidConstraint` for a type without a JSON schema."""
     if isinstance(kind, Mapping | str):
         return Schema(json_schema(kind), read_json)
     today = datetime.date.today()

@@ -106,10 +106,8 @@ def _refuse(why: str, remedy: str) -> NoReturn:
 
 
 class TypeSchema(GenerateJsonSchema):
-    """A generator of JSON schemas that narrows the schemas of pydantic's own generator.
-
-    Raises `InvalidConstraint` for types whose values no schema describes.
-    """
+    """A generator of JSON schemas that narrows the schemas of pydantic's own generator. Raises
+    `InvalidConstraint` for types whose values no schema describes."""
 
     def dict_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().dict_schema(schema)
