@@ -57,8 +57,6 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
 
 
 class _Runs:
-    """The runs in progress, which `abandon` cancels."""
-
     def __init__(self) -> None:
         self._running: set[Run] = set()
         self._abandoned = False

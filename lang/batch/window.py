@@ -51,7 +51,7 @@ class Window:
         self._columns = list(columns)
         self._order = list(columns)
         self._heap: list[tuple[int, Key, int, Row]] = []
-        """(pass through the window, key, index, row)"""
+        """A heap of (number of the pass, key, index, row)."""
         self._round = 0
         self._last: Key = ()
         self._sampled = 0

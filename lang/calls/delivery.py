@@ -1,9 +1,8 @@
-"""The delivery of one request's chunks. If an attempt breaks off by a transient failure, another attempt
-follows.
+"""The delivery of one request's chunks, in one or several attempts.
 
-If no text of the broken attempt has been streamed to a reader, the next attempt may give any output. If text
-has been streamed, the next output must begin with that text. Another attempt is then made only if the request
-is greedy or seeded:
+If an attempt breaks off by a transient failure, another attempt follows. If no text of the broken attempt has
+been streamed to a reader, the next attempt may give any output. If text has been streamed, the next output
+must begin with that text. Another attempt is then made only if the request is greedy or seeded:
 
     attempt 1   "Once upon a"         shown, then the connection is lost
     attempt 2   "Once upon a time."   begins with what was shown; the reader gets " time."

@@ -1,5 +1,7 @@
-"""Programs whose body is a plain function. The body runs in the caller's thread, or with ``stream=True`` in a
-thread of its own."""
+"""Programs whose body is a plain function.
+
+The body runs in the caller's thread, or with ``stream=True`` in a thread of its own.
+"""
 
 from __future__ import annotations
 

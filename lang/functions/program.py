@@ -91,7 +91,6 @@ class Program(Generic[P, R]):
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
     """The function that makes a body that runs a traced graph: `body_of` or `async_body_of`."""
     _asynchronous: ClassVar[bool]
-    """Whether the body is a coroutine function."""
     traced: Traced | None = None
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:

@@ -1,5 +1,4 @@
-"""Calls of Python functions with literals as arguments: a grammar for such calls, and a reader of such calls,
-which runs nothing.
+"""A grammar for calls of Python functions with literals as arguments, and a reader that runs nothing.
 
 def weather(city: str, days: int = 1): …
 

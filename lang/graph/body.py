@@ -1,5 +1,4 @@
-"""Bodies that run the graph of a traced program. The graph runs on the server if the backend is a server that
-runs graphs, else in this process."""
+"""Bodies that run the graph of a traced program, on a server that runs graphs or in this process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Conditions and bounded loops. In a compiled program they become nodes with conditions; otherwise Python
-evaluates them."""
+"""Conditions and bounded loops, which a compiled program has as nodes with conditions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Running a graph in this process. All nodes are submitted to branches as steps before the first step
-begins."""
+"""Running a graph in this process: all nodes are submitted as steps before the first step begins."""
 
 from __future__ import annotations
 

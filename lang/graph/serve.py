@@ -181,7 +181,7 @@ def problem_of(error: RamifyError) -> RamifyError:
 
 class _Emitting(Wrapper):
     """The backend that a job's steps run on. Unless ``job.events`` is "nodes", it emits the answers as
-    ``{"request": place, "chunks": […]}``. While it waits for results of tool calls, it has emitted
+    ``{"request": place, "chunks": […]}``. Before it waits for results of tool calls, it emits
     ``{"tools": place, "calls": […]}``."""
 
     def __init__(self, job: Job, emit: Emit, tools: ToolResults) -> None:

@@ -1,8 +1,8 @@
-"""Symbolic values: the placeholders, in a traced program, for results and arguments that are known only in a
-run.
+"""Symbolic values: placeholders, in a traced program, for results and arguments.
 
-Symbolic text can be concatenated and appended, and fields of typed results can be read. Every other operation
-raises `NotConcrete`, because a graph cannot express a control flow that depends on such an operation.
+The values of the results and arguments are known only in a run. Symbolic text can be concatenated and
+appended, and fields of typed results can be read. Every other operation raises `NotConcrete`, because a graph
+cannot express a control flow that depends on such an operation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Symbolic tracing: a program's body is called once, on a state that adds the steps to a graph and does not
-run them."""
+"""Symbolic tracing: a program's body is called once, on a state that records the steps in a graph."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Branch:
         self.fork_told = False
         """Whether a request of this branch has told the runtime the place of the fork in the prompt."""
         self._prompt = EMPTY
-        """The last prompt sent to the run's own model. The next prompt to that model is built from it."""
+        """The last prompt sent to the run's own model, which the next prompt to that model continues."""
         self._views: dict[Target, View[Target]] = {}
         """Model → the content as that model reads it, up to the last step that called the model. The run's
         own model has no entry."""

@@ -1,5 +1,7 @@
-"""The request of a step: its prompt, limits, priority, LoRA adapter and hint. The hint names the program and
-the branch, and says when the KV pages of the request will be needed again."""
+"""The request of a step: its prompt, limits, priority, LoRA adapter and hint.
+
+The hint names the program and the branch, and says when the KV pages of the request will be needed again.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,6 @@ def _prompt(
 
 
 def _first(*given: Any) -> Any:
-    """The first of `given` that is not None."""
     return next(one for one in given if one is not None)
 
 

@@ -1,5 +1,4 @@
-"""Statements of a program's body: `recover` resets a branch to the content before the statement that
-failed."""
+"""Statements of a program's body: `recover` resets a branch to the content before the failed statement."""
 
 from __future__ import annotations
 

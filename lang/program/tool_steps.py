@@ -1,5 +1,4 @@
-"""The parts of a `call_tools` step: the model writes the calls, the functions run concurrently, and the
-results are appended."""
+"""The parts of a `call_tools` step: the request for the calls, and running the functions concurrently."""
 
 from __future__ import annotations
 

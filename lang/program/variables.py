@@ -1,5 +1,4 @@
-"""The results of steps. Readers wait for a result. Reading the result of a failed step raises the step's
-error."""
+"""The results of steps, which readers wait for. Reading the result of a failed step raises its error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Thoughts of a model: the option `thinking`, splitting outputs into thoughts and answer, and removing
-thoughts from the prompts of later turns.
+"""Thoughts of a model: the option `thinking`, splitting outputs, and removing thoughts from prompts.
 
 Example, Qwen 3, with the answer "4" and the thoughts "2 + 2.":
 

@@ -1,5 +1,7 @@
-"""Tools, which are functions that a model may call, and the calls of tools. Schemas are made from signatures
-and docstrings."""
+"""Tools, which are functions that a model may call, and calls of tools.
+
+Schemas are made from signatures and docstrings.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Reasons for cache misses: why tokens of a prompt were not cached, explained from the program's own
-requests.
+"""Reasons for cache misses, found in the program's own requests.
 
 A prompt is compared, as text, with the prompts and outputs of the program's earlier requests. The earlier
 request with the longest common prefix is the nearest one:

@@ -1,5 +1,4 @@
-"""The report of a trace: one HTML file, made of the template `report.html` and the data, which loads no other
-files."""
+"""The report of a trace: one HTML file, made of the template `report.html` and the data."""
 
 from __future__ import annotations
 

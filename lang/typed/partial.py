@@ -58,7 +58,6 @@ class _Open:
     key: str | None = None
     """The key of the open member of an object; None between members, and for an array."""
     reads_key: bool = False
-    """Whether the next string in the object is a key."""
 
     @property
     def place(self) -> str | int:

@@ -28,8 +28,8 @@ def checker_of(kind: Any) -> TypeChecker | SchemaChecker:
 
 
 class TypeChecker:
-    """A checker of the values at one place inside a value. pydantic validates them against the type at this
-    place."""
+    """A checker of the values at one place inside a value. pydantic validates the values against the type at
+    this place."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
