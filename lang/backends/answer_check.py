@@ -1,4 +1,4 @@
-"""Checks of scripted answers against their constraints, which no grammar enforces here."""
+"""Checks of scripted answers against their constraints, in place of constrained decoding."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 
 @runtime_checkable
 class Backend(Protocol):
-    """Runs generations. All methods are called on Ramify's background loop (`ramify.loop`).
+    """The interface of a backend, which runs generations. All methods are called on Ramify's background loop
+    (`ramify.loop`).
 
     A backend that cannot honour a constraint or an option raises `UnsupportedNode`, which names the
     constraint or option; nothing is dropped silently.
@@ -35,8 +36,8 @@ class Backend(Protocol):
 
     - ``retry``, a `ramify.retry.Retry`: the policy by which requests are sent again after `transient` errors.
 
-    - ``answers``, a `ramify.answers.AnswerStore`: answers are kept there, and equal requests are answered
-      from it.
+    - ``answers``, a `ramify.answers.AnswerStore`: the store in which answers are kept. A request that equals
+      an earlier one is answered from the store.
 
     - ``priority``, of a backend that honours `Generate.priority`: the default priority of requests. None
       stands for 0, and in a batch for `ramify.priority.BATCH`.
@@ -89,8 +90,7 @@ class Submission:
     arguments: Mapping[str, Any]
     """Argument name → value as JSON."""
     options: Mapping[str, Any]
-    """Fields of `SamplingParams`, ``priority`` and ``lora``: defaults for every gen that does not set them
-    itself."""
+    """The defaults of the graph's gens: fields of `SamplingParams`, ``priority`` and ``lora``."""
     scope: str
     bounds: Bounds
     """Limits on the time, tokens and calls of the run."""

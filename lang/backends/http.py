@@ -150,7 +150,7 @@ class HttpClient:
 
         With `whole`, an answer that is one JSON object instead of a stream of events counts as a stream of
         one event. Raises the error that an event or the answer carries. Raises `BackendError` if the stream
-        breaks off, or contains anything but events of this kind.
+        breaks off, or contains anything but events of `kind`.
         """
         decode = msgspec.json.Decoder(kind).decode
         came = False

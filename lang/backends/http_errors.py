@@ -28,7 +28,7 @@ from ramify.text import sentence, shortened
 
 SHOWN_CHARS, READ_BYTES = 500, 8192
 """Most characters of an answer that an error message shows, and most bytes of the answer that are read for
-it."""
+the message."""
 TAGS = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>")
 
 _BY_STATUS: dict[int, type[RamifyError]] = {

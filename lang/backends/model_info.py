@@ -12,7 +12,7 @@ _infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionar
 
 
 def cached_model_info(backend: Backend) -> ModelInfo | None:
-    """The result of the last `model_info` for this backend; None if there was none."""
+    """The result of the last `model_info` for this backend; None if there is no such result."""
     return _infos.get(default_of(backend))
 
 

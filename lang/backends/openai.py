@@ -55,7 +55,7 @@ class OpenAI:
             the prompt.
         extensions: Whether the endpoint takes the fields in `EXTENSIONS`, and `regex`, `ebnf` and
             `guided_choice` as a Ramify server does. None: true for a Ramify server; a request finds out
-                whether the endpoint is one.
+            whether the endpoint is one.
         json_choices: If the endpoint cannot be constrained to a list of choices, ask for a JSON object whose
             only property is an enumeration of the choices. A `select` then takes the choice that the model
             writes in this JSON object, not the one with the best score.
@@ -63,19 +63,19 @@ class OpenAI:
             ``reasoning_effort``, OpenAI's own. ``reasoning``: ``{"enabled": …, "max_tokens": …}``, of
             OpenRouter and of Ramify's server. ``template``: ``chat_template_kwargs``, of SGLang and vLLM.
             None: ``reasoning`` for a Ramify server, else ``effort``. Thoughts are read from
-                ``reasoning_content`` or ``reasoning`` in the deltas; OpenAI sends no thoughts. Endpoints
-                count thoughts towards max_tokens, so the thoughts' own max_tokens (1024 if none is set) is
-                added to it.
+            ``reasoning_content`` or ``reasoning`` in the deltas; OpenAI sends no thoughts. Endpoints count
+            thoughts towards max_tokens, so the thoughts' own max_tokens (1024 if none is set) is added to it.
         timeout_s: Longest time without data from the endpoint, in seconds; None for no limit.
         retries, retry_for: How many times, and for how many seconds, a request is sent again after a
             transient failure (`ramify.retry.Retry`). A request that the endpoint may have begun to answer,
             and so may bill, is sent again at most twice. After a failure that is not transient no request is
             sent again.
-        priority: Priority of requests for which the program sets none; as in SGLang, higher goes first. It is
-            refused for endpoints without `extensions`. If it is None, the requests of a batch are sent
+        priority: Priority of requests for which the program sets none; as in SGLang, higher goes first. A
+            priority is refused for endpoints without `extensions`. None: the requests of a batch are sent
             without a priority.
-        cache: Path of a file (`ramify.answers.AnswerStore`): answers are kept there, and equal requests are
-            answered from it. The file is made if it does not exist. Only requests of programs use it.
+        cache: Path of the file that answers are kept in (`ramify.answers.AnswerStore`). A request that equals
+            an earlier one is answered from the file. The file is made if it does not exist. Only requests of
+            programs use it.
     """
 
     @suggests

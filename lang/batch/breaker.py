@@ -46,14 +46,15 @@ class Attempt(Generic[T]):
 
 
 class Breaker(Generic[T]):
-    """Hands out the rows of `rows` as the circuit allows, and takes back rows that failed transiently.
+    """A circuit breaker that hands out the rows of `rows`, and takes back rows that failed transiently.
 
-    Used by one thread, except `may_run`.
+    All methods except `may_run` are called by one thread.
 
     Args:
         give_up_after: Seconds without any answer since a failure, after which `gave_up` is true; None for no
             limit.
-        clock: Returns the time in seconds, on the same clock as `ramify.lang.program.run.Run.heard_s`.
+        clock: A function that returns the time in seconds, on the same clock as
+            `ramify.lang.program.run.Run.heard_s`.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Breaker(Generic[T]):
         return error
 
     def take(self, running: int) -> Attempt[T] | None:
-        """Hand out the next row to start; None if none may start now. `running` is the number of rows that
+        """Hand out the next row to start; None if no row may start now. `running` is the number of rows that
         run."""
         if self._alone is not None:
             return None

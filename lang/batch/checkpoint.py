@@ -199,8 +199,9 @@ class ResultsFile:
         A row without a `key` is identified by its content, and so is a malformed row with the key of an
         earlier row.
 
-        Raises `InvalidRequest` if a well-formed row has the key of an earlier row. Raises it too if the row's
-        result is of another program or other options, and `rerun` has neither "changed" nor "missing".
+        Raises `InvalidRequest` if a well-formed row has the key of an earlier row. Also raises
+        `InvalidRequest` if the row's result is of another program or other options, and `rerun` has neither
+        "changed" nor "missing".
         """
         from ramify.lang.batch.finished import OUTDATED, STATUS, TRANSIENT
 
@@ -428,5 +429,5 @@ def _is_torn(text: bytes) -> bool:
 
 
 def _copy(digest: int, copy: int) -> int:
-    """Identity of a row without a key. `copy` is the number of equal rows before it."""
+    """Identity of a row without a key. `copy` is the number of equal rows before this row."""
     return hashed(f"{digest} {copy}".encode()) if copy else digest

@@ -1,4 +1,4 @@
-"""Masks credentials in the texts of a batch's record by checksums.
+"""Masking of the credentials in the texts of a batch's record, by checksums.
 
 api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name matches `SECRET`
 "Bearer abcd", "sk-abcdefgh"                        a text that begins like a key

@@ -98,7 +98,7 @@ class RowReader:
         self.summary = BatchSummary()
         self.read = 0
         self.skipped: Callable[[], None] = lambda: None
-        """Called for each row that need not run."""
+        """A function that is called for each row that need not run."""
 
     def _read(self) -> Iterator[Row]:
         for index, values in numbered(self._rows):

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
-"""With results in order, at most `AHEAD` times the concurrency rows have begun and have not been yielded."""
+"""Most rows, with results in order, that have begun and were not yielded, as a multiple of the
+concurrency."""
 BACKLOG = 2
 """Number of rows submitted for each thread, so that no thread is idle while the caller takes a result."""
 
@@ -97,8 +98,8 @@ def finished_in_threads(
     result) as rows end.
 
     The iteration ends early if the breaker gives up. The registered runs are cancelled when the caller
-    abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function ``wake``. Whoever adds
-    rows to `breaker` calls ``wake``, from any thread.
+    abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function ``wake``. Code that adds
+    rows to `breaker` must call ``wake``, from any thread.
     """
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runs, pending = _Runs(), 0

@@ -119,7 +119,8 @@ def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
 
 
 def _with_numbers(pa: Any, values: list[Any], known: Any) -> list[Any]:
-    """`values`, with texts of NaN and infinities converted to floats if all other values are numbers."""
+    """`values`, with texts of NaN and infinities converted to floats, if the column has numbers and `values`
+    has no other texts."""
     texts = {value for value in values if isinstance(value, str)}
     numbers = pa.types.is_floating(known) or pa.types.is_integer(known)
     numbers |= any(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -5,7 +5,8 @@ tokens of two choices:
 
     "Paris"   [-1.0]        mean -1.0
     "Lyon"    [-0.2, -2.4]  mean -1.3
-    token_length_normalized decides for "Paris", greedy_token_selection for "Lyon" (-0.2 > -1.0 comes first).
+    token_length_normalized decides for "Paris": -1.0 > -1.3
+    greedy_token_selection decides for "Lyon": -0.2 > -1.0
 """
 
 from __future__ import annotations

@@ -308,8 +308,8 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 def _plain(kind: Any, where: str) -> Any:
-    """`kind` without NewType, type aliases and annotations of text. Raises `InvalidConstraint` for an
-    annotation that restricts the values."""
+    """`kind` without NewType, type aliases, and the texts in an `Annotated`. Raises `InvalidConstraint` for
+    an `Annotated` that restricts the values."""
     while True:
         if isinstance(kind, typing.NewType):
             kind = kind.__supertype__

@@ -1,7 +1,7 @@
 """Speculative submission: a program's first steps run at the server as a graph, while its body runs here.
 
-A body that branches on a result has no graph of all its steps. Tracing finds the steps before that branch,
-and the graph of these steps is submitted to the server at once. Then the body is called as usual:
+A body that branches on a result has no graph of all its steps. Tracing finds the steps before the first such
+decision, and the graph of these steps is submitted to the server at once. Then the body is called as usual:
 
     graph at the server    text, gen a, gen b
     steps of the body      text, gen a, gen b, (reads b) gen c
@@ -97,7 +97,7 @@ class _PrefixBackend(Wrapper):
             await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """Does nothing: the caller who opened the backend closes it."""
+        """Do nothing: the caller who opened the backend closes it."""
 
     def _is_answered(self, call: Call | None) -> bool:
         """Whether the request of `call` belongs to a step that matches a step of the graph. If so, the

@@ -169,8 +169,9 @@ def _plain(value: Any) -> Any:
 
 
 def problem_of(error: RamifyError) -> RamifyError:
-    """The error to report for `error`, the error of a step: the error that caused it, with the message of
-    `error`, which names the step."""
+    """The `RamifyError` that caused `error`, a step's error, with the message of `error`, which names the
+    step. If the cause is no `RamifyError`, an `EngineError` with this message; `error` itself if it has no
+    cause."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
         cause = cause.__cause__
@@ -228,4 +229,4 @@ class _Emitting(Wrapper):
         await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """Does nothing: the caller who opened the backend closes it."""
+        """Do nothing: the caller who opened the backend closes it."""

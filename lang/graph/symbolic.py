@@ -130,8 +130,8 @@ class SymbolicText(Symbolic, Node):
 
 
 class SymbolicArgument(SymbolicText):
-    """An argument, or a value inside an argument. The value may be any JSON value. In text it is written as
-    by Python's `str`."""
+    """An argument, or a value inside an argument. The value may be any JSON value. In text the value is
+    written as by Python's `str`."""
 
     def __getitem__(self, key: Any) -> SymbolicArgument:
         (part,) = self.parts

@@ -104,8 +104,8 @@ class Branch:
     # --- submitting steps ---
 
     def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
-        """Submit the steps of `node`, which run after all earlier steps. Returns at once: the variable that
-        the last step sets, or None if it sets no variable.
+        """Submit the steps of `node`, which run after all earlier steps. Returns the variable that the last
+        step sets, or None if it sets no variable. Does not wait.
 
         `backend` is the backend of steps that name none.
         """

@@ -44,7 +44,7 @@ async def send(
     Args:
         follow: The variable that receives each chunk while it is generated, if the run streams; None for no
             such variable.
-        next_use: The next use of the branch's pages, if the step knows it.
+        next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
         thinking: The step's setting of thinking; None if the step has none.
 
     Raises the errors of `ramify.lang.calls.request.send`, and `BudgetExceeded` if a limit does not allow the

@@ -77,8 +77,8 @@ async def send_calls(
     constraint: Constraint,
     variable: Variable,
 ) -> Output:
-    """Send the request in which the model writes the calls of `step`. Errors and reports about a tool's
-    schema name the tool."""
+    """Send the request in which the model writes the calls of `step`. In errors and reports about a tool's
+    schema, the tool is named."""
     described = [tool.described for tool in step.tools]
     try:
         output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")

@@ -115,8 +115,8 @@ class Thought(msgspec.Struct, frozen=True):
     thoughts: str
     """The thoughts without marks and without surrounding white space."""
     text: str
-    """The generated text from the thoughts through the marks after them. It also has `head`, so that it ends
-    at the end of a token."""
+    """The generated text from the thoughts through the marks after them. The text also has `head`, so that it
+    ends at the end of a token."""
     ids: tuple[int, ...]
     """The tokens of `text`; empty if the backend does not report them."""
     head: str

@@ -67,7 +67,7 @@ def mcp(
         cwd: The command's working directory.
         headers: HTTP headers of every request to a URL.
         prefix: A prefix for the names of the tools, so that the tools of two servers have different names.
-        timeout: Seconds after which a call of a tool fails.
+        timeout: Seconds after which a call of a tool fails; None for no limit.
         startup_timeout: Seconds within which the server must be connected and have listed its tools.
         concurrency: Most calls of each tool that run at once.
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
 """The kind of a call. program and fork: containers of other calls. gen and select: steps of the program.
-tool: a model's call of a function, which is no request. sample (n > 1) and attempt (retries > 0): the
-children of a step that makes several requests, one for each request."""
+tool: a call of a function by the model; not a request. sample (n > 1) and attempt (retries > 0): the children
+of a step that makes several requests, one for each request."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

@@ -277,8 +277,8 @@ def _since_year_1(moment: datetime.datetime) -> datetime.timedelta:
 
 def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: int = 0) -> JsonSchemaValue:
     """The schema `found`, of texts that begin with a date, restricted to dates from the latest of `lows` to
-    the earliest of `highs`. `lows` and `highs` are ordinals of dates. `margin`, which they include already,
-    only changes the error message."""
+    the earliest of `highs`. `lows` and `highs` are ordinals of dates, and include `margin`, which here only
+    changes the error message."""
     first, last = datetime.date.min.toordinal(), datetime.date.max.toordinal()
     low, high = max([first, *lows]), min([last, *highs])
     if low > high:
