@@ -58,7 +58,7 @@ class OpenAI:
             whether the endpoint is one.
         json_choices: If the endpoint cannot be constrained to a list of choices, ask for a JSON object whose
             only property is an enumeration of the choices. A `select` then takes the choice that the model
-            writes in this JSON object, not the one with the best score.
+            writes in this JSON object, not the choice with the best score.
         thinking: The request fields that switch thinking on and off (``gen(thinking=…)``). ``effort``:
             ``reasoning_effort``, OpenAI's own. ``reasoning``: ``{"enabled": …, "max_tokens": …}``, of
             OpenRouter and of Ramify's server. ``template``: ``chat_template_kwargs``, of SGLang and vLLM.

@@ -363,7 +363,7 @@ SAID = {
 
 
 def difference(old: Record, new: Record) -> str | None:
-    """First difference between two records as one line; None if they differ at most in comments and
+    """First difference between two records as one line; None if the records differ at most in comments and
     layout."""
     for part, said in SAID.items():
         if part == "values":  # after options and arguments; code first, as its change says more

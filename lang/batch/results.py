@@ -265,7 +265,7 @@ def _failure(error: ProgramError) -> dict[str, Any]:
 
 def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
     """The file and line of the innermost frame of the user's code in a traceback, and the traceback's frames
-    from the user's outermost frame on, without those of Ramify."""
+    from the user's outermost frame on, without Ramify's own frames."""
     line, found = None, []
     for frame, number in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")

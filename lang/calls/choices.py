@@ -1,6 +1,6 @@
 """The methods by which `select` decides among choices, from the log-probabilities of the choices' tokens.
 
-The three methods and their names are those of SGLang's frontend. Example, with the log-probabilities of the
+The three methods and their names are taken from SGLang's frontend. Example, with the log-probabilities of the
 tokens of two choices:
 
     "Paris"   [-1.0]        mean -1.0

@@ -309,7 +309,7 @@ class Branch:
 
     @property
     def is_last_step(self) -> bool:
-        """Whether no step can follow the one that runs now."""
+        """Whether no step can follow the running step."""
         return not self._queue and (self.joined or self.run.body_done.is_set())
 
     # --- failing ---

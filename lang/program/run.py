@@ -42,9 +42,9 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def find_backend(backend: Backend | str | None, router: Router | None = None) -> Backend:
-    """`backend`, or the default backend for None. A name is looked up in `router`; without it, in the router
-    of the surrounding program; without that, in the default backend, if it is a router. The result for a name
-    is a copy of the router with the named backend as its default.
+    """`backend`, or the default backend for None. A name is looked up in `router`. If `router` is None, the
+    name is looked up in the router of the surrounding program, or if there is none, in the default backend.
+    The result for a name is a copy of the router with the named backend as its default.
 
     Raises `InvalidRequest` if there is no such backend.
     """

@@ -42,8 +42,8 @@ async def send(
     """Generate after `view`, or score `choices` after it, and record the result in `call`.
 
     Args:
-        follow: The variable that receives each chunk while it is generated, if the run streams; None for no
-            such variable.
+        follow: The variable that receives each chunk while it is generated, if the run streams; None if no
+            variable receives chunks.
         next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
         thinking: The step's setting of thinking; None if the step has none.
 

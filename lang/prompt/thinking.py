@@ -118,7 +118,7 @@ class ThoughtSplitter:
 
     def push(self, chunk: TextChunk) -> TextChunk:
         """A copy of `chunk` with the thoughts moved to `reasoning`, without white space around them. The time
-        taken depends on the length of the chunk, not on that of all text."""
+        taken depends on the length of the chunk, not of all text."""
         if not self._open:
             return self._counted(chunk)
         start = self._length

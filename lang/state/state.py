@@ -345,8 +345,8 @@ class ProgramState:
 
     @property
     def usage_by_model(self) -> dict[str, Usage]:
-        """Name → usage, for each model in the order of first use. The name is that of the backend in the
-        `Router`; without a router, that of the model."""
+        """Name → usage, for each model in the order of first use. The name is the backend's name in the
+        `Router`; without a router, the model's name."""
         return self._branch.call.usage_by_model
 
     @property

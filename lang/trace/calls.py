@@ -39,7 +39,7 @@ class Call:
     end_s: float | None = None
     """The time of the end; None while the call runs."""
     own_usage: Usage = field(default_factory=Usage)
-    """The usage of this request alone, without that of children and of attempts that broke off."""
+    """The usage of this request alone, without its children and without attempts that broke off."""
     broken_usage: Usage = field(default_factory=Usage)
     """The usage of the attempts that broke off before the last attempt, as far as that usage is known."""
     stored: bool = False
