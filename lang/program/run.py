@@ -282,7 +282,7 @@ class Run(Session):
             self.notify()
 
     def reject(self, error: ProgramError) -> None:
-        """End the run with `error`. Its body must not have been called."""
+        """End the run with `error`. The run's body must not have been called."""
         self.end_body(error)
         self.root.fail(error)
         self.finished.set()
