@@ -58,7 +58,8 @@ def function(
     body: None = None, /
 ) -> Callable[[Callable[Concatenate[ProgramState, P], Any]], Function[P]]: ...
 def function(body: Callable[..., Any] | None = None, /) -> Any:
-    """Turn a function, plain or ``async``, into a program. Its first parameter is the program state."""
+    """Turn a function, plain or ``async``, into a program. The function's first parameter is the program
+    state."""
     if body is None:
         return function
     return AsyncFunction(body) if inspect.iscoroutinefunction(body) else Function(body)
@@ -94,7 +95,7 @@ def gen(
     """Generate text, append it, and set the variable `name` to it.
 
     Args:
-        max_tokens: Most tokens; by default that of `run`, else 128.
+        max_tokens: Most tokens; by default the max_tokens of `run`, else 128.
         schema: The type of the value: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float,
             bool, str, list[T], Optional[T], ...; or a JSON schema as a mapping or as JSON text. The variable
             holds the parsed value.
@@ -104,8 +105,8 @@ def gen(
             of white space characters between two tokens of JSON.
         any_order: True lets the properties that a schema names come in any order.
         strict: True (the default) refuses a schema with a keyword that the grammar cannot enforce. False
-            ignores the keyword. "validate" ignores it during generation and validates the complete output; an
-            invalid output counts as one that does not parse.
+            ignores such keywords. "validate" ignores such keywords during generation, and validates the
+            complete output; an invalid output is treated as output that does not parse.
         definitions: The external schemas that ``$ref``s of `schema` or `json_schema` point to: a mapping from
             URI to schema, or the path of a folder of schemas. Nothing is downloaded.
         grammar: A ready grammar (`grammars`) or another constraint of `ramify.constraint`; or the text of a
@@ -117,15 +118,15 @@ def gen(
             rejects. The model is shown the failed output and its error, and generates again. The program
             continues with the valid output alone. No output is streamed before it is known to be valid.
         keep_failed: Keep the failed attempts and the messages about their errors in the prompt.
-        timeout: Seconds for the whole step, retries included. When they are over, the request is aborted, and
-            the step fails with `RequestTimeout` as the cause.
-        backend: The backend of this step, or its name in the `Router` that the program runs on. The program
-            so far is written anew for that backend's model, with its chat template and tokenizer.
+        timeout: Seconds for the whole step, retries included. After this time the request is aborted, and the
+            step fails with `RequestTimeout` as the cause.
+        backend: The backend of this step, or the name of a backend in the `Router` that the program runs on.
+            The prompt so far is written anew with the chat template and tokenizer of that backend's model.
         priority: The priority of this step's requests, between -100 and 100: higher goes first. The default
             is the priority given to `run`, else that of the backend, else 0 (-1 in a batch).
         lora: The name of the LoRA adapter of this step, which must be loaded on the backend; "" for the base
-            model. The default is the adapter given to `run`, else that of the backend. The prompt is also
-            computed with the adapter.
+            model. The default is the adapter given to `run`, else that of the backend. The adapter applies to
+            the prompt as well.
         thinking: True, or a mapping such as ``{"max_tokens": 256}``: the model thinks before it answers.
             After max_tokens tokens of thoughts (1024 by default) the answer is forced to begin. The variable
             holds the answer without the thoughts, which `ProgramState.thinking` returns. `max_tokens`, `stop`
@@ -215,7 +216,7 @@ def gen_int(name: str | None = None, max_tokens: int | None = None, **options: A
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
-    """Generate a quoted string; the variable holds it with its quotes, as in SGLang."""
+    """Generate a quoted string; the variable holds the string with its quotes, as in SGLang."""
     return gen(name, max_tokens, dtype=str, **options)
 
 
@@ -323,8 +324,8 @@ def system(content: str | Node | None = None, *, tools: Sequence[object] | None 
 
 
 def user(content: str | Node | None = None, *, tools: Sequence[object] | None = None) -> Node:
-    """A user turn. `tools` are described as in `system`; use it for models whose chat template has no system
-    turn or does not support tools."""
+    """A user turn. `tools` are described as in `system`; describe them here for models whose chat template
+    has no system turn or does not support tools."""
     return _turn("user", content, tools)
 
 
@@ -367,8 +368,8 @@ def assistant_end() -> Node:
 def limit(
     *, timeout: float | None = None, max_total_tokens: int | None = None, max_calls: int | None = None
 ) -> AbstractContextManager[Limit]:
-    """A ``with`` block that limits the time, tokens and calls of the steps appended in it. It is written
-    ``with`` in async code too.
+    """A block that limits the time, tokens and calls of the steps appended in it: ``with limit(…):``, in
+    async code too.
 
     The limit also holds for branches that are forked in the block, and for runs that begin in it. Blocks may
     be nested: all their limits hold. A step that would exceed a limit fails, with `BudgetExceeded` as the

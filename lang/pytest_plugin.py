@@ -54,8 +54,8 @@ def ramify_replay(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
     The recording is ``recordings/<module>/<test>.jsonl`` beside the test. The recording is made if it is
     missing, and made again with ``--ramify-record``. A new recording is kept only if the test passes. If the
-    environment variable CI is set, a missing recording fails the test. A request that was not recorded fails
-    with an error that shows its difference from the recorded one.
+    environment variable CI is set, a missing recording fails the test. A request that was not recorded raises
+    an error that shows how the request differs from the recorded requests.
     """
     from ramify.lang.backends.replay import RecordingBackend, ReplayBackend
 

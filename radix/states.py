@@ -130,8 +130,10 @@ class States:
 
     def lowest(self) -> Node:
         """The node whose state is evicted next: among the states that no lease needs, the state of the least
-        value; if leases need all states, the state that is needed furthest in the future. Costs O(states and the
-        nodes between each and the next state above); if leases need all states, O(leases and the nodes above each)."""
+        value; if leases need all states, the state that is needed furthest in the future.
+
+        Costs O(states and the nodes between each and the next state above). If leases need all states, costs
+        O(leases and the nodes above each)."""
         if unleased := self._unleased():
             return min(unleased, key=self._value)
         needed: dict[Node, float] = {}

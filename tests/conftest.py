@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
     # Tests that set RAMIFY_HOME to an empty folder find compiled code all the same.
     os.environ["NUMBA_CACHE_DIR"] = str(machine_code.root())
+    # A shell starts its background jobs with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()
 
 

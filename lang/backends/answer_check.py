@@ -1,4 +1,4 @@
-"""Checks of scripted answers against their constraints, which no grammar enforces here."""
+"""Checks of scripted answers against their constraints, in place of constrained decoding."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_MATCH_S = 0.5
 
 
 class Problem(NamedTuple):
-    """The fault of an answer, worded to end a sentence, and a remedy, such as the allowed answer nearest to
-    it."""
+    """The fault of an answer, worded to end a sentence, and a remedy, such as the most similar allowed
+    answer."""
 
     text: str
     remedy: str | None = None
@@ -32,11 +32,8 @@ class Problem(NamedTuple):
 def problem_of(
     text: str, constraint: Constraint, form: TaggedCalls | None = None, opening: str = ""
 ) -> Problem | None:
-    """First fault of `text` under `constraint`; None if it is allowed.
-
-    `form` is the format of the step's tool calls. `opening` is the beginning of the first call if it is
-    already written at the end of the prompt.
-    """
+    """First fault of `text` under `constraint`; None if `text` is allowed. `form` is the format of the step's
+    tool calls. `opening` is the beginning of the first call if the prompt ends in it; else empty."""
     source = constraint.source
     found: str | None
     match constraint.kind:
@@ -152,10 +149,8 @@ def _ends(text: str, start: int, form: dict[str, Any]) -> Iterator[int]:
 
 
 def _fits(pattern: str, text: str, start: int = 0, end: int | None = None) -> bool:
-    """Whether `text` from `start` to `end` matches `pattern`.
-
-    Raises `UnsupportedNode` after `MAX_MATCH_S`.
-    """
+    """Whether `text` from `start` to `end` matches `pattern`. Raises `UnsupportedNode` after
+    `MAX_MATCH_S`."""
     import regex
 
     try:

@@ -13,33 +13,34 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 
 @runtime_checkable
 class Backend(Protocol):
-    """Runs generations. All methods are called on Ramify's background loop (`ramify.loop`).
+    """The interface of a backend, which runs generations. All methods are called on Ramify's background loop
+    (`ramify.loop`).
 
-    A backend that cannot honour a constraint or an option raises `UnsupportedNode` with its name; nothing is
-    dropped silently.
+    A backend that cannot honour a constraint or an option raises `UnsupportedNode`, which names the
+    constraint or option; nothing is dropped silently.
 
     Optional coroutines:
 
-    - ``await_tools(program, branch, tools)``, of a backend with a prefix cache: is told that the branch
-      continues when these tools have returned.
+    - ``await_tools(program, branch, tools)``, of a backend with a prefix cache: called when these tools are
+      about to run. The branch `branch` of the run `program` continues when the tools have returned.
 
     - ``abort(rid)``, of a backend that can end a request early and still report its usage: the chunks of
       `generate` then end soon, with finish reason "abort" and the usage.
 
-    - ``tool_results(place, calls)``, of a backend whose tools run elsewhere: returns the results of the calls
-      as text. `place` is the position in the tree of calls (`Call.place`).
+    - ``tool_results(place, calls)``, of a backend whose tools run elsewhere: returns the results of `calls`
+      as text. `place` is the place of the request that generated `calls` (`Call.place`).
 
-    - ``tools_returned(place, results)``: is told the results of tools that ran in this process.
+    - ``tools_returned(place, results)``: called with the results of tools that ran in this process.
 
     Optional attributes:
 
-    - ``retry``, a `ramify.retry.Retry`: requests are sent again after `transient` errors.
+    - ``retry``, a `ramify.retry.Retry`: the policy by which requests are sent again after `transient` errors.
 
-    - ``answers``, a `ramify.answers.AnswerStore`: answers are kept there, and equal requests are answered
-      from it.
+    - ``answers``, a `ramify.answers.AnswerStore`: the store in which answers are kept. A request that equals
+      an earlier one is answered from the store.
 
-    - ``priority``, of a backend that honours `Generate.priority`: the priority of requests that set none, or
-      None. In a batch, None means `ramify.priority.BATCH`.
+    - ``priority``, of a backend that honours `Generate.priority`: the default priority of requests. None
+      stands for 0, and in a batch for `ramify.priority.BATCH`.
 
     - ``lora``, of a backend with LoRA adapters: the default adapter of requests. Such a backend also has a
       coroutine ``lora_revisions()``, which returns name → revision. A revision changes with the adapter's
@@ -68,8 +69,8 @@ class Backend(Protocol):
 
 
 class Wrapper:
-    """Base class of a backend that wraps another backend, `_backend`, and has the same optional
-    attributes."""
+    """Base class of backends that wrap another backend, `_backend`. A wrapper has the optional attributes and
+    methods of `_backend`."""
 
     PASSED_ON = frozenset(("abort", "answers", "await_tools", "lora", "lora_revisions", "priority", "retry"))
     PASSED_ON |= {"takes_messages", "tool_results", "tools_returned"}
@@ -89,8 +90,7 @@ class Submission:
     arguments: Mapping[str, Any]
     """Argument name → value as JSON."""
     options: Mapping[str, Any]
-    """Fields of `SamplingParams`, ``priority`` and ``lora``: defaults for every gen that does not set them
-    itself."""
+    """The defaults of the graph's gens: fields of `SamplingParams`, ``priority`` and ``lora``."""
     scope: str
     bounds: Bounds
     """Limits on the time, tokens and calls of the run."""
@@ -106,9 +106,10 @@ class RunsPrograms(Protocol):
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
         """Start the graph remotely.
 
-        The result is a backend for a local run of the same graph: it returns the answers of the remote run.
+        Returns a backend for a local run of the same graph. This backend answers requests with the answers of
+        the remote run.
 
-        `failed` is called at the end of the program. It returns True if the local run failed or took another
-        path than the remote run, which is then cancelled.
+        `failed` is called at the end of the program, and returns True if the local run failed or took another
+        path than the remote run. The remote run is then cancelled.
         """
         ...

@@ -43,8 +43,9 @@ class RuntimeEndpoint:
             transient failure (`ramify.retry.Retry`).
         priority: Default priority of requests, between -100 and 100: higher goes first.
         lora: Default LoRA adapter of requests.
-        cache: Path of a file (`ramify.answers.AnswerStore`): answers are kept there, and equal requests are
-            answered from it. The file is made if it does not exist. Only requests of programs use it.
+        cache: Path of the file that answers are kept in (`ramify.answers.AnswerStore`). A request that equals
+            an earlier one is answered from the file. The file is made if it does not exist. Only requests of
+            programs use it.
     """
 
     @suggests
@@ -130,10 +131,8 @@ class RuntimeEndpoint:
         self._send(self._abort(rid))
 
     async def _abort(self, rid: str) -> None:
-        """Send aborts until the server knows the request.
-
-        The abort may overtake the request, which has a connection of its own.
-        """
+        """Send aborts until the server knows the request. An abort may overtake the request, because both
+        have their own connections."""
         pause = ABORT_AGAIN_S
         while not (await self._http.post("/abort_request", {"rid": rid}, once=True)).get("aborted", True):
             if rid not in self._requests:

@@ -42,10 +42,8 @@ if the stream was read to its end."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the structs into which `HttpClient.events` decodes events.
-
-    An event is an error if it has an `error`, or if its `type` or `object` is "error".
-    """
+    """Base of the structs into which `HttpClient.events` decodes events. An event is an error if it has an
+    `error`, or if its `type` or `object` is "error"."""
 
     error: Any = None
     type: Any = None
@@ -60,19 +58,20 @@ class HttpClient:
 
     Closing a stream closes its connection, which aborts the request at the server.
 
-    On the process's background loop (`ramify.loop`) connections are kept between requests. Another loop may
-    end before the next request, so there each request has a connection of its own. The number of connections
-    is not limited, as programs limit their concurrency. A client that was not closed closes its connections,
-    silently, when the last reference to it is gone.
+    On the process's background loop (`ramify.loop`) connections are kept between requests. On any other loop,
+    which may end before the next request, each request has a connection of its own. The number of connections
+    is not limited, because programs limit their concurrency. When a client that was not closed is
+    garbage-collected, its connections are closed silently.
 
-    If a kept connection closes before any byte of an answer, the request is sent once more at once, as a
-    server may close an idle connection at any moment. All requests of Ramify may safely arrive twice.
+    If a kept connection closes before any byte of an answer, the request is sent once more, immediately,
+    because a server may close an idle connection at any moment. All requests of Ramify may safely arrive
+    twice.
 
     These errors are `transient`, as a further attempt may succeed: the statuses 408, 425, 429 and 5xx except
     501; a connection that breaks off; a failure to connect to a server that has answered before; and in an
-    answer with status 200, an error with the code 429 or 503 that comes first. All other errors in an answer
-    with status 200 are final. Of the errors of a Ramify server, only some kinds are transient. Its internal
-    error (500) is not: the request causes it, or it would occur again.
+    answer with status 200, an error with the code 429 or 503 before any other event. All other errors in an
+    answer with status 200 are final. For an error with a code of Ramify's own, the code decides. A Ramify
+    server's internal error (500) is not transient, because the same request would cause it again.
 
     An error is `begun` if the server may have worked on the request: the request was sent, and the answer
     broke off.
@@ -119,8 +118,8 @@ class HttpClient:
         self._retry = retry or Retry(0)
         self._not_found = not_found
         self._answered = False
-        """Whether the server has answered before. Until then a failure to connect is taken for a wrong URL,
-        and is not transient."""
+        """Whether the server has answered before. Until then a failure to connect is not transient, because
+        the URL may be wrong."""
         self._kept: tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession] | None = None
         self._close: weakref.finalize[Any, Any] | None = None
 
@@ -135,10 +134,8 @@ class HttpClient:
         return await self._retry.call(lambda: self._json("POST", path, body))
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """Post `body` and yield the parts of the answer as they come.
-
-        Raises an error for any status other than 200.
-        """
+        """Post `body` and yield the parts of the answer as they come. Raises an error for any status other
+        than 200."""
         async with self._answer("POST", path, body) as response:
             if response.status != 200:
                 raise self._error_of(response, await response.read())
@@ -151,9 +148,9 @@ class HttpClient:
         """Post `body` and yield the events of the answer, decoded to `kind`, until the event that announces
         the end.
 
-        With `whole`, an answer that is one JSON object and no stream of events counts as a stream of one
-        event. Raises the error that an event or the whole answer carries. Raises `BackendError` if the stream
-        breaks off, or contains something else than events of this kind.
+        With `whole`, an answer that is one JSON object instead of a stream of events counts as a stream of
+        one event. Raises the error that an event or the answer carries. Raises `BackendError` if the stream
+        breaks off, or contains anything but events of `kind`.
         """
         decode = msgspec.json.Decoder(kind).decode
         came = False
@@ -187,10 +184,8 @@ class HttpClient:
         data: bytes,
         came: bool,
     ) -> EventT:
-        """Decode an event to a struct; raises the error that the event carries.
-
-        `came`: whether events came before this one.
-        """
+        """Decode an event to a struct; raises the error that the event carries. `came`: whether events came
+        before this one."""
         wrong: Exception | None = None
         try:
             event = decode(data)
@@ -235,10 +230,8 @@ class HttpClient:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the block gets the answer after its head has been received.
-
-        The connection is kept if the block reads the body to its end, else closed.
-        """
+        """Send a request; the block gets the answer after its head has been received. The connection is kept
+        if the block reads the whole body, else closed."""
         data, headers = None, {}
         if body is not None:
             try:
@@ -301,10 +294,8 @@ class HttpClient:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The kept session on the background loop.
-
-        On another loop, a new session that is closed at the block's end.
-        """
+        """The kept session on the background loop. On another loop, a new session that is closed at the
+        block's end."""
         if not in_background():
             async with self._new_session() as session:
                 yield session
@@ -340,7 +331,7 @@ def _close(
 
 
 def _checked(url: str) -> Any:
-    """Parse the URL of a server. Raises `InvalidRequest` for a URL that cannot be one."""
+    """Parse the URL of a server. Raises `InvalidRequest` if `url` cannot be the URL of a server."""
     with suppress(ValueError):
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -353,8 +344,8 @@ def _checked(url: str) -> Any:
 def _proxy(scheme: str, host: str) -> str | None:
     """URL of the proxy for `host`, from the environment or the system; None for no proxy.
 
-    It replaces aiohttp's `trust_env`, which looks the proxy up at each request, in a thread, and ignores
-    ALL_PROXY.
+    This function replaces aiohttp's `trust_env`, which looks up the proxy at each request, in a thread, and
+    ignores ALL_PROXY.
     """
     if proxy_bypass(host):
         return None

@@ -28,7 +28,7 @@ from ramify.text import sentence, shortened
 
 SHOWN_CHARS, READ_BYTES = 500, 8192
 """Most characters of an answer that an error message shows, and most bytes of the answer that are read for
-it."""
+the message."""
 TAGS = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>")
 
 _BY_STATUS: dict[int, type[RamifyError]] = {
@@ -60,10 +60,8 @@ def json_of(data: bytes) -> Any:
 
 
 def problem_in(body: Any, *, told: bool) -> Mapping[str, Any] | None:
-    """The error object in the body of an answer or in an event; None if there is none.
-
-    `told`: whether the HTTP status or the event's name already marks an error.
-    """
+    """The error object in the body of an answer or in an event; None if there is none. `told`: whether the
+    HTTP status or the event's name already says that there was an error."""
     if isinstance(body, list) and len(body) == 1:  # as Google's endpoints send it
         (body,) = body
     if isinstance(body, str):
@@ -107,9 +105,7 @@ def retry_after_of(response: aiohttp.ClientResponse) -> float | None:
 
 def retry_after_s(header: str) -> float | None:
     """Seconds to wait by a ``Retry-After`` header, which is a number of seconds or a date (RFC 9110, 10.2.3).
-
-    None for any other text.
-    """
+    None for any other text."""
     if header.replace(".", "", 1).isdecimal():
         return float(header)
     try:
@@ -121,13 +117,13 @@ def retry_after_s(header: str) -> float | None:
 def error_from_body(
     response: aiohttp.ClientResponse, problem: Mapping[str, Any], status: int | None, *, transient: bool
 ) -> RamifyError:
-    """The exception for an error object of OpenAI's form, to which a Ramify server adds its own code and
-    pointer.
+    """The exception for `problem`, an error object of OpenAI's form. In the error objects of a Ramify server,
+    ``code`` is one of Ramify's error codes, and ``pointer`` is a JSON pointer.
 
-    The message begins with the address and the status, unless the code is one of Ramify's.
+    An error with one of Ramify's codes keeps its message, and its code decides whether it is transient. For
+    any other error the message begins with the URL and `status`, and `transient` is the exception's own.
 
-    `status` is None for an event of a stream that names no status. `transient` becomes that of the exception,
-    unless the code is one of Ramify's.
+    `status` is None for an event of a stream without a status.
     """
     said = problem.get("message")
     if said and not isinstance(said, str):
@@ -154,10 +150,8 @@ def error_from_body(
 
 
 def remote(error: RamifyError) -> RamifyError:
-    """`error`, which a Ramify server sent.
-
-    An `EngineClosed` becomes transient, as the server may come back.
-    """
+    """Return `error`, which a Ramify server sent. An `EngineClosed` is made transient, because the server may
+    come back."""
     if isinstance(error, EngineClosed):
         error.transient = True
     return error

@@ -12,7 +12,7 @@ _infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionar
 
 
 def cached_model_info(backend: Backend) -> ModelInfo | None:
-    """The result of the last `model_info` for this backend; None if there was none."""
+    """The result of the last `model_info` for this backend; None if there is no such result."""
     return _infos.get(default_of(backend))
 
 
@@ -31,10 +31,8 @@ async def model_info(backend: Backend) -> ModelInfo:
 
 
 async def lora_revisions(backend: Backend) -> dict[str, str]:
-    """Name → revision of the LoRA adapters of a backend, or of all backends of a router.
-
-    A revision changes with the adapter's weights.
-    """
+    """Name → revision of the LoRA adapters of a backend, or of all backends of a router. A revision changes
+    with the adapter's weights."""
     found: dict[str, str] = {}
     parts = backend.backends if isinstance(backend, Router) else {"": backend}
     for name, part in parts.items():

@@ -31,8 +31,8 @@ from ramify.spelling import check_word, suggests
 OPENAI_URL = "https://api.openai.com/v1"
 ThinkingFields = Literal["effort", "reasoning", "template"]
 RETRIES_BEGUN = 2
-"""Number of further attempts of a request whose answer broke off. OpenAI's own client makes as many after any
-failure."""
+"""Number of further attempts of a request whose answer broke off. OpenAI's own client also makes two further
+attempts."""
 OWN_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop")
 EXTENSIONS = (
     "top_k",
@@ -55,27 +55,28 @@ class OpenAI:
         is_chat_model: Whether to use the chat API. False uses the completions API, with the program's text as
             the prompt.
         extensions: Whether the endpoint takes the fields in `EXTENSIONS`, and `regex`, `ebnf` and
-            `guided_choice` as a Ramify server does. None: true for a Ramify server, which is found out by a
-            request.
+            `guided_choice` as a Ramify server does. None: true for a Ramify server; a request finds out
+            whether the endpoint is one.
         json_choices: If the endpoint cannot be constrained to a list of choices, ask for a JSON object whose
             only property is an enumeration of the choices. A `select` then takes the choice that the model
-            writes in this JSON object, not the one with the best score.
+            writes in this JSON object, not the choice with the best score.
         thinking: The request fields that switch thinking on and off (``gen(thinking=…)``). ``effort``:
             ``reasoning_effort``, OpenAI's own. ``reasoning``: ``{"enabled": …, "max_tokens": …}``, of
             OpenRouter and of Ramify's server. ``template``: ``chat_template_kwargs``, of SGLang and vLLM.
             None: ``reasoning`` for a Ramify server, else ``effort``. Thoughts are read from
             ``reasoning_content`` or ``reasoning`` in the deltas; OpenAI sends no thoughts. Endpoints count
-            thoughts in max_tokens. So the budget of the thoughts, 1024 if none is set, is added to
-            max_tokens.
+            thoughts towards max_tokens, so the thoughts' own max_tokens (1024 if none is set) is added to it.
         timeout_s: Longest time without data from the endpoint, in seconds; None for no limit.
         retries, retry_for: How many times, and for how many seconds, a request is sent again after a
             transient failure (`ramify.retry.Retry`). A request that the endpoint may have begun to answer,
-            and so may bill, is sent again at most twice. After any other failure no request is sent again.
-        priority: Priority of requests for which the program sets none; as in SGLang, higher goes first. It is
-            refused for endpoints without `extensions`. If it is None, the requests of a batch are sent
+            and so may bill, is sent again at most twice. After a failure that is not transient no request is
+            sent again.
+        priority: Priority of requests for which the program sets none; as in SGLang, higher goes first. A
+            priority is refused for endpoints without `extensions`. None: the requests of a batch are sent
             without a priority.
-        cache: Path of a file (`ramify.answers.AnswerStore`): answers are kept there, and equal requests are
-            answered from it. The file is made if it does not exist. Only requests of programs use it.
+        cache: Path of the file that answers are kept in (`ramify.answers.AnswerStore`). A request that equals
+            an earlier one is answered from the file. The file is made if it does not exist. Only requests of
+            programs use it.
     """
 
     @suggests
@@ -121,10 +122,8 @@ class OpenAI:
         )
 
     async def info(self) -> ModelInfo:
-        """Describe the model, without a request to the endpoint.
-
-        The chat format is only for `text()`; chats are sent as messages.
-        """
+        """Describe the model, without a request to the endpoint. The returned chat format serves only
+        `ProgramState.text`; chats are sent as messages."""
         return ModelInfo(
             name=self.model_name,
             path=self._base_url,
@@ -285,10 +284,8 @@ class OpenAI:
         )
 
     async def _json_options(self, constraint: Constraint) -> dict[str, Any]:
-        """The request fields for the options of JSON constraints that differ from their defaults.
-
-        Raises `UnsupportedNode` for an option that the endpoint lacks.
-        """
+        """The request fields for the options of JSON constraints that differ from their defaults. Raises
+        `UnsupportedNode` for an option that the endpoint lacks."""
         options = {
             field: getattr(constraint, field)
             for field, default in (("whitespace", "natural"), ("any_order", False), ("strict", True))

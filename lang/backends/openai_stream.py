@@ -51,10 +51,10 @@ async def text_chunks(
 ) -> AsyncIterator[TextChunk]:
     """Post `body` and yield the chunks of the answer.
 
-    The finish is held back until the usage, which comes last.
+    The last chunk has the finish and the usage: an endpoint may send the usage after the finish reason.
 
-    An answer is complete if it has a finish reason or its end was announced. An answer without a finish
-    reason gets one: "length" if the usage shows that max_tokens was reached, else "stop".
+    An answer is complete if it has a finish reason or its end was announced. If a complete answer has no
+    finish reason, the reason is "length" if the usage shows that max_tokens was reached, else "stop".
     """
     reason, refusal, wrote = "", "", False
     usage = Usage()
@@ -91,7 +91,8 @@ async def text_chunks(
 
 
 async def unwrapped(chunks: AsyncIterator[TextChunk]) -> TextChunk:
-    """Read a JSON object with one choice from `chunks`; returns one chunk whose text is the choice."""
+    """Read ``{"choice": …}`` from `chunks`; returns one chunk whose text is the choice. Raises `BackendError`
+    for any other text."""
     received = [chunk async for chunk in chunks]
     last, text = received[-1], "".join([chunk.text for chunk in received])
     try:
@@ -127,8 +128,8 @@ def _finish(reason: str) -> Finish:
 
 
 def _logprobs(found: Any) -> TokenLogprobs | None:
-    """Log-probabilities from those of OpenAI's chat API, which names tokens by their text; None if `found`
-    has none."""
+    """Convert the log-probabilities of OpenAI's chat API, which identifies tokens by their text; None if
+    `found` has none."""
     rows = (found or {}).get("content")
     if not rows:
         return None

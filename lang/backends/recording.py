@@ -2,8 +2,8 @@
 
 The file is JSON lines: a header about the backend, then a line for each request with its answer. The line is
 written when the answer has ended. The fields `rid` and `hint` of a request are left out because they differ
-from run to run. The fields `every_s` and `priority` are left out because they affect only when text comes and
-in what chunks.
+from run to run. The fields `every_s` and `priority` are left out because they affect only the timing and
+chunking of the text.
 """
 
 from __future__ import annotations
@@ -69,10 +69,8 @@ def call_path(call: Call | None) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
-    """Read the recording at `path`; the exchanges are in the order of their requests.
-
-    Raises `InvalidRequest` if the file is not a recording.
-    """
+    """Read the recording at `path`; the exchanges are in the order of their requests. Raises `InvalidRequest`
+    if the file is not a recording."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -131,10 +129,8 @@ def common(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _units(request: Generate) -> Iterator[str | int]:
-    """Yield the characters and token ids of a prompt.
-
-    A turn of a chat begins with the characters of its role.
-    """
+    """Yield the characters and token ids of a prompt. A turn of a chat begins with the characters of its
+    role."""
     if request.chat is not None:
         for turn in request.chat:
             yield from _turn(turn)

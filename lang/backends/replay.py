@@ -23,7 +23,7 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 
 
 class NotRecorded(BackendError):
-    """The error for a request that is not in the recording that is replayed."""
+    """The error for a request without an answer in the recording that is replayed."""
 
     code = "not_recorded"
 
@@ -50,8 +50,8 @@ class RecordingBackend(Wrapper):
 
     @property
     def unused(self) -> list[Generate]:
-        """Always an empty list. A test that asserts ``not backend.unused`` for a `ReplayBackend` also passes
-        while it is recorded."""
+        """Always an empty list, so that a test that asserts ``not backend.unused`` of its `ReplayBackend`
+        also passes while the test is being recorded."""
         return []
 
     async def info(self) -> ModelInfo:
@@ -94,7 +94,6 @@ class RecordingBackend(Wrapper):
         await self.backend.end_program(program)
 
     async def aclose(self) -> None:
-        """Close the recorded backend. The file needs no closing."""
         await self.backend.aclose()
 
     def _begin(self, info: ModelInfo) -> None:
@@ -117,10 +116,11 @@ class RecordingBackend(Wrapper):
 class ReplayBackend:
     """A backend that answers from the recording at `path`, with the same chunks as the recorded backend.
 
-    If a request was recorded several times, an answer to the same step of the program is taken first,
-    otherwise the answers in the order of recording. Raises `NotRecorded` for a request that was not recorded,
-    or was recorded fewer times than it is sent. If the request was not recorded at all, the error shows how
-    it differs from the most similar recorded request.
+    Each recorded answer is used once. If several are left for a request, an answer recorded for the same step
+    of the program is preferred, else the earliest is taken. Raises `NotRecorded` for a request that was not
+    recorded, that is sent more often than it was recorded, or whose answer is read beyond the point where the
+    recorded program cancelled. For a request that was not recorded at all, the error shows how the request
+    differs from the most similar recorded request.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -129,9 +129,8 @@ class ReplayBackend:
         self.takes_messages = self._header.takes_messages
         self._exchanges = exchanges
         self.remedy = "Record the run again."
-        """Remedy in the errors of this backend."""
         self.refused: list[NotRecorded] = []
-        """All errors raised for requests that were not recorded, including errors that the program caught."""
+        """All errors raised for requests without an answer, including errors that the program caught."""
         self._left: dict[bytes, list[Exchange]] = defaultdict(list)
         for exchange in exchanges:
             self._left[recording.key_of(exchange.request)].append(exchange)

@@ -15,10 +15,11 @@ from ramify.spelling import nearest
 
 
 class Router:
-    """A backend made of named backends. A program that runs on a router may say ``gen(..., backend="big")``.
+    """A backend made of named backends. A step of a program that runs on a router may name its backend:
+    ``gen(..., backend="big")``.
 
-    A step without `backend` runs on the default backend. Methods that `Backend` does not have, such as
-    `flush_cache`, are those of the default backend.
+    A step without `backend` runs on the default backend. Methods that are not part of `Backend`, such as
+    `flush_cache`, are passed on to the default backend.
 
     Args:
         backends: Name → backend.
@@ -41,10 +42,8 @@ class Router:
         self.pick(self.default, field="default")
 
     def pick(self, name: str, *, field: str = "backend") -> Backend:
-        """The backend called `name`.
-
-        Raises `InvalidRequest`, with the most similar name, if there is none.
-        """
+        """The backend called `name`. Raises `InvalidRequest`, with the most similar name, if there is
+        none."""
         if name not in self.backends:
             remedy = nearest(name, list(self.backends)) or f"It has {', '.join(self.backends)}."
             raise InvalidRequest(f"The Router has no backend {name!r}.", field=field, remedy=remedy)

@@ -42,7 +42,7 @@ class Step:
 
     @property
     def opening(self) -> str:
-        """The beginning of the first tool call, if the prompt ends in it; else empty."""
+        """The beginning of the first tool call, if the prompt ends with that beginning; else empty."""
         opening = self.form.opening(True) if self.form is not None else ""
         return opening if self.prompt.endswith(opening) else ""
 
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scripted:
-    """An answer, and its place in the script, worded as the last sentence of an error message."""
+    """An answer, and a sentence about the answer's place in the script, which ends error messages."""
 
     answer: Answer
     place: str
@@ -90,10 +90,8 @@ class Script:
         return left
 
     def next(self, step: Step) -> Scripted:
-        """Take the answer to `step`.
-
-        Raises `BackendError` if there is no answer. An answer that is an exception is raised.
-        """
+        """Take the answer to `step`. Raises `BackendError` if there is no answer, and the answer itself if it
+        is an exception."""
         found = self._find(step)
         answer = found.answer(step.request) if callable(found.answer) else found.answer
         if isinstance(answer, BaseException):
@@ -164,10 +162,8 @@ def text_of(found: Scripted, step: Step) -> str:
 
 
 def _json(found: Scripted, constraint: Constraint) -> str:
-    """The JSON text of an answer.
-
-    Under a constraint that is not of a JSON kind, a string is written without quotes.
-    """
+    """The JSON text of an answer. Under a constraint that is not of a JSON kind, a string is written without
+    quotes."""
     import pydantic_core
 
     try:
@@ -181,10 +177,8 @@ def _json(found: Scripted, constraint: Constraint) -> str:
 
 
 def _calls(found: Scripted) -> WrittenCalls:
-    """The tool calls in an answer: (name, arguments as JSON text).
-
-    Raises `BackendError` for anything else.
-    """
+    """The tool calls in an answer: (name, arguments as JSON text). Raises `BackendError` if the answer has
+    anything but tool calls."""
     import pydantic_core
 
     calls: WrittenCalls = []

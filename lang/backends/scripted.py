@@ -46,22 +46,22 @@ class ScriptedBackend:
     """A backend that answers every request from `answers`.
 
     Args:
-        answers: A mapping, a list, or a function of the `Generate` request. A list is used up in the order of
-            the requests. A key of a mapping is the name of a variable. If no key is the name of the step's
-            variable, the keys are searched in the prompt as regular expressions, and the first match wins. A
-            value of a mapping may be a list, which is used up in order.
+        answers: A list, a mapping, or a function from the `Generate` request to its answer. A list has one
+            answer for each request, in order. A mapping is looked up by the name of the step's variable. If
+            no key is that name, the keys are searched in the prompt as regular expressions, and the first
+            match wins. A value of a mapping may be a list of answers, which are used in order.
         chat_format: The chat template as pieces. Default: ChatML. None: a model without a chat template.
         context_length: Most tokens that prompt and output may have together.
         name: The model's name.
 
-    An answer is a text; an exception, which is raised; or a function of the request that makes an answer.
-    For a step with a schema it may be a value (a pydantic object, a dataclass, a dict, a number, …), which
+    An answer is a text; an exception, which is raised; or a function of the request that makes an answer. For
+    a step with a schema it may be a value (a pydantic object, a dataclass, a dict, a number, …), which
     becomes the JSON that the schema allows. For `call_tools` it may be a `ToolCall`, a dict
-    ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping of
+    ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping from
     choices to their mean token log-probabilities.
 
     For a `gen` with thinking, a text may begin with thoughts between the marks of the chat template, such as
-    ``"<think>2 + 2</think>4"`` with ChatML. Thoughts are cut to their budget.
+    ``"<think>2 + 2</think>4"`` with ChatML. Thoughts are cut to their max_tokens.
 
     The step fails if its constraint does not allow the answer, or if the step has a constraint and the answer
     is longer than max_tokens. `requests` records all requests, and `ended` all programs that have ended.
@@ -208,10 +208,8 @@ class ScriptedBackend:
 
     @property
     def unused(self) -> list[tuple[str | int, Answer]]:
-        """(key or index, answer) of each answer that was not used.
-
-        A test may assert that the list is empty.
-        """
+        """(key or index, answer) of each answer that was not used. A test may assert that the list is
+        empty."""
         return self._script.unused
 
     def _answer(self, request: Generate) -> str:
@@ -223,7 +221,7 @@ class ScriptedBackend:
         return before + text_of(found, step)
 
     def _thoughts(self, before: str, request: Generate) -> list[int]:
-        """Token ids of the thoughts in `before`, cut to their budget, and of the marks that follow."""
+        """Token ids of the thoughts in `before`, cut to their max_tokens, and of the marks that follow."""
         if not request.preambles:
             return []
         first = request.preambles[0]
@@ -243,8 +241,8 @@ class ScriptedBackend:
         )
 
     def _cut(self, text: str, request: Generate) -> tuple[list[int], int, str, Finish]:
-        """Cut `text` at stop strings and limits; returns the output ids, the number of ids whose text is
-        visible, the visible text after these ids, and the finish."""
+        """Cut `text` at stop strings and limits; returns the output ids, the number of leading ids whose text
+        is visible, the visible text after these ids, and the finish."""
         sampling = request.sampling
         found = [(text.find(stop), stop) for stop in sampling.stop if stop in text]
         position, stop = min(found, default=(len(text), None))
@@ -273,8 +271,8 @@ class ScriptedBackend:
         return ids, kept, tail, finish
 
     def _visible(self, ids: Sequence[int], kept: int, tail: str) -> list[str]:
-        """The visible text of each output token: the text of the first `kept`, then `tail` for the last, else
-        none."""
+        """The visible text of each output token: its own text for the first `kept` tokens, `tail` for the
+        last token, and no text for the others."""
         shown = [self._texts[token] for token in ids[:kept]]
         hidden = [""] * (len(ids) - kept)
         if hidden:
@@ -282,8 +280,8 @@ class ScriptedBackend:
         return shown + hidden
 
     def _forced(self, constraint: Constraint | None, ids: Sequence[int]) -> int:
-        """Number of forced tokens under a constraint of choices: tokens before which only one choice was
-        left. Under any other constraint this backend counts none."""
+        """Number of forced tokens: under a constraint of choices, the tokens before which only one choice was
+        left; under any other constraint, 0."""
         if constraint is None or constraint.kind != "choices":
             return 0
         choices = json.loads(constraint.source)
@@ -299,7 +297,7 @@ class ScriptedBackend:
     # --- choices ---
 
     def _scored(self, request: Generate, prompt: list[int]) -> TextChunk:
-        """The scores of a select, which are highest for the scripted choice."""
+        """The scores of a select's choices. The scripted choice has the highest."""
         assert request.choices is not None
         preferred = self._preference(request)
         scores, paths, states = [], [], []
@@ -343,10 +341,8 @@ class ScriptedBackend:
         return shared, joint[shared:], dropped
 
     def _preference(self, request: Generate) -> Any:
-        """The scripted answer to a select: a choice, or a mapping of choices to scores.
-
-        None outside a program.
-        """
+        """The scripted answer to a select: a choice, or a mapping of choices to scores. None outside a
+        program."""
         assert request.choices is not None
         if CURRENT.get() is None:
             return None
@@ -379,10 +375,8 @@ class ScriptedBackend:
 
 
 def _split(text: str, request: Generate) -> tuple[str, str]:
-    """Split `text` into the thoughts, with their end mark, and the answer.
-
-    Without an end mark, there are no thoughts.
-    """
+    """Split `text` into the thoughts, with their end mark, and the answer. The thoughts are empty if `text`
+    has no end mark."""
     if not request.preambles:
         return "", text
     first, *rest = [preamble.end for preamble in request.preambles]

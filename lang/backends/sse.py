@@ -25,7 +25,8 @@ class SentEvent(NamedTuple):
 
 
 class EventParser:
-    """A parser that gets the parts of a body and returns events. A line may have any length."""
+    """A parser to which the parts of a body are pushed, and which yields events. A line may have any
+    length."""
 
     def __init__(self) -> None:
         self.stray: list[bytes] = []
@@ -48,10 +49,8 @@ class EventParser:
             yield from self._line(line.rstrip(b"\r\n"))
 
     def end(self) -> Iterator[SentEvent]:
-        """End the body.
-
-        Yields the last event if its data is complete and only the blank line after it is missing.
-        """
+        """End the body. Yields the last event if its data is complete and only the blank line after it is
+        missing."""
         yield from self._line(self._rest)
         if _is_whole(self._data):
             yield from self._ended()

@@ -2,8 +2,8 @@
 
 The graph runs both at the server and here. The local run sends no requests. It reads the answers from one
 stream of events, in which the server reports the whole program. So the local `ProgramState` is the same as if
-the program had run here. If the stream fails transiently, answers that are complete are kept, and the local
-run sends each remaining request as a request of its own.
+the program had run here. If the stream fails transiently, complete answers are kept, and each remaining
+request of the local run is sent to the server as a separate request.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from ramify.messages import Generate, ModelInfo, TextChunk
 class _ProgramEvent(Event, frozen=True, kw_only=True):
     """An event of a submitted program.
 
-    With `request`: chunks of the answer to that request. With `tools`: the server waits for the results of
-    that step's calls. With neither: the end of the program.
+    `request`: the event has chunks of the answer to the request at this place (`Call.place`). `tools`: the
+    server waits for the results of the tool calls of the step at this place. An event with neither is the end
+    of the program.
     """
 
     request: str | None = None
@@ -64,12 +65,12 @@ class SubmittedProgram:
         self._reader: asyncio.Task[None] | None = None
         self._answers: dict[str, asyncio.Queue[list[TextChunk] | RamifyError]] = {}
         self._error: RamifyError | None = None
-        """Error that all later requests raise. It is set when the stream has ended."""
+        """Error that all later requests raise; None until the stream has ended."""
         self._lost: set[str] = set()
         """Places of requests that failed transiently or were lost at the server. They are sent again as
-        requests of their own."""
+        separate requests."""
         self._alone = False
-        """Whether any request was sent as a request of its own."""
+        """Whether any request was sent as a separate request."""
 
     async def info(self) -> ModelInfo:
         raise BackendError("A submitted program does not ask for its model.")
@@ -113,8 +114,9 @@ class SubmittedProgram:
     async def abort(self, rid: str) -> None:
         """End a request.
 
-        If a time limit of the program has passed, nothing is done here: the server ends the request and
-        reports its usage. If only the local run was cancelled, the request fails here at once.
+        A separate request is aborted at the server. Any other request fails at once if the local run has
+        failed. If the local run has not failed, a time limit of the program has passed; the server then ends
+        the request and reports its usage.
         """
         call = CURRENT.get()
         assert call is not None
@@ -167,16 +169,14 @@ class SubmittedProgram:
 
 
 def ranks(request: Generate) -> dict[str, str]:
-    """Id of a limit → position of the limit, counted from the innermost.
-
-    The position of a limit is the same at the server and in the local run.
-    """
+    """Id of a limit → position of the limit, counted from the innermost. The position of a limit is the same
+    at the server and in the local run."""
     limits = () if request.hint is None else request.hint.limits
     return {limit.id: str(rank) for rank, limit in enumerate(reversed(limits))}
 
 
 def renamed(chunk: TextChunk, names: Mapping[str, str]) -> TextChunk:
-    """`chunk`; if a limit ended the request, the limit's id in it is replaced by `names[id]`."""
+    """`chunk`. If a limit ended the request, the limit's id in `chunk` is replaced by ``names[id]``."""
     if chunk.finish is None or chunk.finish.limit is None:
         return chunk
     id, replace = chunk.finish.limit.id, msgspec.structs.replace

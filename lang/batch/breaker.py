@@ -5,10 +5,10 @@
     half open    row 65 runs alone: it fails, so the circuit opens for 2 s; then row 66 is answered
     closed       rows 40 to 65, 67, … run
 
-A row that fails transiently runs again. Its failure is counted only if another row was answered since this
-row began or last failed, so an outage of the backend is not counted against any row. A row with two counted
-failures runs alone, after all others, as it may be the one that takes the server down. After a third counted
-failure the row does not run again: the failure is its result.
+A row that fails transiently runs again. A failure is counted only if another row was answered since the
+failed row began or last failed, so an outage of the backend counts against no row. A row with two counted
+failures may be what takes the server down, so it runs alone, after all other rows. After a third counted
+failure the row does not run again: the failure is the row's result.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ class Attempt(Generic[T]):
 
     row: T
     answered: int
-    """Number of answered rows when this one began or last failed."""
+    """Number of answered rows at the time when this row began or last failed."""
     failures: int = 0
 
 
 class Breaker(Generic[T]):
-    """Hands out the rows of `rows` as the circuit allows, and takes back rows that failed transiently.
+    """A circuit breaker that hands out the rows of `rows`, and takes back rows that failed transiently.
 
-    Used by one thread, except `may_run`.
+    All methods except `may_run` are called by one thread.
 
     Args:
-        give_up_after: `gave_up` becomes true when a failure has been followed by this many seconds without
-            any answer; None for no limit.
-        clock: Returns the time in seconds, on the same clock as `ramify.lang.program.run.Run.heard_s`.
+        give_up_after: Seconds without any answer since a failure, after which `gave_up` is true; None for no
+            limit.
+        clock: A function that returns the time in seconds, on the same clock as
+            `ramify.lang.program.run.Run.heard_s`.
     """
 
     def __init__(
@@ -81,7 +82,6 @@ class Breaker(Generic[T]):
         self._failing_since: float | None = None
         self._answered = 0
         self.error: BaseException | None = None
-        """The last transient error."""
 
     @property
     def waiting(self) -> int:
@@ -90,7 +90,7 @@ class Breaker(Generic[T]):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no row is left to hand out; with no row running, the batch has ended."""
+        """Whether no row is left to hand out. If also no row runs, the batch has ended."""
         return self._read_all and not self.waiting
 
     @property
@@ -113,10 +113,8 @@ class Breaker(Generic[T]):
         return error
 
     def take(self, running: int) -> Attempt[T] | None:
-        """Hand out the next row to start; None if none may start now.
-
-        `running` is the number of rows that run.
-        """
+        """Hand out the next row to start; None if no row may start now. `running` is the number of rows that
+        run."""
         if self._alone is not None:
             return None
         if self._open and (self._probe is not None or self._clock() < self._resume_s):
@@ -166,7 +164,8 @@ class Breaker(Generic[T]):
             self._close()
 
     def ended(self, attempt: Attempt[T], error: BaseException | None, answered: bool) -> bool:
-        """Note the end of a row; returns whether its result is final. If not, the row will run again.
+        """Note the end of a row; returns whether the row's result is final. A row whose result is not final
+        will run again.
 
         `answered`: whether the row has sent requests. The success of a row without requests says nothing
         about the backend.

@@ -7,10 +7,10 @@ A row is identified by its key, or if the batch has no key column, by its conten
 (`copy`). If a row has several lines, the last one counts, and the others are removed when the file is closed.
 A run whose program or options differ from the file's headers writes a new header before its first line.
 
-A line is written with one system call when its row has ended. So a killed process leaves complete lines and
-at most one torn line, which the next run cuts off. The file is flushed to the disk at most once in `SYNC_S`
-seconds and at the end, so a crash of the machine may lose the rows of the last second, which then run again.
-A lock keeps two processes from writing one file at a time.
+The line of a row is written with one system call when the row has ended. So a killed process leaves complete
+lines and at most one torn line, which the next run cuts off. The file is flushed to the disk at most once in
+`SYNC_S` seconds and at the end, so a crash of the machine may lose the rows of the last second, which then
+run again. A lock keeps two processes from writing one file at a time.
 
 The same lines may be written to a stream (`ramify.lang.batch.output`), which no later run can continue.
 """
@@ -41,8 +41,9 @@ HEADER = b'{"ramify_results":'
 LINE = b'{"index":'
 AGAIN = "Then run the same again: the rows that are in it are not run again."
 RERUN = ("changed", "failed", "missing")
-"""The words that `rerun` may contain. changed: rows with results of another program or other options run
-again. failed: rows that failed run again. missing: results of another program or other options are kept."""
+"""The words that `rerun` may contain. changed: rows whose results are of another program or other options run
+again. missing: these rows do not run again, and their results are kept. failed: rows that failed run
+again."""
 
 
 class _Line(msgspec.Struct):
@@ -57,7 +58,7 @@ class _Line(msgspec.Struct):
 
 
 class Origin(NamedTuple):
-    """A store of results, described in the words that its error messages use."""
+    """A store of results, described in the words of error messages about the store."""
 
     path: object
     kind: str
@@ -67,13 +68,13 @@ class Origin(NamedTuple):
     content: str
     """The part of a row that identifies the row if the batch has no key column, such as "their content"."""
     changed: str = 'rerun="changed"'
-    """Spelling of the option that runs such rows again."""
+    """Spelling of the option that runs rows with results of another batch again."""
 
     def difference(self, header: Record, record: Record, place: object) -> str | None:
         """The first difference between `header` and `record`; None if there is none.
 
-        `place` says where the header was read. Raises `InvalidRequest` for a header of another version or
-        with another key.
+        `place` names the header's file and line in error messages. Raises `InvalidRequest` for a header of
+        another version or with another key.
         """
         if header.get("ramify_results") != VERSION or not isinstance(header.get("header"), str):
             raise InvalidRequest(
@@ -92,7 +93,7 @@ class Origin(NamedTuple):
         return difference(header, record)
 
     def refusal(self, found: str | None) -> InvalidRequest:
-        """Error for a store whose results are of another batch; `found` is the difference."""
+        """Error for a store with results of another batch. `found` is the difference between the batches."""
         return InvalidRequest(
             f"{self.path} has results of another batch: {found}.",
             field=self.field,
@@ -117,7 +118,7 @@ def read_rerun(text: str | None) -> frozenset[str]:
 
 
 def keyed(record: Record, key: str | None) -> Record:
-    """`record` extended by the name of the key column."""
+    """`record` with the name of the key column added."""
     return {**record, "key": {} if key is None else {"name": key}}
 
 
@@ -130,8 +131,8 @@ class ResultsFile:
         rerun: Words of `RERUN`, which say what rows run again.
 
     Rows take 16 bytes of memory each. Raises `InvalidRequest` if another process writes the file, if a line
-    is not a result, and if the program has changed and `rerun` does not say what is to happen. Raises
-    `RamifyError` if the file cannot be written, such as on a full disk.
+    is not a result, and if the program or options have changed and `rerun` has neither "changed" nor
+    "missing". Raises `RamifyError` if the file cannot be written, such as on a full disk.
     """
 
     def __init__(
@@ -150,7 +151,8 @@ class ResultsFile:
         self._origin = Origin(path, "file", "out", "their content", 'rerun="changed" (--rerun changed)')
         self._key, self._rerun = key, rerun
         self._difference: str | None = None
-        """First difference between the newest header of another program and this run."""
+        """First difference between this run's record and the last header that differs from it; None if no
+        header differs."""
         self._ids: dict[str, bool] = {}
         """Id of a header in the file → whether that header equals this run's record."""
         self._header: str | None = None
@@ -189,13 +191,15 @@ class ResultsFile:
     # --- rows ---
 
     def see(self, index: int, values: Any, key: Any = None) -> tuple[Identity, int]:
-        """Return the identity of row `index` of the input and the status of its result, 0 if it has to run.
+        """Return the identity of row `index` of the input, and the status of its result: 0 if the row has to
+        run.
 
-        A row without a `key` is identified by its content. A malformed row is also identified by its content
-        if another row has the same key.
+        A row without a `key` is identified by its content, and so is a malformed row with the key of an
+        earlier row.
 
-        Raises `InvalidRequest` if an earlier row has the same key, and if the result is of another program
-        and `rerun` does not say what is to happen.
+        Raises `InvalidRequest` if a well-formed row has the key of an earlier row. Also raises
+        `InvalidRequest` if the row's result is of another program or other options, and `rerun` has neither
+        "changed" nor "missing".
         """
         from ramify.lang.batch.finished import OUTDATED, STATUS, TRANSIENT
 
@@ -242,14 +246,13 @@ class ResultsFile:
 
     @property
     def others(self) -> int:
-        """Number of results whose rows are not in the input.
-
-        Valid only after the input was read to its end.
-        """
+        """Number of results whose rows are not in the input. Valid only after the input was read to its
+        end."""
         return self._done.count(seen=False)
 
     def close(self) -> None:
-        """Remove the lines that later lines replace, flush the file, and close it. May be called twice."""
+        """Remove lines that a later line of the same row replaces, flush the file, and close it. May be
+        called twice."""
         if self._file is None or self._file.closed:
             return
         try:
@@ -339,10 +342,8 @@ class ResultsFile:
     # --- reading ---
 
     def _scan(self, file: BinaryIO) -> Iterator[tuple[int, int]]:
-        """Yield the identity and the word (digest bits and status) of each result line.
-
-        Also reads the headers, and counts the bytes of complete lines.
-        """
+        """Yield the identity and the word (digest bits and status) of each result line. Also reads the
+        headers, and counts the bytes of complete lines."""
         from ramify.lang.batch.finished import FAILED, OK, OUTDATED, STATUS, TRANSIENT
 
         for number, text in enumerate(file, 1):
@@ -426,5 +427,5 @@ def _is_torn(text: bytes) -> bool:
 
 
 def _copy(digest: int, copy: int) -> int:
-    """Identity of a row without a key. `copy` is the number of equal rows before it."""
+    """Identity of a row without a key. `copy` is the number of equal rows before this row."""
     return hashed(f"{digest} {copy}".encode()) if copy else digest

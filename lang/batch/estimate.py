@@ -1,9 +1,9 @@
 """An estimate of a batch's tokens and time from a sample of its rows: `run_batch(dry_run=True)`.
 
-All rows are read, in the order in which they would run. `SAMPLE` rows, drawn at random, are run, and their
-results are not written. The first row of the sample runs alone, as it computes the prefix that all rows
-share; the other rows of the sample run together. The estimate is computed from the sample, with sizes in
-characters:
+All rows are read, in the order in which they would run. A random sample of `SAMPLE` rows is run, and the
+results are not written. The first row of the sample runs alone, because its request computes the prefix that
+all rows share; then the other rows of the sample run together. The estimate is computed from the sample, with
+sizes in characters:
 
     prompt tokens of a row       a + b x the size of its arguments            (least squares)
     computed tokens of a row     c + tokens per character x the part not shared with the row before it
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SAMPLE = 8
 """Number of rows that are run."""
 SHOWN_PROMPTS, PROMPT_CHARS = 3, 1200
-"""Number of rows whose first prompt is shown, and the number of characters to which such a prompt is cut."""
+"""Number of rows whose first prompt is shown, and the number of characters to which the prompt is cut."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class BatchEstimate:
     usage: Usage
     """Expected tokens of all rows: prompt, cached and completion tokens."""
     duration_s: float
-    """Expected time in seconds if as many rows run at a time as in the sample; an upper bound if more do."""
+    """Expected time in seconds if as many rows run at a time as in the sample. An upper bound if more rows
+    run at a time."""
     concurrency: int
     prompts: list[tuple[int, str]] = field(repr=False)
     """(row number, first prompt) of the first `SHOWN_PROMPTS` rows of the sample."""
@@ -80,10 +81,8 @@ class BatchEstimate:
 def estimate_in_threads(
     one: Callable[[runs.Register, Any], ProgramState], rows: Iterable[Any], plan: Plan, record: Record
 ) -> BatchEstimate:
-    """Run a sample with ``one(register, values)``.
-
-    Raises the first error if no row of the sample is answered.
-    """
+    """Run the rows of a sample with ``one(register, values)``. Raises `ProgramError` if all rows of the
+    sample fail without an answered request, or if the breaker gives up."""
     survey = _Survey(plan, rows, record)
     for part in survey.parts:
         breaker, began = Breaker(iter(part), plan.give_up_after), time.perf_counter()
@@ -116,8 +115,9 @@ class _Survey:
         self._summary = reader.summary
         self._columns = reader.window.order
         self.count = self._size = self._own = self._first_own = 0
-        """`count`: number of rows. `_size`: their characters. `_own`: the characters outside the prefix that
-        a row shares with the row before it. `_first_own`: the same of the first row."""
+        """`count`: number of rows. `_size`: number of characters of all rows. `_own`: number of these
+        characters that are not in the prefix that a row shares with the row before it. `_first_own`: the part
+        of `_own` that belongs to the first row."""
         draw, sample = random.Random(0), list[tuple[int, Row]]()
         before = ""
         for row in reader.window:

@@ -7,7 +7,7 @@
     def classify(s, text): …                code    classify: its source, which uses the three above
     client = Client()                       unknown client: of type Client; changes of it cannot be told
 
-A program is followed through the globals and closures of its functions into all modules of the user.
+The record covers what the program's functions reach through globals and closures, in all modules of the user.
 Objects of installed packages are recorded by name.
 """
 
@@ -82,10 +82,8 @@ def record_of(
     info: ModelInfo,
     loras: Mapping[str, str],
 ) -> Record:
-    """Record of a program: a mapping for each part in `SAID`, and one mapping of source code.
-
-    `loras` maps LoRA adapters to their revisions.
-    """
+    """The record of `program`: a mapping for each part in `SAID`, and one mapping from names to source code.
+    `loras` maps LoRA adapters to their revisions."""
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
@@ -153,15 +151,16 @@ def _written(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Reader:
-    """Follows functions and values, and records them. Names of the module `home` have no prefix."""
+    """A recorder of functions and values, and of all that they reach. Names in the module `home` are recorded
+    without the name of the module."""
 
     def __init__(self, home: str) -> None:
         self._home = home
         self._known: set[int] = set()
         self._recorded: set[int] = set()
-        """Ids of the functions that were recorded."""
+        """The id() of each function that was recorded."""
         self._kept: list[object] = []
-        """Objects of `_known`, kept alive so that no other object gets their id."""
+        """The objects whose id() is in `_known`, kept alive so that no other object gets the same id()."""
         self.code: dict[str, str] = {}
         self.values: dict[str, str] = {}
         self.names: dict[str, str] = {}
@@ -221,7 +220,7 @@ class _Reader:
                 self.value(name if place == self._home else f"{place}.{name}", value)
 
     def value(self, name: str, value: Any, depth: int = 0) -> None:
-        """Record a value that the program reaches under `name`. `depth` is its level of nesting."""
+        """Record `value`, which the program reaches as `name`. `depth` is the value's level of nesting."""
         if _is_plain(value):
             self.values[name] = _recorded(_repr(value, name))
         elif depth <= DEEPEST and self._is_new(value):
@@ -272,10 +271,8 @@ class _Reader:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Global and closure names that `code` loads, each with the attributes that directly follow it.
-
-    Example: ``prompts.FEW_SHOT``.
-    """
+    """Global and closure names that `code` loads, each with the attributes that directly follow it. Example:
+    ``prompts.FEW_SHOT``."""
     chain: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
@@ -319,10 +316,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _repr(value: Any, name: str = "") -> str:
-    """repr of `value`, the same in every process.
-
-    If `name` looks like that of a secret, a checksum of the repr.
-    """
+    """The repr of `value`, the same in every process. If `name` looks like the name of a secret, a checksum
+    of the repr instead."""
     if SECRET.search(name) and not isinstance(value, NUMBERS):
         return hidden(_repr(value))
     if isinstance(value, set | frozenset):
@@ -368,7 +363,8 @@ SAID = {
 
 
 def difference(old: Record, new: Record) -> str | None:
-    """First difference between two records as one line; None if at most comments and layout differ."""
+    """First difference between two records as one line; None if the records differ at most in comments and
+    layout."""
     for part, said in SAID.items():
         if part == "values":  # after options and arguments; code first, as its change says more
             found = _code_difference(old.get("code", {}), new.get("code", {}), new["program"]["name"])

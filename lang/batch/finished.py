@@ -4,8 +4,7 @@
     words   array of uint32             28 bits of the row's digest, and its status; 0: no result
     places  array of uint32             the row's place in the input, from 1; 0: not seen
 
-Rows that are not in the arrays are collected in a dictionary, which is merged into the arrays from time to
-time.
+New rows are collected in a dictionary, which is merged into the arrays from time to time.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ OUTDATED = 4
 """Bit of a status: the result comes from another program, or from other options."""
 STATUS = 0xF
 LEAST_NEW = 128
-"""Least number of new rows that are merged into the arrays. In larger arrays it is 1/64 of their rows."""
+"""Number of new rows that starts a merge into the arrays. For large arrays it is 1/64 of the arrays' rows."""
 
 
 class FinishedRows:
     def __init__(self, results: Iterable[tuple[int, int]]) -> None:
-        """`results`: (identity, word) of each result. Of equal identities the last counts."""
+        """`results`: (identity, word) of each result. Of several results with one identity, the last
+        counts."""
         ids, words = array("Q"), array("I")
         for identity, word in results:
             ids.append(identity)
@@ -55,7 +55,7 @@ class FinishedRows:
         return 0 if at is None else int(self._words[at])
 
     def place(self, identity: int) -> int:
-        """The place that was last set for a row; 0 if none was."""
+        """The place that was last set for a row; 0 if no place was set."""
         at = self._find(identity)
         return self._new.get(identity, 0) if at is None else int(self._places[at])
 
@@ -69,7 +69,8 @@ class FinishedRows:
             self._merge()
 
     def count(self, *, seen: bool) -> int:
-        """Number of rows with results that were seen in the input, or if `seen` is False, that were not."""
+        """Number of rows that have results and were seen in the input; if `seen` is False, that have results
+        and were not seen."""
         return int(np.count_nonzero((self._words != 0) & ((self._places != 0) == seen)))
 
     def _find(self, identity: int) -> int | None:

@@ -18,8 +18,8 @@ import msgspec
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Text → its non-finite number."""
 MOST_VALUES = 1 << 16
-"""Most values that go into the digest of a row without a JSON text. The bound is needed as a row may contain
-itself."""
+"""Most values that go into the digest of a row without a JSON text. A bound is needed because a row may
+contain itself."""
 
 
 class NotJson(ValueError):
@@ -27,10 +27,8 @@ class NotJson(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """`value` as JSON text.
-
-    A value whose type is not known to msgspec, numpy or pydantic is written as its str().
-    """
+    """`value` as JSON text. A value whose type is not known to msgspec, numpy or pydantic is written as its
+    str()."""
     try:
         return _encoded(value, _plain, None)
     except Exception as error:  # the str() of a user's type may raise anything
@@ -38,10 +36,8 @@ def encode(value: Any) -> bytes:
 
 
 def canonical(value: Any) -> bytes:
-    """Bytes that are equal for equal rows, in every process.
-
-    Rows without a JSON text have such bytes, too.
-    """
+    """Bytes that are equal for equal rows, in every process. A row without a JSON text has canonical bytes,
+    too."""
     try:
         return _encoded(value, _stable, "deterministic")
     except Exception:
@@ -78,7 +74,8 @@ def _plain(value: Any) -> Any:
 
 
 def _stable(value: Any) -> Any:
-    """Substitute for `value` in a digest, the same in every process. str() may contain a memory address."""
+    """Substitute for `value` in a digest, the same in every process. str(value) is not used, because it may
+    contain a memory address."""
     known = _known(value)
     return type(value).__qualname__ if known is value else known
 

@@ -1,7 +1,7 @@
-"""Keys of a batch's rows. They are read and checked, and no two rows of the input may have the same key.
+"""Keys of a batch's rows. No two well-formed rows of the input may have the same key.
 
-A malformed row of a file is an `Unreadable`. If its key can be read, the key is kept, so that the result of
-the corrected row replaces the result of the malformed one.
+A malformed row of a file is an `Unreadable`. If the key of a malformed row can be read, the key is kept, so
+that the result of the corrected row replaces the result of the malformed row.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def split(index: int, values: Any, name: str | None, columns: Iterable[str]) -> 
 
 
 def _written(key: Any) -> str | None:
-    """Reason why `key` cannot be written as JSON; None if it can."""
+    """Reason why `key` cannot be written as JSON; None if `key` can be written."""
     try:
         encode(key)
     except NotJson as problem:
@@ -77,11 +77,9 @@ def _written(key: Any) -> str | None:
 
 
 def claim(seen: FinishedRows, index: int, name: str, key: Any, values: Any) -> int | None:
-    """Identity of row `index`, which is noted in `seen`.
-
-    If an earlier row has the same key: None for a malformed row; raises `InvalidRequest` for a well-formed
-    one.
-    """
+    """Note row `index` in `seen`, and return the row's identity. If an earlier row has the same `key`,
+    returns None for a malformed row (`values` is an `Unreadable`), and raises `InvalidRequest` for any other
+    row."""
     identity = key_identity(key)
     if before := seen.place(identity):
         if isinstance(values, Unreadable):
@@ -96,10 +94,8 @@ def claim(seen: FinishedRows, index: int, name: str, key: Any, values: Any) -> i
 
 
 def check_keys(rows: Iterable[Any], name: str) -> None:
-    """Raise `InvalidRequest` if two rows have the same key, or if no row has a key.
-
-    Takes 16 bytes of memory a row.
-    """
+    """Raise `InvalidRequest` if two well-formed rows have the same key, or if no row has a key. Takes 16
+    bytes of memory a row."""
     from ramify.lang.batch.finished import FinishedRows
 
     seen, first, is_column = FinishedRows(()), None, False

@@ -1,4 +1,4 @@
-"""Masks credentials in the texts of a batch's record by checksums.
+"""Masking of the credentials in the texts of a batch's record, by checksums.
 
 api_key = "hunter2"; headers = {"Cookie": "id=7"}   a text whose name matches `SECRET`
 "Bearer abcd", "sk-abcdefgh"                        a text that begins like a key
@@ -12,7 +12,7 @@ import hashlib
 import re
 
 SECRET = re.compile(r"key(?!word)|token(?!iz)|secret|passw|credential|authoriz|cookie", re.IGNORECASE)
-"""Parts of names. Values with a name that contains one of them are masked."""
+"""Pattern of parts of names. A value is masked if its name contains a match."""
 
 _NAMED = re.compile(
     rf"""(?P<before>(?:{SECRET.pattern})[\w-]{{0,40}}["'\])]{{0,3}}"""
@@ -37,7 +37,8 @@ _IN_QUERY = re.compile(
 
 
 def hidden(text: str) -> str:
-    """Checksum of `text`, written as an identifier: source code in which it replaces `text` still parses."""
+    """Checksum of `text`, written as an identifier, so that source code in which the checksum replaces `text`
+    still parses."""
     return f"hidden_{hashlib.blake2b(text.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 

@@ -27,15 +27,15 @@ _NUMBERED = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
 def descriptor(path: Place) -> int | None:
-    """The file descriptor of this process that `path` names, as "-" and /dev/fd/63 do; None for other
-    paths."""
+    """The file descriptor of this process that `path` names; None if `path` names none. "-" and /dev/fd/63
+    name descriptors."""
     text = os.fspath(path)
     numbered = _NUMBERED.fullmatch(text)
     return int(numbered[1]) if numbered else _NAMED.get(text)
 
 
 def is_stream(path: Place) -> bool:
-    """Whether `path` is a stream, which is write-only, so that no later run can continue it."""
+    """Whether `path` is a stream. A stream is write-only, so no later run can continue it."""
     if descriptor(path) is not None:
         return True
     try:
@@ -46,10 +46,8 @@ def is_stream(path: Place) -> bool:
 
 
 def open_stream(path: Place) -> Any:
-    """The stream at `path`, opened for unbuffered writing.
-
-    Opening a pipe waits for a reader; the wait is logged.
-    """
+    """The stream at `path`, opened for unbuffered writing. Opening a pipe waits for a reader, and logs that
+    it waits."""
     number = descriptor(path)
     if number is not None:
         return open(os.dup(number), "wb", buffering=0)

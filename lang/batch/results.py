@@ -37,8 +37,7 @@ LOOK_AHEAD = 16
 TRACE_ROWS = 16
 """Default number of rows in a trace report."""
 TRACEBACK_FRAMES, TRACEBACK_CHARS = 8, 4000
-"""Bounds of a traceback in a result line: number of frames, of which the innermost are kept, and
-characters."""
+"""Most frames and most characters of a traceback in a result line. The innermost frames are kept."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class Plan:
     """The arguments of a batch that writes a results file."""
 
     out: str | os.PathLike[str]
-    """Path of the results file. With the suffix ``.parquet`` it is a table of the results, written beside the
-    results file ``.jsonl``. It may also be a stream (`ramify.lang.batch.output`), such as "-" for standard
-    output."""
+    """Path of the results file ``NAME.jsonl``; or ``NAME.parquet``, the path of a table that is made from
+    ``NAME.jsonl`` at the end; or a stream (`ramify.lang.batch.output`), such as "-" for standard output."""
     program: str
     columns: list[str]
     """The names of the program's parameters."""
@@ -87,11 +85,8 @@ class Plan:
 
 
 class RowReader:
-    """Reads the input.
-
-    Rows that have to run are passed on through `window`; rows that need not run are counted. With `read_only`
-    the results file is left unchanged.
-    """
+    """A reader of the input. Rows that have to run come out of `window`; rows that need not run are counted.
+    With `read_only` the results file is left unchanged."""
 
     def __init__(self, plan: Plan, rows: Iterable[Any], record: Record, *, read_only: bool = False) -> None:
         if plan.key is not None and isinstance(rows, list | tuple):  # any other may be readable only once
@@ -102,9 +97,8 @@ class RowReader:
         self.window = Window(self._read(), plan.look_ahead or LOOK_AHEAD * plan.concurrency, plan.columns)
         self.summary = BatchSummary()
         self.read = 0
-        """Rows read so far."""
         self.skipped: Callable[[], None] = lambda: None
-        """Called for each row that need not run."""
+        """A function that is called for each row that need not run."""
 
     def _read(self) -> Iterator[Row]:
         for index, values in numbered(self._rows):
@@ -184,10 +178,8 @@ class _Writer:
                 raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
 
     def _standing(self, *, again: bool) -> str:
-        """Sentence about the progress of a batch that broke off, for a note on the error.
-
-        `again`: the same call continues the batch.
-        """
+        """Sentence about the progress of a batch that broke off, for a note on the error. `again`: whether
+        the same call would continue the batch."""
         done = self.summary.rows + self.summary.skipped
         left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
         if self._file.is_stream:
@@ -235,10 +227,8 @@ class _Writer:
 
 
 def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
-    """A row's error, and the fields of its line: variables, return value, error and usage.
-
-    If a value has no JSON text, the row gets an error; the other values of the row are kept.
-    """
+    """A row's error, and the fields of its line: variables, return value, error and usage. If a value has no
+    JSON text, the row gets an error; the other values of the row are kept."""
     error, outputs = state.error(), dict[str, Any]()
     for name, variable in state._branch.variables.items():
         if variable.ready.is_set() and variable.error is None:
@@ -275,7 +265,7 @@ def _failure(error: ProgramError) -> dict[str, Any]:
 
 def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
     """The file and line of the innermost frame of the user's code in a traceback, and the traceback's frames
-    from the user's outermost frame on, without those of Ramify."""
+    from the user's outermost frame on, without Ramify's own frames."""
     line, found = None, []
     for frame, number in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")

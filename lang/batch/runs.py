@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 DEFAULT_CONCURRENCY = 64
 AHEAD = 4
-"""With results in order, the number of rows that have begun and were not yielded yet is at most `AHEAD` times
-the concurrency."""
+"""Most rows, with results in order, that have begun and were not yielded, as a multiple of the
+concurrency."""
 BACKLOG = 2
 """Number of rows submitted for each thread, so that no thread is idle while the caller takes a result."""
 
 
 Register = Callable[["Run"], contextlib.AbstractContextManager[None]]
-"""Makes a context manager around a run; inside it, the batch can cancel the run."""
+"""A function that makes a context manager for a run. Within the context, the batch can cancel the run."""
 
 
 def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
@@ -60,8 +60,6 @@ def limit(num_threads: int | Literal["auto"], concurrency: int | None) -> int:
 
 
 class _Runs:
-    """The runs in progress. They are cancelled when the caller abandons the batch."""
-
     def __init__(self) -> None:
         self._running: set[Run] = set()
         self._abandoned = False
@@ -102,8 +100,8 @@ def finished_in_threads(
     result) as rows end.
 
     The iteration ends early if the breaker gives up. The registered runs are cancelled when the caller
-    abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function. That function is to be
-    called, from any thread, when new rows have come into `breaker`.
+    abandons the iteration, also by Ctrl-C. `wakes` is called once, with a function ``wake``. Code that adds
+    rows to `breaker` must call ``wake``, from any thread.
     """
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runs, pending = _Runs(), 0
@@ -184,7 +182,8 @@ def _gave_up(breaker: Breaker[Any], runs: _Runs) -> bool:
 
 
 def _stands(breaker: Breaker[Row], attempt: Attempt[Row], state: ProgramState | None) -> bool:
-    """Report the end of a row to `breaker`; returns whether its result is final."""
+    """Report the end of a row to `breaker`; returns whether the row's result is final. `state` is None for a
+    row that was not started."""
     if state is None:
         breaker.return_unstarted(attempt)
         return False
@@ -206,11 +205,9 @@ class Batch:
 
 
 class _InOrder:
-    """The input of a breaker: an iterator of rows. It also puts the rows' states in order.
-
-    While the number of rows that have begun and were not yielded is at its bound (`AHEAD`), `next` raises
-    StopIteration.
-    """
+    """An iterator over the input's rows for a breaker, which also puts the rows' states in order. While the
+    number of rows that have begun and were not yielded is at its bound (`AHEAD`), `next` raises
+    StopIteration."""
 
     def __init__(self, batch: Batch) -> None:
         self._source = enumerate(batch.rows)
@@ -234,10 +231,8 @@ class _InOrder:
         return Row(number, row)
 
     def put(self, number: int, state: ProgramState) -> Iterator[ProgramState]:
-        """Note that row `number` has ended.
-
-        Yields all states that are now next in order, which may be none.
-        """
+        """Note that row `number` has ended. Yields all states that are now next in order, if there are
+        any."""
         del self._begun[number]
         self._ended[number] = state
         while self._next in self._ended:
@@ -259,10 +254,8 @@ def run_in_threads(
     refuse: Callable[[ProgramError, Any], ProgramState],
     batch: Batch,
 ) -> Iterator[ProgramState]:
-    """Yield ``one(register, row)`` for each row, in order.
-
-    If the breaker gives up, the rows that have not ended get the state ``refuse(error, row)``.
-    """
+    """Yield ``one(register, row)`` for each row, in order. If the breaker gives up, the rows that have not
+    ended get the state ``refuse(error, row)``."""
     order = _InOrder(batch)
     finished = finished_in_threads(one, order.breaker, batch.concurrency)
     with progress(batch.rows, batch.progress) as bar, contextlib.closing(finished):
@@ -295,7 +288,7 @@ async def run_in_tasks(
 
 
 class Progress:
-    """A progress bar. It does nothing if no bar is shown."""
+    """A progress bar, or a substitute that does nothing if no bar is shown."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -308,10 +301,8 @@ class Progress:
             self._bar.update()
 
     def skip(self) -> None:
-        """Count a row that need not run.
-
-        The row does not count towards the speed, from which the remaining time is computed.
-        """
+        """Count a row that need not run. The row does not count towards the speed, from which the remaining
+        time is computed."""
         if self._bar is not None:
             for count in ("n", "initial", "last_print_n"):
                 setattr(self._bar, count, getattr(self._bar, count) + 1)

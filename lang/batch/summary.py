@@ -23,8 +23,8 @@ class BatchSummary:
     failed_before: int = 0
     """Number of skipped rows whose result is a failure."""
     others: int = 0
-    """Number of results in the file whose rows are not in the input. It is 0 if the batch was stopped, as the
-    input was then not read to its end."""
+    """Number of results in the file whose rows are not in the input. 0 if the batch was stopped, because its
+    input was not read to the end."""
     first_error: str | None = None
     stopped: str | None = None
     """Reason why the batch ended before its last row; None if every row has a result."""
@@ -94,10 +94,8 @@ class BatchSummary:
 
 
 def cost(usage: Usage, price: tuple[float, float, float]) -> float:
-    """The price of `usage`.
-
-    `price`: prices per million computed prompt tokens, cached prompt tokens, and output tokens.
-    """
+    """The price of `usage`. `price`: prices per million computed prompt tokens, cached prompt tokens, and
+    output tokens."""
     computed = usage.prompt_tokens - usage.cached_tokens
     tokens = (computed, usage.cached_tokens, usage.completion_tokens)
     return sum(count * one for count, one in zip(tokens, price, strict=True)) / 1e6

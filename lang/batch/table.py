@@ -80,7 +80,8 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def common_type(pa: Any, known: Any, values: list[Any]) -> Any:
-    """Common type of a column's earlier values, `known`, and of `values`; None if there is no common type."""
+    """Common type of `known`, the type of a column's earlier values, and of `values`; None if there is no
+    common type."""
     if known is None:
         return None
     values = _with_numbers(pa, values, known)
@@ -101,17 +102,15 @@ def stored_type(pa: Any, kind: Any) -> Any:
 
 
 def _can_be_stored(pa: Any, kind: Any) -> bool:
-    """Whether Parquet has the type `kind`. It has no structs without fields."""
+    """Whether Parquet has the type `kind`. Parquet has no structs without fields."""
     if pa.types.is_struct(kind):
         return kind.num_fields > 0 and all(_can_be_stored(pa, field.type) for field in kind)
     return not pa.types.is_list(kind) or _can_be_stored(pa, kind.value_type)
 
 
 def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
-    """The array of `values` with the type `stored`.
-
-    If their own type, `kind`, is another one, each value is a JSON text.
-    """
+    """The array of `values` with the type `stored`. `kind` is the values' own type. If `stored` is another
+    type, each value is written as JSON text."""
     if stored != kind:
         values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     else:
@@ -120,7 +119,8 @@ def to_array(pa: Any, values: list[Any], stored: Any, kind: Any) -> Any:
 
 
 def _with_numbers(pa: Any, values: list[Any], known: Any) -> list[Any]:
-    """`values`; if they are numbers and texts of NaN and infinities, with these texts converted to floats."""
+    """`values`, with texts of NaN and infinities converted to floats, if the column has numbers and `values`
+    has no other texts."""
     texts = {value for value in values if isinstance(value, str)}
     numbers = pa.types.is_floating(known) or pa.types.is_integer(known)
     numbers |= any(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -41,7 +41,7 @@ class Window:
     """An iterator that yields the rows of `source` in the order in which they are to run.
 
     Args:
-        source: The rows in the order of the input. At most `size` rows are held.
+        source: The rows in the order of the input. The window holds at most `size` rows.
         columns: The program's parameters, in the order of its signature.
     """
 
@@ -51,7 +51,7 @@ class Window:
         self._columns = list(columns)
         self._order = list(columns)
         self._heap: list[tuple[int, Key, int, Row]] = []
-        """(pass through the window, key, index, row)"""
+        """A heap of (number of the pass, key, index, row)."""
         self._round = 0
         self._last: Key = ()
         self._sampled = 0
@@ -73,10 +73,8 @@ class Window:
         return row
 
     def learn(self, row: Row, text: str) -> None:
-        """Learn the order of the columns from a finished row.
-
-        `text` is the text of its prompts and outputs.
-        """
+        """Learn the order of the columns from a finished row. `text` is the text of the row's prompts and
+        outputs."""
         if self._sampled == SAMPLE_ROWS or len(self._columns) < 2:
             return
         self._sampled += 1

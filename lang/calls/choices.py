@@ -1,11 +1,12 @@
-"""The methods of `select`: each decides among choices by the log-probabilities of the choices' tokens.
+"""The methods by which `select` decides among choices, from the log-probabilities of the choices' tokens.
 
-The three methods and their names are those of SGLang's frontend. Example, with the log-probabilities of the
+The three methods and their names are taken from SGLang's frontend. Example, with the log-probabilities of the
 tokens of two choices:
 
     "Paris"   [-1.0]        mean -1.0
     "Lyon"    [-0.2, -2.4]  mean -1.3
-    token_length_normalized decides for "Paris", greedy_token_selection for "Lyon" (-0.2 > -1.0 comes first).
+    token_length_normalized decides for "Paris": -1.0 > -1.3
+    greedy_token_selection decides for "Lyon": -0.2 > -1.0
 """
 
 from __future__ import annotations
@@ -24,11 +25,8 @@ from ramify.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class Scored:
-    """One choice with the log-probabilities of its tokens after the prompt.
-
-    `unconditional`: the log-probabilities of the same tokens without a prompt; None if the method does not
-    require them.
-    """
+    """One choice with the log-probabilities of its tokens after the prompt. `unconditional`: the
+    log-probabilities of the same tokens without a prompt; None if the method does not require them."""
 
     choice: str
     tokens: TokenLogprobs
@@ -36,13 +34,13 @@ class Scored:
 
     @property
     def logprobs(self) -> list[float]:
-        """Natural logarithms, one per token. The first token of a prompt has no log-probability and counts as
-        0."""
+        """The log-probability of each token (natural logarithm). The first token of a prompt has none, and
+        counts as 0."""
         return [value or 0.0 for value in self.tokens.logprobs]
 
     @property
     def mean(self) -> float:
-        """Mean over the tokens that have a log-probability; 0 if no token has one."""
+        """Mean log-probability of the tokens that have one; 0 if no token has one."""
         return _mean([value for value in self.tokens.logprobs if value is not None])
 
 
@@ -76,8 +74,8 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
 class GreedyTokenSelection(ChoicesSamplingMethod):
     """The method that decides for the choice that greedy decoding would follow, token by token.
 
-    The log-probabilities of a shorter choice are padded with their own mean up to the length of the longest
-    choice. So a choice that is a prefix of another one can win.
+    The log-probabilities of each shorter choice are padded, with the mean of that choice, to the length of
+    the longest choice. So a choice that is a prefix of another choice can win.
     """
 
     def __call__(self, scored: Sequence[Scored]) -> ChoicesDecision:
@@ -91,8 +89,8 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
-    """The method that decides for the choice with the highest mean difference between the log-probabilities
-    of its tokens with the prompt and without it."""
+    """The method that decides for the choice with the highest mean gain of its tokens: log-probability with
+    the prompt minus log-probability without a prompt."""
 
     requires_unconditional_logprobs = True
 
@@ -131,7 +129,8 @@ SCORING = SamplingParams(max_tokens=0, temperature=0.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen choice. `ids` are its tokens; empty if its first token begins inside the prompt."""
+    """The chosen choice. `ids` are the tokens of the choice; empty if the first of these tokens begins inside
+    the prompt."""
 
     text: str
     ids: tuple[int, ...]
@@ -141,10 +140,8 @@ class Choice:
 def decide(
     found: Sequence[ChoiceScore], step: Call, choices: Sequence[str], method: ChoicesSamplingMethod
 ) -> Choice:
-    """The choice that `method` decides for by the scores `found`. The scores are recorded in `step`.
-
-    Raises `BackendError` if the backend has not returned all scores.
-    """
+    """Record the scores `found` in `step`, and return the choice that `method` decides for. Raises
+    `BackendError` if the backend has not returned all scores."""
     unconditional = method.requires_unconditional_logprobs
     if len(found) != len(choices) or (unconditional and any(one.unconditional is None for one in found)):
         raise BackendError("The backend returned no log-probabilities of the choices, which select needs.")

@@ -1,7 +1,8 @@
-"""The chunks of one request. An attempt that breaks off by a transient failure is followed by another one.
+"""The delivery of one request's chunks, in one or several attempts.
 
-If no text of the broken attempt has been streamed to a reader, the next attempt may give any output. If text
-has been streamed, the next output must begin with that text, so the request must be greedy or seeded:
+If an attempt breaks off by a transient failure, another attempt follows. If no text of the broken attempt has
+been streamed to a reader, the next attempt may give any output. If text has been streamed, the next output
+must begin with that text. Another attempt is then made only if the request is greedy or seeded:
 
     attempt 1   "Once upon a"         shown, then the connection is lost
     attempt 2   "Once upon a time."   begins with what was shown; the reader gets " time."
@@ -57,21 +58,21 @@ class Delivery:
         self._backend, self._info = target.backend, target.info
         self._marks = marks
         self.generated: list[TextChunk] = []
-        """The chunks of the latest attempt that has received any."""
+        """The chunks of the latest attempt that has received a chunk."""
         self.received: list[TextChunk] = []
         """The chunks of `generated`, with the thoughts separated from the answer."""
         self.split = self._splitter()
         self._reader_split = self._splitter()
         self._shown = ""
-        """The text that the reader has been shown: the longest text of the broken attempts."""
+        """The text that the reader has been shown by broken attempts: the longest of their texts."""
         self._shown_ids = 0
 
     async def receive(self, request: Generate) -> str:
-        """Receive all chunks, and return the request id of the attempt that they came from.
+        """Receive all chunks, and return the request id of the attempt that delivered the chunks.
 
         If the backend has a store of answers, the answer is looked up there first, and a new answer is added
-        to the store. Raises the error of the last attempt, and `BackendError` if the output of an attempt
-        does not begin with the text that the reader has been shown.
+        to the store. Raises the last attempt's error if all attempts fail. Raises `BackendError` if an
+        attempt's output does not begin with the text that the reader has been shown.
         """
         store: AnswerStore | None = getattr(self._backend, "answers", None)
         key = None if store is None else key_of(request, self._info, await self._revision(request))
@@ -148,10 +149,8 @@ class Delivery:
         return take
 
     def _show_rest(self, chunk: TextChunk, chars: int, ids: int) -> None:
-        """Show the part of `chunk` that the reader lacks.
-
-        `chars` and `ids` are the characters and tokens of the attempt before this chunk.
-        """
+        """Show the part of `chunk` that the reader lacks. `chars` and `ids` are the characters and tokens of
+        the attempt before this chunk."""
         assert self._show is not None
         text = _text(chunk)
         known = self._shown[chars : chars + len(text)]
@@ -186,12 +185,12 @@ def least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
 
 
 def is_repeatable(request: Generate) -> bool:
-    """Whether `request` gives the same answer each time: it is greedy, or has a seed."""
+    """Whether `request` gives the same answer each time, because it is greedy or has a seed."""
     return request.sampling.temperature == 0.0 or request.sampling.seed is not None
 
 
 def key_of(request: Generate, info: ModelInfo, lora: str = "") -> bytes | None:
-    """The key of the answer of `request` in a store of answers; None if the request is sampled without a
+    """The key of the answer to `request` in a store of answers; None if the request is sampled without a
     seed.
 
     The key covers the model, the revision of the request's LoRA adapter (`lora`), the fields of the request
@@ -230,11 +229,11 @@ def _without(chunk: TextChunk, chars: int, ids: int) -> TextChunk:
 
 
 async def _receive(backend: Backend, request: Generate, take: Callable[[TextChunk], None]) -> None:
-    """Call `take` with each chunk of the answer of `request`.
+    """Call `take` with each chunk of the answer to `request`.
 
-    If this coroutine is cancelled, the backend aborts the request, and `take` is still called with the chunks
-    up to the last one, whose usage counts all computed tokens. If the backend does not have the request yet,
-    cancelling ends at once.
+    If this coroutine is cancelled, the backend's `abort` is called. `take` still gets the chunks up to the
+    last one, whose usage counts all computed tokens. If the backend does not know the request, the
+    cancellation does not wait for chunks.
     """
 
     async def read() -> None:

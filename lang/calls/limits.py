@@ -36,8 +36,8 @@ NAMES = Bounds.__struct_fields__
 
 
 class Limit:
-    """A limit, and what its steps have spent. Its time begins when the object is made, or with `later` when
-    its first step begins."""
+    """A limit, and the amounts spent by the steps under it. The limit's time begins when this object is made,
+    or with `later` when the first step begins."""
 
     def __init__(self, bounds: Bounds, where: str, *, later: bool = False, remedy: str = RAISE) -> None:
         self.bounds = bounds
@@ -45,8 +45,8 @@ class Limit:
         self._remedy = remedy
         self.id = uuid.uuid4().hex
         self.refuse: Callable[[], NoReturn] | None = None
-        """A function that raises an error. It is called when `calls`, `tokens` or `seconds` is read while a
-        program is traced. None outside of tracing."""
+        """The function that raises an error when `calls`, `tokens` or `seconds` is read while a program is
+        traced. None outside of tracing."""
         self._calls = self._tokens = 0
         self._tokens_on: Counter[Backend] = Counter()
         self._began = None if later else time.monotonic()
@@ -93,8 +93,8 @@ class Limit:
         self._tokens_on[backend] += tokens
 
     def hint(self, backend: Backend) -> LimitHint:
-        """The limit as a hint for `backend`. The backend counts the cost of the limit's requests that it has
-        served, so the hint's max_total_tokens are reduced only by the tokens spent on other backends."""
+        """The limit as a hint for `backend`. The hint's max_total_tokens is reduced only by the tokens spent
+        on other backends, because each backend itself counts the tokens of the requests that it serves."""
         most = self.bounds.max_total_tokens
         return LimitHint(
             id=self.id,
@@ -173,7 +173,7 @@ def tightest(limits: Limits) -> Bounds:
 
 
 class Deadline(NamedTuple):
-    """The limit whose time ends first, and the seconds until then."""
+    """The limit whose time ends first, and the seconds until its end."""
 
     seconds_left: float
     limit: Limit
@@ -203,11 +203,11 @@ class Allowance(NamedTuple):
 
 
 def allow_call(limits: Limits, sampling: SamplingParams, thinking: Thinking | None = None) -> Allowance:
-    """Count a request for each limit, and cut its max_tokens to what the limits leave. The max_tokens of
-    thoughts are cut before those of the answer.
+    """Count a request for each limit, and cut the request's max_tokens to the tokens that the limits leave.
+    The max_tokens of thoughts are cut before those of the answer.
 
-    Raises `BudgetExceeded` for the innermost limit that does not allow the request. In that case no limit
-    counts it.
+    Raises `BudgetExceeded` for the innermost limit that does not allow the request. No limit counts a request
+    that is not allowed.
     """
     wanted, replace = sampling.max_tokens, msgspec.structs.replace
     if limits:
@@ -238,10 +238,11 @@ def _counted(limits: Limits, sampling: SamplingParams) -> SamplingParams:
 
 
 def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
-    """Raise `BudgetExceeded` for the innermost limit that an answer has exceeded. The usage of the answer
-    must have been counted.
+    """Raise `BudgetExceeded` if an answer has exceeded a limit; if it has exceeded several, for the
+    innermost. The usage of the answer must have been counted.
 
-    `cut` says that the answer was cut off at the max_tokens that `allow_call` has set.
+    `cut`: whether the answer was cut off at the max_tokens that `allow_call` has set. If so, the error is
+    that of the limit with the fewest tokens left.
     """
     reached = None if finish is None else finish.limit
     if reached is not None and reached.timed_out:
@@ -258,6 +259,6 @@ def check_answer(limits: Limits, finish: Finish | None, *, cut: bool) -> None:
 
 
 def _named(limits: Sequence[Limit], id: str) -> Limit:
-    """The limit with this `id`. An unknown id belongs to a limit that a server has set itself; for it the
-    innermost limit is returned."""
+    """The limit with this `id`. An unknown id belongs to a limit that a server has set itself; the innermost
+    limit is returned for it."""
     return next((one for one in limits if one.id == id), limits[-1])

@@ -79,11 +79,11 @@ async def send(
     """Send `request` and record the result in `call`.
 
     Args:
-        allowance: The limits that count the request.
+        allowance: The request's limits, as `allow_call` has returned them.
         thinking: The step's setting of thinking; None if the step has none.
         show: Called with each chunk while it is generated; None if the text is not streamed to a reader.
 
-    A request that fails by a transient error is sent again, as the backend's `retry` says. Raises the
+    A request that fails with a transient error is sent again by the policy `retry` of the backend. Raises the
     backend's errors, `Cancelled` if the backend aborts the request, `BudgetExceeded` if the answer exceeds a
     limit, and `BackendError` if the chunks end without a final one.
     """
@@ -155,8 +155,8 @@ def _first_text_s(call: Call) -> float | None:
     """Seconds from the start of the run to the moment when the runtime generated the first text; None if
     there was none.
 
-    The text of a call that does not stream may be delivered late, so the arrival of its first chunk may be
-    later than this moment.
+    If a call does not stream, its text may be delivered late, so its first chunk may arrive later than this
+    moment.
     """
     usage = call.own_usage
     if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:

@@ -1,4 +1,4 @@
-"""What the requests of one run share, and the backends with their models that the run uses."""
+"""The settings that all requests of one run share, and the models that the run uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Session:
         self.stream = stream
         """Whether the caller may iterate over the text while the program runs."""
         self.in_batch = in_batch
-        """Whether the run is a row of a batch, or was started by such a run."""
+        """Whether the run is a row of a batch, or was started by the run of a row."""
         self.started: float = time.perf_counter() if started is None else started
         """The start of the outermost program, as `time.perf_counter` gives it. All times of a trace are
         counted from here."""

@@ -1,5 +1,4 @@
-"""The text of a turn of tool calls: the descriptions, the calls and the results, in the form that each model
-reads.
+"""The text of a turn of tool calls, and of the descriptions of tools, in the form that each model reads.
 
 In a chat the calls are an assistant turn. If the tools of the model's chat template can be written piece by
 piece (`ChatFormat.tools`), calls and results follow the template, with a tool turn for each result. Otherwise
@@ -76,8 +75,8 @@ def describe(content: Content, target: PromptModel, tools: Tools) -> Content:
 
 
 def open_calls(view: View[M], opening: str, turns: bool) -> View[M]:
-    """`view` with `opening` appended, after which the calls are generated. If `turns`, an assistant turn is
-    begun first."""
+    """`view` with `opening`, the beginning of the calls, appended. If `turns`, an assistant turn is begun
+    first. The model generates the rest of the calls."""
     content = view.content
     if turns:
         content = begin_turn(content, "assistant", view.target.info)
@@ -86,7 +85,7 @@ def open_calls(view: View[M], opening: str, turns: bool) -> View[M]:
 
 
 class CallTurn(msgspec.Struct, frozen=True):
-    """A turn of calls with its results. It is the mark of all pieces that the turn appends."""
+    """A turn of calls with its results, and the mark of all pieces that the turn appends."""
 
     opening: str
     output: Output
@@ -124,8 +123,8 @@ class CallTurn(msgspec.Struct, frozen=True):
         return content
 
     def _append_calls(self, tail: Piece | None, target: PromptModel) -> Piece | None:
-        """Append the calls as they were generated, or, if `target` has another form of calls, in the form of
-        `target`."""
+        """Append the calls as they were generated. If `target` has another form of calls, append them in the
+        form of `target`."""
         output, form = self.output, form_of(target)
         if form != form_of(output.target):
             return append_text(tail, form.write(self.words, self.written))

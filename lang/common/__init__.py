@@ -1,2 +1,1 @@
-"""Helpers used by all of `lang`: an event for threads and event loops, the line of the user's code for error
-messages, and names that are refused."""
+"""Helpers used by all of `lang`: an event, the line of the user's code for errors, and refused names."""

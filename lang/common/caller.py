@@ -32,8 +32,8 @@ def _caller() -> FrameType | None:
 
 
 def raised_line(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame of the user's code in the traceback of `error`; None if there is
-    none."""
+    """``file:line`` of the innermost frame of the user's code in the traceback of `error`; None if no frame
+    is the user's."""
     line = None
     for frame, number in traceback.walk_tb(error.__traceback__):
         if is_users(frame.f_globals.get("__name__", "")):

@@ -111,8 +111,8 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
     ) -> AsyncIterator[ProgramState]:
-        """Run the rows as `run_batch` does, and yield their states in the order of the rows. Rows are read
-        only as they are needed."""
+        """Run the rows as `run_batch` does, and yield the states in the order of the rows. Each row is read
+        only when it is needed."""
         batch = self._batch(options, num_threads, concurrency, progress_bar, give_up_after)
         async for state in self._states(batch, rows):
             yield state
@@ -154,8 +154,8 @@ async def _execute(started: Started) -> None:
 
 
 async def _stream(started: Started) -> None:
-    """Run as `_execute` does, but raise nothing: the run keeps an exception, and its states raise it when
-    they are read."""
+    """Run as `_execute` does, but raise nothing. An exception is kept in the run, and raised when a state of
+    the run is read."""
     with contextlib.suppress(Exception):
         await _execute(started)
 
@@ -169,7 +169,7 @@ def _on_background(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """The future of `coroutine`, which starts on the background loop at once. Cancelling the future cancels
     the coroutine.
 
-    A task of the caller's loop is not used because `asyncio.run` cancels all tasks at its end, some before
-    they have begun.
+    A task of the caller's loop is not used, because at its end `asyncio.run` cancels all tasks, even tasks
+    that have not begun.
     """
     return asyncio.wrap_future(submit(coroutine))

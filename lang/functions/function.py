@@ -1,5 +1,7 @@
-"""Programs whose body is a plain function. The body runs in the caller's thread, or with ``stream=True`` in a
-thread of its own."""
+"""Programs whose body is a plain function.
+
+The body runs in the caller's thread, or with ``stream=True`` in a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,9 @@ class Function(Program[P, ProgramState]):
         ``docs/compiled-programs.md``.
 
         The body is called once, with placeholders for the results of its steps. Parameters get their values
-        from `given`, else their defaults, else placeholders. The arguments for these placeholders are given
-        to each run of the graph. `given` may also hold options of `run`. Raises `CompileError`, which names
-        the line, if the body branches on a placeholder.
+        from `given`, else their defaults, else placeholders. Each run of the graph takes the arguments for
+        these placeholders. `given` may also hold options of `run`. Raises `CompileError`, which names the
+        line, if the body branches on a placeholder.
         """
         traced, left, bound = self._compile(given)
         return Compiled(traced, left, self.body, bound)
@@ -100,12 +102,12 @@ class Function(Program[P, ProgramState]):
         Returns the states in the order of the rows. If one row raises an exception, the other rows still run
         to their end. `error()` of the failed row's state returns the exception, and reading a variable of
         that state raises it. A row that does not fit the program's parameters fails in the same way. With
-        `generator_style` the states are yielded in order, and rows are read only as they are needed.
+        `generator_style` the states are yielded in order, and each row is read only when it is needed.
 
         A row that fails transiently (`ramify.errors.is_transient`) runs again, after a pause in which no row
         starts (`ramify.lang.batch.breaker`). If no request has been answered for `give_up_after` seconds
         (None: no limit), the batch stops. The states of the remaining rows then have an error whose
-        `transient` is true; with `out`, the summary has `stopped`.
+        `transient` is true; with `out`, the field `stopped` of the summary is set.
 
         With `out`, each finished row is written as a line of that JSONL file, in the order in which rows
         finish. No states are kept, and a summary is returned. Rows that are in the file already are skipped,
@@ -116,14 +118,14 @@ class Function(Program[P, ProgramState]):
         written; NaN and infinities are written as strings. Raises `RamifyError` if the file cannot be
         written, for example on a full disk.
 
-        `key` names the column that identifies a row, and is copied into the row's line; without `key` a row
-        is identified by its content. The file records the program and its options
-        (`ramify.lang.batch.fingerprint`). If they have changed since, `InvalidRequest` with the difference is
-        raised, unless `rerun` is ``"changed"`` (rows that were run before the change run again) or
-        ``"missing"`` (the results of these rows are kept). ``"failed"`` runs failed rows again. `rerun` may
-        hold several of these words, separated by commas.
+        `key` is the name of the column that identifies a row; the row's line has the value of this column.
+        Without `key` a row is identified by its content. The file records the program and its options
+        (`ramify.lang.batch.fingerprint`). If the program or an option has changed since the file was written,
+        `rerun` must be ``"changed"`` (rows that were run before the change run again) or ``"missing"`` (the
+        results of these rows are kept); otherwise `InvalidRequest` is raised, with the difference. With
+        ``"failed"`` rows that failed run again. `rerun` may hold several of these words, separated by commas.
 
-        `look_ahead` rows (default: 16 times the concurrency) are read in advance, so that rows which share a
+        `look_ahead` rows (default: 16 times the concurrency) are read in advance, so that rows with a common
         prefix run together. `trace` is the path at which an HTML report of the first `trace_rows` rows
         (default: 16) is written.
 
@@ -178,8 +180,8 @@ def _execute(started: Started) -> None:
 
 
 def _stream(started: Started) -> None:
-    """Run as `_execute` does, but raise nothing: the run keeps an exception, and its states raise it when
-    they are read."""
+    """Run as `_execute` does, but raise nothing. An exception is kept in the run, and raised when a state of
+    the run is read."""
     with contextlib.suppress(Exception):
         _execute(started)
 

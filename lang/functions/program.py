@@ -34,7 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RESERVED = ("backend", "stream", "cache_scope", "compiled")
-"""Arguments of `run` that no program can have as parameters of its own."""
+"""Arguments of `run` whose names a program's own parameters cannot have."""
 
 NO_PARAMETERS = inspect.Signature()
 
@@ -61,8 +61,8 @@ class Started:
     run: Run
     state: ProgramState
     body: Callable[[], Any]
-    """Calls the program's body. Raises TypeError or `InvalidRequest` if the arguments do not fit the body's
-    parameters."""
+    """A function that calls the program's body. Raises TypeError or `InvalidRequest` if the arguments do not
+    fit the body's parameters."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Batch:
     progress: bool
     give_up_after: float | None
     plan: results.Plan | None
-    """The results file and the options for writing it; None for a batch without a results file."""
+    """The results file and the options of writing the file; None for a batch without a results file."""
     place: Place | None = None
-    """The place in the program that started the batch; the rows become part of that program's trace. None
-    outside of programs, and for a batch with a results file."""
+    """The place in a program at which the batch was started; the rows become part of that program's trace.
+    None for a batch that no program has started, and for a batch with a results file."""
 
     def in_order(self, rows: Iterable[Any]) -> runs.Batch:
         return runs.Batch(rows, self.limit, self.progress, self.give_up_after)
@@ -89,9 +89,8 @@ class Program(Generic[P, R]):
     """The base of sync and async programs: a body, its signature, and bound arguments."""
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
-    """Makes a body that runs a traced graph: `body_of` or `async_body_of`."""
+    """The function that makes a body that runs a traced graph: `body_of` or `async_body_of`."""
     _asynchronous: ClassVar[bool]
-    """Whether the body is a coroutine function."""
     traced: Traced | None = None
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
@@ -127,7 +126,7 @@ class Program(Generic[P, R]):
         """Run the program, as `run` does.
 
         If the first argument is the state of another program, append this program's steps to that state
-        instead, and return the result of the body. `backend`, if given, is the backend of these steps.
+        instead, and return the result of the body. `backend` is then the backend of the appended steps.
         """
         if args and isinstance(args[0], ProgramState):
             return self._on_state(*args, **kwargs)
@@ -157,10 +156,10 @@ class Program(Generic[P, R]):
 
         In addition to the program's own arguments, `run` takes `backend`, `stream` (run the body in a new
         thread or task and return at once), `cache_scope`, and default sampling options for every `gen`. With
-        `compiled`, the body is traced and its graph runs; a body that cannot be traced is called a second
-        time, and its steps run as they are appended. `timeout`, `max_total_tokens` and `max_calls` limit the
-        run, as in `limit`. If the program has a parameter of one of these three names, the argument is for
-        that parameter.
+        `compiled`, the body is traced to a graph, and the graph runs. If the body cannot be traced, the body
+        is called a second time, and its steps run when they are appended. `timeout`, `max_total_tokens` and
+        `max_calls` limit the run, as in `limit`. If the program itself has a parameter with one of these
+        three names, the argument is passed to that parameter.
 
         If the body raises an exception, on Ctrl-C, or if an async run is cancelled, the requests in flight
         are aborted and the exception is raised. The error of a step is raised when its variable is read.
@@ -188,8 +187,8 @@ class Program(Generic[P, R]):
     def _refuse_unknown(self, own: Iterable[str], of: str) -> None:
         """Refuse a name in `own` that is neither a parameter of the program nor an option of the method `of`.
 
-        Raises TypeError, as Python does for function calls. For `run_batch`, whose rows give the parameters,
-        raises `UnsupportedField`.
+        Raises TypeError, as Python does for function calls; for `run_batch`, where the rows have the
+        arguments, `UnsupportedField`.
         """
         parameters = self._signature.parameters.values()
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
@@ -244,8 +243,9 @@ class Program(Generic[P, R]):
         *,
         in_batch: bool = False,
     ) -> Started:
-        """Begin a run. `place` is the place in the program that starts this one; None outside of programs.
-        `arguments` returns the body's arguments; an error that it raises makes the run fail."""
+        """Begin a run. `place` is the place in another program that starts this one; None if no program
+        starts it. `arguments` returns the body's arguments; if `arguments` raises an error, the run fails
+        with that error."""
         around = None if place is None else place.run()
         limits = settings.limits if around is None else combined(around.limits, settings.limits)
         if settings.bounds:
@@ -327,7 +327,8 @@ class Program(Generic[P, R]):
         return record_of(self, settings.options, batch.common, settings.backend, info, loras)
 
     def _row(self, common: Mapping[str, Any], row: Any) -> inspect.BoundArguments:
-        """The arguments of a row: a mapping gives them by name, a list or tuple by position."""
+        """The arguments of a row, which has them by name (a mapping) or by position (a list or tuple). Raises
+        `InvalidRequest` for any other row."""
         if isinstance(row, Mapping):
             return self._signature.bind(**{**common, **row})
         if isinstance(row, list | tuple):
@@ -351,7 +352,7 @@ class Program(Generic[P, R]):
 
 
 class CompiledProgram(Program[P, R]):
-    """Base of `Compiled` and `AsyncCompiled`. The signature lacks the parameters that were given a value at
+    """Base of `Compiled` and `AsyncCompiled`. The signature has only the parameters without a value at
     compile time."""
 
     traced: Traced

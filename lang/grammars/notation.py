@@ -35,7 +35,7 @@ def listed(item: str, separator: str = ", ") -> str:
 
 
 def words_but(words: Collection[str], first: str, others: str, begun: str = "") -> str:
-    """An expression for the rest of a word that begins with `begun` and is none of `words`. A word has one
+    """An expression for the rest of a word that begins with `begun` and is none of `words`. A word is one
     character of `first`, then any number of characters of `others`.
 
     For all words of the letters a and b except "ab":  "a" ("a" [ab]* | "b" [ab] [ab]*)? | "b" [ab]*

@@ -1,5 +1,4 @@
-"""Calls of Python functions with literals as arguments: a grammar for such calls, and a reader that runs
-nothing.
+"""A grammar for calls of Python functions with literals as arguments, and a reader that runs nothing.
 
 def weather(city: str, days: int = 1): …
 
@@ -68,8 +67,8 @@ def python_call(functions: Functions) -> Constraint:
     """One call of one of `functions`, as a Python expression: ``weather("Paris", days=3)``.
 
     The arguments are literals of the annotated types: first positional arguments, then keyword arguments,
-    both in the order of the parameters. The output can be parsed with ``ast.parse``, its arguments fit
-    ``inspect.Signature.bind``, and `read_call` returns them.
+    both in the order of the parameters. The output can be parsed with ``ast.parse``, and the arguments in the
+    output fit the function's signature. `read_call` returns the arguments.
 
     Args:
         functions: A function or tool (`tool`), a list of these, or a mapping from names to functions or
@@ -224,7 +223,8 @@ def _members(rule: str, members: Sequence[_Member]) -> dict[str, str]:
 
 
 class _Values:
-    """The GBNF expressions for literals of types. `rules` collects the rules of types that have members."""
+    """A writer of GBNF expressions for literals of types. `rules` collects the rules of the types that have
+    members."""
 
     def __init__(self, prefix: str) -> None:
         self.rules: dict[str, str] = {}
@@ -308,8 +308,8 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 def _plain(kind: Any, where: str) -> Any:
-    """`kind` without NewType, type aliases and annotations of text. Raises `InvalidConstraint` for an
-    annotation that restricts the values."""
+    """`kind` without NewType, type aliases, and the texts in an `Annotated`. Raises `InvalidConstraint` for
+    an `Annotated` that restricts the values."""
     while True:
         if isinstance(kind, typing.NewType):
             kind = kind.__supertype__

@@ -45,8 +45,8 @@ row rows savepoint select set table temp temporary then ties to transaction trig
 unique update using vacuum values view virtual when where window with without
 """
 KEYWORDS = frozenset(_WORDS.split())
-"""The keywords of https://sqlite.org/lang_keywords.html, and true and false. Names that are keywords are
-written in quotes."""
+"""The keywords of https://sqlite.org/lang_keywords.html, and true and false. Names of tables and columns that
+are keywords are written in quotes."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 NUMBER, TEXT, TRUTH, ANY = KINDS = ("number", "text", "truth", "any")
@@ -118,8 +118,8 @@ Tables = dict[str, dict[str, str]]
 """Table → column → the kind of the column's values, one of `KINDS`."""
 
 Joins = dict[tuple[str, str], list[tuple[list[str], list[str]]]]
-"""(table, other table) → pairs of lists of columns. A join may equate any column of the first list, which
-belongs to the table, with any column of the second, which belongs to the other table."""
+"""(table, other table) → pairs of lists of columns. A join may equate any column of the first list, which are
+columns of the table, with any column of the second list, which are columns of the other table."""
 
 
 def _typed(tables: Mapping[str, Columns]) -> Tables:
@@ -143,8 +143,8 @@ def _typed(tables: Mapping[str, Columns]) -> Tables:
 
 
 def _kind(kind: Any) -> str:
-    """The kind of values of a Python type, or of an SQL type given as text. For SQL types it follows SQLite's
-    rules of column affinity."""
+    """The kind (one of `KINDS`) of the values of a Python type, or of an SQL type given as text. SQLite's
+    rules of column affinity decide for SQL types."""
     if isinstance(kind, str):
         name = kind.upper()
         affine = [one for one, parts in _AFFINITIES.items() if any(part in name for part in parts)]
@@ -258,7 +258,7 @@ def _scopes(tables: Tables, joins: Joins, most_tables: int) -> list[Scope]:
 
 def _join(joins: Joins, scope: Scope, table: str) -> str:
     """The GBNF expression for the condition of ``JOIN table ON``: a column of `scope` equals a column of
-    `table`. Empty if `joins` allows no such pair."""
+    `table`. Empty if `joins` allows no pair of these columns."""
     return either(
         *(
             f'{texts(_name(one, column) for column in left)} " = " {texts(_name(table, c) for c in right)}'

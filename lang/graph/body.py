@@ -1,5 +1,4 @@
-"""Bodies that run the graph of a traced program. The graph runs on the server if the backend is a server that
-runs graphs, else in this process."""
+"""Bodies that run the graph of a traced program, on a server that runs graphs or in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def compile_body(
 
 def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -> Callable[..., Any]:
     """A body that runs the graph of `traced`, and returns what `like`, the body that was traced, would
-    return. `left` is the signature of the arguments that it takes."""
+    return. `left` is the new body's signature."""
 
     @functools.wraps(like)
     def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
@@ -52,8 +51,8 @@ def body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -
 
 
 def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., Any]) -> Callable[..., Any]:
-    """A coroutine function that does the same as the function returned by `body_of`, in the caller's event
-    loop."""
+    """A coroutine function that does in the caller's event loop what the function returned by `body_of`
+    does."""
 
     @functools.wraps(like)
     async def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +66,8 @@ def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., A
 
 
 def _check(variable: Variable, conditional: bool) -> None:
-    """Raise the error of a failed step. A read under a condition ignores that its step was skipped."""
+    """Raise the error of `variable` if its step failed. If the read is `conditional`, a skipped step is no
+    error."""
     if not (conditional and isinstance(variable.error, Skipped)):
         variable.read()
 
@@ -79,8 +79,9 @@ def _signed(body: Callable[..., Any], left: inspect.Signature) -> Callable[..., 
 
 
 def _start(traced: Traced, s: ProgramState, row: Row) -> Execution:
-    """Submit the whole graph with the arguments in `row`. If the backend runs graphs, the graph is also
-    submitted to the backend, whose answers the steps in this process then get."""
+    """Submit all nodes of the graph with the arguments in `row`. If the backend runs graphs, the graph is
+    also submitted to the backend. The steps in this process are then answered from the backend's run of the
+    graph."""
     traced.graph.check_row(row, "arguments")
     root = s._branch
     run = root.run
@@ -105,7 +106,7 @@ def runs_graphs(backend: Backend) -> TypeGuard[RunsPrograms]:
 
 
 def stays_here(steps: Mapping[int, ModelStep]) -> bool:
-    """Whether the graph must run in this process: a step names a backend, or has another argument in
+    """Whether the graph must run in this process, because a step has one of the arguments in
     `BEFORE_THE_NEXT`."""
     return any(BEFORE_THE_NEXT & step.local().keys() for step in steps.values())
 
@@ -119,8 +120,8 @@ def _parts(variable: Variable) -> Iterator[Variable]:
 
 
 class _Result:
-    """The reads and the return value of the traced body, in which symbolic values are replaced by the results
-    of one run."""
+    """The reads and the return value of the traced body, with the results of one run in place of symbolic
+    values."""
 
     def __init__(self, traced: Traced, s: ProgramState, row: Row) -> None:
         self._traced, self._row = traced, row

@@ -1,5 +1,4 @@
-"""Conditions and bounded loops. In a compiled program they become nodes with conditions; otherwise Python
-evaluates them."""
+"""Conditions and bounded loops, which a compiled program has as nodes with conditions."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | 
         cases: Value → the text or node to append.
         default: The text or node to append for any other value; None appends nothing.
 
-    A variable cannot be read if the only steps that set it belong to cases that were not chosen. Raises
-    `InvalidRequest` for a case that is no str, bool or int, and for two cases with the same text.
+    Reading a variable fails if the only steps that set the variable belong to cases that were not chosen.
+    Raises `InvalidRequest` for a case that is no str, bool or int, and for two cases with the same text.
     """
     texts = [str(case) for case in cases]
     for case in cases:
@@ -64,7 +63,7 @@ def repeat(s: ProgramState, body: Callable[[ProgramState], Any], *, until: Any, 
         rm.repeat(s, improve, until="yes", at_most=3)
 
     Args:
-        body: A function, plain or ``async``. If it is ``async``, await the call of `repeat`.
+        body: A function, plain or ``async``. If `body` is ``async``, await the call of `repeat`.
         until: A value, or a tuple, list or set of values that each end the loop. In a compiled program the
             server compares.
         at_most: The largest number of rounds. The graph of a compiled program contains this number of rounds.
@@ -95,8 +94,8 @@ async def _repeat_async(rounds: Any, body: Callable[[ProgramState], Any], s: Pro
 
 
 def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
-    """A generator that yields before each round and ends after the last round. The value that a round
-    returned is sent to it."""
+    """A generator that yields before each round, is sent the value that the round returned, and ends after
+    the last round."""
     branch = s._branch
     guards: tuple[Guard, ...] = ()
     for _ in range(at_most):

@@ -1,5 +1,4 @@
-"""Running a graph in this process. All nodes are submitted to branches as steps before the first step
-begins."""
+"""Running a graph in this process: all nodes are submitted as steps before the first step begins."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ class Traced:
     steps: Mapping[int, nodes.ModelStep] = field(default_factory=dict)
     """Node index → the step as written, with its Python types and functions."""
     blocks: Sequence[str] = ()
-    """The names of the graph's limits in error messages."""
+    """The names that error messages use for the graph's limits."""
     values: Sequence[tuple[int, int, str, Any]] = ()
     """Variables that the body set itself, in order: (index of the node before which the variable is set,
     branch, name, value)."""
     reads: Sequence[tuple[Variable, bool]] = ()
     """The reads of the body in order: (variable, whether the read is under a condition)."""
     sources: Mapping[Variable, Source] = field(default_factory=dict)
-    """Variable of the trace → the argument or node that it stands for."""
+    """Variable of the trace → the argument or result that the variable stands for."""
     returned: Any = None
     """The return value of the body, which may hold symbolic values."""
 
@@ -139,8 +138,8 @@ class Execution:
                 raise AssertionError(f"{type(node).__name__} is no step")
 
     def _guards(self, when: tuple[graph.Guard, ...]) -> tuple[nodes.Guard, ...] | None:
-        """The conditions in `when` that depend on results. None if a condition on an argument does not hold,
-        so that the step is skipped."""
+        """The conditions in `when` that depend on results; None if a condition on an argument does not hold,
+        which skips the step."""
         guards: list[nodes.Guard] = []
         for guard in when:
             if isinstance(guard.value, graph.Argument):
@@ -186,7 +185,8 @@ class Execution:
 
 
 def _tool(tool: graph.ToolDescription) -> Tool[..., Any]:
-    """A tool whose calls the client runs (`Backend.tool_results`). Its own function raises `BackendError`."""
+    """A tool whose calls the client runs (`tool_results` of `Backend`). The function of the tool only raises
+    `BackendError`."""
 
     def call(**arguments: Any) -> NoReturn:
         raise BackendError(f"No one here runs the tool {tool.name}.")

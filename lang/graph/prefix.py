@@ -1,13 +1,13 @@
 """Speculative submission: a program's first steps run at the server as a graph, while its body runs here.
 
-A body that branches on a result has no graph of all its steps. Tracing finds the steps before that branch,
-and the graph of these steps is submitted to the server at once. Then the body is called as usual:
+A body that branches on a result has no graph of all its steps. Tracing finds the steps before the first such
+decision, and the graph of these steps is submitted to the server at once. Then the body is called as usual:
 
     graph at the server    text, gen a, gen b
     steps of the body      text, gen a, gen b, (reads b) gen c
     requests               a, b: answered from the graph's results; c: sent separately
 
-From the first step on that differs from the graph, requests are sent one by one.
+From the first step that differs from the graph on, each request is sent separately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ramify.lang.trace.calls import CURRENT, Call
 from ramify.messages import Generate, ModelInfo, TextChunk
 
 OF_THIS_PROCESS = ("line", "parse", "kind", "validate")
-"""Fields of a step that do not change its request."""
+"""Fields of a step that do not change the step's request."""
 
 
 def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
@@ -61,9 +61,9 @@ class _PrefixBackend(Wrapper):
         """The steps of the graph that the body has not reached yet."""
         self._parted = False
         self._same: list[Variable] = []
-        """The variables of those steps of the body that match a step of the graph."""
+        """The variables of the body's steps that match a step of the graph."""
         self._of: dict[Variable, Variable] = {}
-        """Variable of the trace → variable of the body's matching step."""
+        """Variable of a step of the graph → variable of the matching step of the body."""
         self._lock = threading.Lock()
         self._goes_on = False
         """Whether any request was sent separately, outside the graph."""
@@ -97,11 +97,11 @@ class _PrefixBackend(Wrapper):
             await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """Does nothing: the caller who opened the backend closes it."""
+        """Do nothing: the caller who opened the backend closes it."""
 
     def _is_answered(self, call: Call | None) -> bool:
-        """Whether the request of `call` belongs to a step that matches the graph, so that the graph's results
-        answer it."""
+        """Whether the request of `call` belongs to a step that matches a step of the graph. If so, the
+        graph's run answers the request."""
         while call is not None and call.parent is not None and call.parent.kind not in ("program", "fork"):
             call = call.parent
         return any(variable.call is call for variable in self._same)
@@ -129,7 +129,7 @@ class _PrefixBackend(Wrapper):
         )
 
     def _text(self, node: Interpolated) -> str | None:
-        """The text of `node` with the results that it refers to; None if a result is missing or its step has
+        """The text of `node` with the results inserted; None if a result is not ready, or its step has
         failed."""
         parts = [
             part if isinstance(part, str) else replace(part, variable=self._of[part.variable])
@@ -144,8 +144,7 @@ class _PrefixBackend(Wrapper):
 
 
 def _comparable(value: Any) -> Any:
-    """`value` in a form that can be compared between runs. Branches are replaced by their keys, and tools by
-    their descriptions."""
+    """`value` in a form that can be compared between runs: branches as keys, and tools as descriptions."""
     match value:
         case tuple():
             return list(map(_comparable, value))

@@ -1,4 +1,4 @@
-"""Branches for tracing: they add their steps to a graph instead of running them."""
+"""Branches for tracing, which add their steps to a graph instead of running the steps."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Submitted(NamedTuple):
 
 
 class GraphBuilder(Run):
-    """The run of a program that is being traced. It has no backend. It holds the graph so far, and the lines,
-    steps and reads that belong to the graph."""
+    """The run of a program that is being traced: the graph so far, and the lines, steps and reads that belong
+    to the graph. The run has no backend."""
 
     def __init__(self, name: str) -> None:
         self.branches, self.name = 0, name
@@ -75,13 +75,14 @@ class GraphBuilder(Run):
         """The steps of all branches before the first refusal, in the order in which the body appended
         them."""
         self.refused: NotConcrete | None = None
-        """The first refusal, even if the program caught it."""
+        """The first refusal: the first `NotConcrete` that was raised, even if the program caught the
+        exception."""
         self.known = 0
         """Number of nodes at the first refusal."""
         self.guards: tuple[graph.Guard, ...] = ()
 
     def resolved(self, step: nodes.Step, backend: Backend | str | None = None) -> nodes.Step:
-        """`step` with the backend that it names, else with `backend`. Names of backends are looked up only
+        """`step`, with `backend` as its backend if `step` names none. Names of backends are looked up only
         when the graph runs."""
         if isinstance(step, nodes.Guarded):
             return replace(step, step=self.resolved(step.step, backend))
@@ -117,8 +118,8 @@ class GraphBuilder(Run):
         )
 
     def limits_of(self, limits: Limits) -> tuple[int, ...]:
-        """The indices in the graph of those `limits` that the body has set. From now on, the body cannot read
-        the amounts that these limits have spent."""
+        """The indices in the graph of those `limits` that the body has set. After this call the body cannot
+        read the amounts spent under these limits."""
         own = [limit for limit in limits if limit not in self._limits_outside]
         for limit in own:
             limit.refuse = self._refuse_spent
@@ -151,8 +152,8 @@ class GraphBuilder(Run):
         return place
 
     def thoughts_of(self, step: nodes.Gen, variable: Variable) -> Any:
-        """The symbolic thoughts that the program gets when it reads the thoughts of `variable`, which `step`
-        sets. A list for a step with several outputs."""
+        """The symbolic thoughts of `variable`, which `step` sets; a list of symbolic thoughts if `step` has
+        several outputs."""
         about = About(f"What the model thinks before {step.variable!r}", APPENDED, self.refuse)
         several = _samples(step)
         texts = [
@@ -162,8 +163,8 @@ class GraphBuilder(Run):
         return texts[0] if several == 1 else texts
 
     def value_of(self, step: nodes.VariableStep, variable: Variable) -> Any:
-        """The symbolic value that the program gets when it reads `variable`, which `step` sets. A list for a
-        step with several outputs."""
+        """The symbolic value of `variable`, which `step` sets; a list of symbolic values if `step` has
+        several outputs."""
         kind = type(step).__name__.lower()
         what = f"The result of {kind} {step.variable!r}" if step.variable else f"The result of a {kind}"
 

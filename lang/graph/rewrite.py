@@ -5,8 +5,8 @@ these expressions replaced by calls of functions of `ramify.lang.graph.symbolic`
 
     f"{x} and {y!r}"   ->   joined(piece(x, "", ""), " and ", piece(y, "r", ""))
 
-For values that are not symbolic, the functions return the same as Python's own. Line numbers, names, closures
-and globals of the body do not change.
+For values that are not symbolic, these functions return what the original expressions would. Line numbers,
+names, closures and globals of the body do not change.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def rewritten(body: Callable[..., Any], caught: Callable[[], None]) -> Callable[
 
 @functools.lru_cache(maxsize=256)
 def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
-    """The rewritten code of a function; None if its source is missing, has changed since it was compiled, or
-    is not a ``def`` that can be rewritten."""
+    """The rewritten code of a function. None if the function's source is missing, has changed since the
+    function was compiled, or is not a ``def`` that can be rewritten."""
     try:
         if not _is_of(code, _compile("".join(linecache.getlines(path)), code)):
             return None
@@ -74,7 +74,7 @@ def _rewritten(code: types.CodeType, path: str) -> types.CodeType | None:
 
 
 def _is_of(code: types.CodeType, module: types.CodeType) -> bool:
-    """Whether `module`, compiled from the present source, contains `code`. If not, the source has changed
+    """Whether `module`, the present source compiled anew, contains `code`. If not, the source has changed
     since `code` was compiled."""
     inner = [constant for constant in module.co_consts if isinstance(constant, types.CodeType)]
     return code in inner or any(_is_of(code, one) for one in inner)
@@ -97,7 +97,7 @@ def _compile(source: str | ast.Module, like: types.CodeType) -> types.CodeType:
 
 
 def _factory(function: ast.stmt, free: Sequence[str]) -> ast.FunctionDef:
-    """A function that contains `function` and has the names in `free` as parameters, so that they are closure
+    """A function that contains `function`. Its parameters are the names in `free`, which thereby are closure
     variables of `function`."""
     made = ast.parse(f"def {PREFIX}outer({', '.join(free)}): pass").body[0]
     assert isinstance(made, ast.FunctionDef)

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 MAX_TURNS = 4096
 
 Events = Literal["nodes", "requests", "chunks"]
-"""The kind of events that a run emits. nodes: the result of each node. requests: the chunks of each request,
-all at its end. chunks: each chunk of each request when it arrives."""
+"""The kind of events that a run emits. nodes: the result of each node. requests: all chunks of a request,
+when the request has ended. chunks: each chunk of a request, when the chunk arrives."""
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -50,8 +50,8 @@ class Job:
 
 
 class ToolResults:
-    """The results of tools that the client runs, by the place of the turn of calls. For each place, `wait`
-    and `put` may be called in either order."""
+    """The results of tools that the client runs, by the place of the turn of calls (`Call.place`). For each
+    place, `wait` and `put` may be called in either order."""
 
     def __init__(self) -> None:
         self._results: dict[str, asyncio.Future[list[str]]] = {}
@@ -68,8 +68,8 @@ class ToolResults:
         return results
 
     def put(self, place: str, results: list[str]) -> None:
-        """Set the results of the turn at `place`. The same results may be set again: a client repeats its
-        call if it has lost the answer.
+        """Set the results of the turn at `place`. The same results may be set again, because a client that
+        has not received the answer repeats its request.
 
         Raises `InvalidRequest` if other results have been set for `place`.
         """
@@ -86,9 +86,9 @@ async def run_row(job: Job, row: Row, emit: Emit, tools: ToolResults | None = No
     """Run the graph of `job` once in this event loop, with the arguments in `row`. Calls `emit` with each
     event.
 
-    The client's results of tool calls are put into `tools`. Returns the last event of the run, which has the
-    summary if the events are those of nodes. Cancelling the coroutine aborts the requests. Raises
-    `RamifyError` for arguments with which the graph cannot run.
+    The caller puts the client's results of tool calls into `tools`. Returns the last event of the run. If
+    ``job.events`` is "nodes", the last event has a summary. Cancelling the coroutine aborts the requests.
+    Raises `RamifyError` for arguments with which the graph cannot run.
     """
     nodes = job.events == "nodes"
     backend = _Emitting(job, emit, tools or ToolResults())
@@ -169,8 +169,9 @@ def _plain(value: Any) -> Any:
 
 
 def problem_of(error: RamifyError) -> RamifyError:
-    """The error that caused `error`, the error of a step. Its message is that of `error`, which names the
-    step."""
+    """The `RamifyError` that caused `error`, a step's error, with the message of `error`, which names the
+    step. If the cause is no `RamifyError`, an `EngineError` with this message; `error` itself if it has no
+    cause."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, RamifyError) and cause.code != error.code):
         cause = cause.__cause__
@@ -180,9 +181,9 @@ def problem_of(error: RamifyError) -> RamifyError:
 
 
 class _Emitting(Wrapper):
-    """The backend that a job's steps run on. It emits ``{"request": place, "chunks": […]}`` for the answers,
-    unless the job's events are those of nodes. It emits ``{"tools": place, "calls": […]}`` when it waits for
-    results of tool calls."""
+    """The backend that a job's steps run on. Unless ``job.events`` is "nodes", it emits the answers as
+    ``{"request": place, "chunks": […]}``. Before it waits for results of tool calls, it emits
+    ``{"tools": place, "calls": […]}``."""
 
     def __init__(self, job: Job, emit: Emit, tools: ToolResults) -> None:
         self._backend, self._emit, self._tools = job.backend, emit, tools
@@ -228,4 +229,4 @@ class _Emitting(Wrapper):
         await self._backend.end_program(program)
 
     async def aclose(self) -> None:
-        """Does nothing: the caller who opened the backend closes it."""
+        """Do nothing: the caller who opened the backend closes it."""

@@ -1,7 +1,8 @@
-"""Symbolic values: placeholders in a traced program for results and arguments, which are known only in a run.
+"""Symbolic values: placeholders, in a traced program, for results and arguments.
 
-Symbolic text can be concatenated and appended, and fields of typed results can be read. Every other operation
-raises `NotConcrete`, because a graph cannot express a control flow that depends on such an operation.
+The values of the results and arguments are known only in a run. Symbolic text can be concatenated and
+appended, and fields of typed results can be read. Every other operation raises `NotConcrete`, because a graph
+cannot express a control flow that depends on such an operation.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ramify.lang.typed.static_type import StaticType, static_type
 
 
 class NotConcrete(BaseException):
-    """The exception of operations that need the concrete value of a symbolic value. It is no subclass of
-    `Exception`, so that programs do not catch it."""
+    """The exception of operations that need the concrete value of a symbolic value. A subclass of
+    `BaseException`, so that ``except Exception`` in a program does not catch it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -77,7 +78,7 @@ QUESTIONS = {
     ),
     "a call of it": ("call", "await", "enter", "aenter", "aiter"),
 }
-"""A question, in the words of the error messages → the special methods that ask it."""
+"""The name of a question in error messages → the special methods that ask the question."""
 
 
 def _refusing(question: str) -> Callable[..., NoReturn]:
@@ -107,7 +108,8 @@ class SymbolicText(Symbolic, Node):
         return self._with(other, self) if _is_text(other) else Node.__radd__(self, other)
 
     def __getattr__(self, name: str) -> Any:
-        """The methods of `str` that `Change` lists, for text that consists of a single result or argument."""
+        """The method `name` of `str`, if `Change` lists it and the text consists of a single result or
+        argument. Raises `NotConcrete` for any other name."""
         part = self.parts[0] if len(self.parts) == 1 else None
         if name not in get_args(Change) or part is None or isinstance(part, str):
             refuse(self, f"its {name}")
@@ -128,8 +130,8 @@ class SymbolicText(Symbolic, Node):
 
 
 class SymbolicArgument(SymbolicText):
-    """An argument, or a value inside an argument. The value may be any JSON; text contains it as Python's
-    `str` writes it."""
+    """An argument, or a value inside an argument. The value may be any JSON value. In text the value is
+    written as by Python's `str`."""
 
     def __getitem__(self, key: Any) -> SymbolicArgument:
         (part,) = self.parts
@@ -139,11 +141,8 @@ class SymbolicArgument(SymbolicText):
 
 
 class SymbolicValue(Symbolic):
-    """A typed result, or a part of one.
-
-    The value can be returned by the program. A field can be read if every value of the type has it. A field
-    that is a str, int, float or bool can be put into text.
-    """
+    """A typed result, or a part of a typed result. The program can return it. A field can be read if every
+    value of the type has the field. A value of type str, int, float or bool can be put into text."""
 
     # A field of the result may have any name, so attributes of this class begin with an underscore.
     def __init__(
@@ -222,7 +221,7 @@ def joined(*pieces: Any) -> Any:
 
 
 def join(separator: Any, items: Any) -> Any:
-    """The same as ``separator.join(items)``, but `items` may contain symbolic text."""
+    """The result of ``separator.join(items)``, where `items` may contain symbolic text."""
     if type(separator) is not str or issubclass(type(items), Symbolic | str):
         return separator.join(items)
     return _put_together(separator, list(items))
@@ -240,8 +239,8 @@ def _put_together(separator: str, items: Iterable[Any]) -> Any:
 
 
 def call(function: Any, value: Any) -> Any:
-    """The same as ``function(value)``, for a function named ``str`` or ``type``. If it is Python's `str`, a
-    symbolic value becomes symbolic text; if it is `type`, a symbolic value is refused."""
+    """The result of ``function(value)``, for a function named ``str`` or ``type``. Python's own `str` makes
+    symbolic text of a symbolic value; Python's own `type` raises `NotConcrete` for a symbolic value."""
     if function is str:
         value = _text_of(value)
         if issubclass(type(value), SymbolicText):

@@ -1,5 +1,4 @@
-"""Symbolic tracing: a program's body is called once, on a state that adds the steps to a graph and does not
-run them."""
+"""Symbolic tracing: a program's body is called once, on a state that records the steps in a graph."""
 
 from __future__ import annotations
 
@@ -49,8 +48,8 @@ def trace(body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: 
 def trace_prefix(
     body: Callable[..., Any], arguments: inspect.BoundArguments, unknown: Sequence[str] = ()
 ) -> Traced | GraphPrefix:
-    """The graph that `trace` returns. If `trace` would raise `CompileError`, the steps before the line of the
-    error."""
+    """The graph that `trace` would return. If `trace` would raise `CompileError`, the steps before the
+    operation that a graph cannot express."""
     builder = GraphBuilder(body.__name__)
     arguments.arguments.update((name, builder.argument(name)) for name in unknown)
     try:
@@ -90,8 +89,8 @@ def _prefix_of(builder: GraphBuilder, code: CodeType, error: BaseException) -> G
 def _call(
     body: Callable[..., Any], state: TracedState, arguments: inspect.BoundArguments, builder: GraphBuilder
 ) -> Any:
-    """Call the body and return its result. A coroutine may await only its own steps, which are done at
-    once."""
+    """Call the body and return its result. A body that is a coroutine function may await only its own steps,
+    which are done at once."""
     result = body(state, *arguments.args, **arguments.kwargs)
     if type(result) is not CoroutineType:
         return result
@@ -109,8 +108,8 @@ PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def _check_returned(value: Any, builder: GraphBuilder) -> None:
-    """Refuse a return value that may hold symbolic values outside of lists, tuples and dicts, because only
-    these are searched for them."""
+    """Refuse a return value that may hold symbolic values outside of lists, tuples and dicts. Only lists,
+    tuples and dicts are searched for symbolic values."""
     kind = type(value)
     if issubclass(kind, Symbolic | TracedState) or kind in PLAIN:
         return
@@ -124,8 +123,8 @@ def _check_returned(value: Any, builder: GraphBuilder) -> None:
 
 
 class TracedState(ProgramState):
-    """The state of a body that is traced. Reading a result gives a symbolic value. Other methods that wait
-    for steps are refused."""
+    """The state of a body that is traced. Reading a result gives a symbolic value. Methods that would return
+    anything else about a run, such as `text` or `usage`, are refused."""
 
     _branch: RecordedBranch
 

@@ -33,7 +33,8 @@ MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", 
 
 
 class GraphView:
-    """A graph to look at. ``print`` shows a line for each node, indented by branch."""
+    """The graph of a compiled program, for display. ``print`` shows a line for each node, indented by
+    branch."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class GraphView:
         self._graph = graph
         self._lines = lines
         self._local = local
-        """Node index → those arguments of its step for which a graph has no field."""
+        """Node index → the arguments of the node's step for which a graph has no field."""
 
     @property
     def graph(self) -> Graph:
@@ -89,11 +90,12 @@ class GraphView:
         return f"[{node.branch}] " if node.branch else ""
 
     def mermaid(self) -> str:
-        """A flowchart for Mermaid (https://mermaid.js.org) of the calls. Arrows lead to each call from the
-        calls that it waits for.
+        """A flowchart of the calls for Mermaid (https://mermaid.js.org). An arrow leads to each call from
+        each call that it waits for.
 
         A solid arrow comes from an earlier call in the same branch, or across a fork or join. A dashed arrow
-        comes from a call of another branch whose result is inserted into the text or tested by a condition.
+        comes from a call of another branch, if the result of that call is inserted into the text or tested by
+        a condition.
         """
         lines = ["flowchart TD"]
         for place, node in enumerate(self._graph.nodes):

@@ -2,8 +2,8 @@
 
 Steps are submitted from any thread. A step that does not wait runs at once, in the submitting thread, while
 the queue is empty and no task runs. Otherwise the step is queued. One task on the background loop runs the
-queue in order, and ends when the queue is empty. Only the task, or the submitting thread while there is no
-task, changes the content of the branch.
+queue in order, and ends when the queue is empty. The content of the branch is changed only by this task, or
+by the submitting thread while there is no task.
 
     s += "Q: "          runs at once
     s += gen("a")       queued; a task starts and sends the request
@@ -70,24 +70,24 @@ class Branch:
         """The last piece before the fork. Pieces after it belong to this branch alone. None for a branch that
         was not forked."""
         self.fork_told = False
-        """Whether a request of this branch has told the runtime where the fork is in the prompt."""
+        """Whether a request of this branch has told the runtime the place of the fork in the prompt."""
         self._prompt = EMPTY
-        """The last prompt sent to the run's own model. The next prompt to that model is built from it."""
+        """The last prompt sent to the run's own model, which the next prompt to that model continues."""
         self._views: dict[Target, View[Target]] = {}
-        """Model → the content as that model reads it, up to the model's last step. The run's own model has no
-        entry."""
+        """Model → the content as that model reads it, up to the last step that called the model. The run's
+        own model has no entry."""
         self.scopes: dict[str, Piece | None] = {}
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self._inherited = dict(self.variables)
         self.children: list[Branch] = []
         self.feed: list[str] = []
-        """All text in the order in which it arrived; only in runs that stream."""
+        """All text of the branch, in the order of arrival; empty in runs that do not stream."""
         self.running: Variable | None = None
-        """The variable that the running step sets; None if no step runs, or if the step sets none."""
+        """The variable that the running step sets; None if no step runs, or if the step sets no variable."""
         self.error: ProgramError | None = None
         self._failed: Statement | None = None
-        """The statement that raised `error`; None if the branch failed by an error from outside, such as an
-        error of its parent or a cancellation."""
+        """The statement that raised `error`; None if the error came from outside the branch, such as an error
+        of the parent or a cancellation."""
         self._block: Statement | None = None
         """The innermost ``with`` block of this branch that the body is in."""
         self.limits: Limits = ()
@@ -104,8 +104,8 @@ class Branch:
     # --- submitting steps ---
 
     def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
-        """Submit the steps of `node`, which run after all earlier steps. Returns at once, with the variable
-        of the last step, or None if that step sets none.
+        """Submit the steps of `node`, which run after all earlier steps. Returns the variable that the last
+        step sets, or None if it sets no variable. Does not wait.
 
         `backend` is the backend of steps that name none.
         """
@@ -137,8 +137,8 @@ class Branch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A ``with`` block in which submitted steps are only queued. They start at the end of the block. The
-        branch must be idle."""
+        """A ``with`` block in which submitted steps are only queued. The queued steps start at the end of the
+        block. The branch must be idle."""
         self._busy = True
         try:
             yield
@@ -146,8 +146,8 @@ class Branch:
             self.run.loop.call_soon_threadsafe(self._start)
 
     def _declare(self, step: Step) -> Variable | None:
-        """Make the variable that `step` sets; None if it sets none. Raises `ProgramError` if the branch has
-        ended."""
+        """Make the variable that `step` sets; None if `step` sets no variable. Raises `ProgramError` if the
+        branch has ended."""
         if self.joined or self.run.body_done.is_set():
             raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
         if not isinstance(step.bare, VariableStep):
@@ -211,8 +211,8 @@ class Branch:
                 self._become_idle()
 
     def gather(self, children: Iterable[Branch]) -> None:
-        """Close the children. For each variable that they have set, this branch gets a variable of the same
-        name with the list of the values."""
+        """Close the children. For each variable that children have set, this branch gets a variable of the
+        same name, whose value is the list of the children's values."""
         children = list(children)
         for child in children:
             child.close()
@@ -295,8 +295,8 @@ class Branch:
             self.run.end_branch(self)
 
     def returns_to(self, target: Target) -> bool:
-        """Whether the branch is expected to call `target` soon: a queued step calls `target`, or there are
-        queued steps and none of them calls a model."""
+        """Whether the branch is expected to call `target` soon: either a queued step calls `target`, or steps
+        are queued and no queued step calls a model."""
         own = None if target is self.run.home else target.backend
         with self._lock:
             others = False
@@ -309,7 +309,7 @@ class Branch:
 
     @property
     def is_last_step(self) -> bool:
-        """Whether no step can follow the one that runs now."""
+        """Whether no step can follow the running step."""
         return not self._queue and (self.joined or self.run.body_done.is_set())
 
     # --- failing ---
@@ -338,10 +338,10 @@ class Branch:
             self._become_idle()
 
     def recover(self) -> ProgramError:
-        """Reset the branch's content to that before the statement that failed, and return the error.
+        """Reset the branch to the content before the statement that failed, and return the error.
 
-        Raises `ProgramError` if nothing has failed, if the branch has ended, or if it failed by an error from
-        outside.
+        Raises `ProgramError` if nothing has failed, if the branch has ended, or if the error came from
+        outside the branch.
         """
         with self._lock:
             if self.joined or self.run.body_done.is_set():
@@ -361,8 +361,8 @@ class Branch:
             return error
 
     def unnoticed_error(self) -> ProgramError | None:
-        """The first error of the branches forked from this one that was neither raised nor returned in the
-        program's body; None without one."""
+        """The first error, of the branches forked from this one, that was neither raised nor returned in the
+        program's body; None if there is no such error."""
         for child in self.children:
             if child.error is not None and not child.error.noticed:
                 return child.error
@@ -371,8 +371,9 @@ class Branch:
         return None
 
     def _failed_gather(self) -> ProgramError:
-        """The error of the first variable whose join failed. A failed join of variables does not change the
-        content of this branch. Raises `ProgramError` if no such variable has failed."""
+        """The error of the first gathered variable that has failed. Joining variables does not change the
+        content of this branch, so nothing is reset. Raises `ProgramError` if no gathered variable has
+        failed."""
         for variable in self.variables.values():
             if isinstance(variable, GatheredVariable) and variable.error is not None:
                 variable.error.notice()
@@ -408,8 +409,8 @@ class Branch:
         return extended(self._views.get(target) or View(target, Content(), None), content.tail)
 
     def remember(self, view: View[Target], prompt: Prompt) -> None:
-        """Keep `view` and `prompt`, which is sent now. The next prompt for the model of `view` is built from
-        them."""
+        """Keep `view`, and its prompt `prompt`, which is being sent. The next prompt for the model of `view`
+        continues `prompt`."""
         if view.until is not self.content.tail:
             return
         if view.target is self.run.home:
@@ -454,8 +455,8 @@ class Branch:
         return not self._busy and (self.joined or self.run.body_done.is_set())
 
     def variable(self, name: str) -> Variable:
-        """The variable `name`. If there is none, raises the error of the program's body, else
-        `UnknownVariable`."""
+        """The variable `name`. If there is no such variable, raises the error of the program's body, or
+        `UnknownVariable` if the body has no error."""
         found = self.variables.get(name)
         if found is not None:
             return found

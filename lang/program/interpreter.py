@@ -51,7 +51,7 @@ OPTION_DEFAULTS = {"max_tokens": DEFAULT_MAX_TOKENS}
 
 
 class Interpreter(nodes.StepVisitor):
-    """The interpreter of one branch's steps. It runs in the task or thread that may change the branch's
+    """The interpreter of one branch's steps, which runs in the task or thread that may change the branch's
     content."""
 
     def __init__(self, branch: Branch) -> None:
@@ -288,7 +288,7 @@ class Interpreter(nodes.StepVisitor):
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
         """Show readers the text after `since` up to `tail`, if the run streams. `shown` is the beginning of
-        this text that they have already been shown."""
+        this text that readers have already been shown."""
         if self._run.stream and (text := text_of(tail, since, later=True).removeprefix(shown)):
             self._branch.feed.append(text)
 
@@ -296,8 +296,8 @@ class Interpreter(nodes.StepVisitor):
     def _step(
         self, kind: Literal["gen", "select"], step: nodes.ModelStep, variable: Variable
     ) -> Iterator[Call]:
-        """A ``with`` block with the call of a step. An error in the block is raised as a `ProgramError` with
-        the step's line, prompt and output."""
+        """A ``with`` block whose variable is a new call for `step`. An error in the block is raised as a
+        `ProgramError` with the step's line, prompt and output."""
         branch = self._branch
         call = branch.call.child(
             kind, step.variable or "", branch.content.tail, self._run.clock(), line=step.line
@@ -328,8 +328,8 @@ class Interpreter(nodes.StepVisitor):
 
 @contextlib.asynccontextmanager
 async def _within(seconds: float | None, limits: Limits) -> AsyncIterator[None]:
-    """A ``with`` block that is cancelled after `seconds` and then raises `RequestTimeout`; None sets no
-    timeout. If the time of a limit ends earlier, the block is cancelled then and raises `BudgetExceeded`."""
+    """A ``with`` block that is cancelled after `seconds` (None: never), and then raises `RequestTimeout`. If
+    the time of a limit ends earlier, the block is cancelled at that time, and raises `BudgetExceeded`."""
     until = deadline(limits)
     first = until is not None and (seconds is None or until.seconds_left < seconds)
     try:

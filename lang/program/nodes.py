@@ -1,6 +1,6 @@
 """The nodes of a program: frozen values, which a visitor interprets.
 
-`Interpreter` is the visitor that runs a program; `RecordedBranch` in `lang/graph` is the one that traces it.
+The visitor `Interpreter` runs a program; the visitor `RecordedBranch` in `lang/graph` traces a program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class StepVisitor:
-    """An interpretation of steps. As in `ast.NodeVisitor`, the method ``visit_NAME`` takes the steps of the
-    class NAME. The method for a step that waits returns an awaitable."""
+    """Base of the visitors that interpret steps. As in `ast.NodeVisitor`, the method ``visit_NAME`` takes the
+    steps of the class NAME. The method for a step that waits returns an awaitable."""
 
     def visit(self, step: Step, variable: Variable | None) -> Awaitable[None] | None:
-        """Interpret `step`, whose result is for `variable`; None for a step without a result."""
+        """Interpret `step`, and set `variable` (None for a step without a result) to its result. Returns an
+        awaitable if the step waits, else None."""
         method: Callable[..., Awaitable[None] | None] = getattr(self, step.visited_by)
         return method(step, variable)
 
@@ -69,7 +70,8 @@ class Step(Node):
 
     @property
     def variable(self) -> str | None:
-        """The name of the variable that the step sets; None without a variable or a name."""
+        """The name of the variable that the step sets; None if the step sets no variable, or a variable
+        without a name."""
         return None
 
     @property
@@ -85,7 +87,7 @@ class VariableStep(Step):
 
 @dataclass(frozen=True)
 class ModelStep(VariableStep):
-    """A step that calls a model: its node in a graph, and the arguments that a graph cannot hold."""
+    """A step that calls a model: the step's node in a graph, and the arguments that a graph cannot hold."""
 
     waits: ClassVar[bool] = True
     node: graph.Gen | graph.Select | graph.CallTools
@@ -120,25 +122,23 @@ class Text(Step):
 
 @dataclass(frozen=True)
 class Interpolated(Step):
-    """Append text that contains results of other steps, once these are ready."""
+    """Append text that contains results of other steps, once these results are ready."""
 
     waits: ClassVar[bool] = True
     parts: tuple[str | ResultRef, ...]
     count: Callable[[str], None] | None = field(default=None, compare=False)
-    """Called with the text of each result. Raises `InvalidRequest` if the run has inserted too much text."""
+    """A function that is called with the text of each result, and raises `InvalidRequest` if the run has
+    inserted too much text. None for no check."""
 
 
 @dataclass(frozen=True)
 class ResultRef:
-    """A reference to a variable's value, or to a part of it.
-
-    `read` and `value` may be called only when the variable is ready. They raise the error of the step that
-    sets it.
-    """
+    """A reference to a variable's value, or to a part of it. `read` and `value` may be called only when the
+    variable is ready. They raise the error of the variable's step."""
 
     variable: Variable
     index: int | None = None
-    """The index of one output of a step with ``n`` > 1."""
+    """The index of the output, for a step with ``n`` > 1; else None."""
     then: tuple[Change, ...] = ()
     type: Scalar | None = None
     """The type of the value at `path`, if the variable's text is JSON; else None."""
@@ -197,12 +197,12 @@ class Gen(ModelStep):
 
     node: graph.Gen
     parse: Callable[[str], Any] | None = None
-    """Parses the generated text to the value; None keeps the text as the value. Any exception fails the
-    step."""
+    """A function that parses the generated text to the value; None if the text itself is the value. Any
+    exception fails the step."""
     kind: Any = None
     """The schema of the value, as the user gave it; None without a schema."""
     validate: Callable[[Any], object] | None = None
-    """Called with the value; rejects it with a ValueError or AssertionError."""
+    """A function that is called with the value, and rejects it by raising ValueError or AssertionError."""
     retries: int = 0
     keep_failed: bool = False
     separate: bool = False
@@ -219,7 +219,7 @@ class Select(ModelStep):
 
     node: graph.Select
     own_method: ChoicesSamplingMethod | None = None
-    """A method for which graphs have no name; None if the method is the one that `node` names."""
+    """A method for which graphs have no name; None if `node` names the method."""
 
     @property
     def method(self) -> ChoicesSamplingMethod:
@@ -267,7 +267,8 @@ class Splice(Step):
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition: the text of `value` is one of `among`. With `negated`: it is none of them."""
+    """The condition that the text of `value` is one of `among`; with `negated`, that it is none of
+    `among`."""
 
     value: ResultRef
     among: tuple[str, ...]

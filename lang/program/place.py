@@ -15,20 +15,22 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Weak references to a running program and to a call of its trace. Programs that are started here become
-    children of that call."""
+    """Weak references to a running program and to a call of its trace. Programs that are started at this
+    place become children of the call."""
 
     call: weakref.ref[Call]
     run: weakref.ref[Run]
 
 
 PLACE: ContextVar[Place | None] = ContextVar("ramify_place", default=None)
-"""The current place: set in the body of a program and in the tools that it calls."""
+"""The current place; None outside of programs. Set in the body of a program, and in the tools that the
+program calls."""
 
 
 @contextlib.contextmanager
 def placed(run: Run, call: Call) -> Iterator[None]:
-    """A ``with`` block whose code belongs to `run`: programs that it starts become children of `call`."""
+    """A ``with`` block whose code belongs to `run`. Programs that are started in the block become children of
+    `call`."""
     token = PLACE.set(Place(weakref.ref(call), weakref.ref(run)))
     try:
         yield

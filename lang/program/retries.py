@@ -83,8 +83,8 @@ def read_value(step: Gen, text: str) -> Any:
 
 
 def final_value(step: Gen, text: str) -> Any:
-    """The value that `read_value` returns. Its errors become a `ProgramError` that quotes the rejected output
-    or value."""
+    """The value that `read_value` returns. Raises a `ProgramError`, which quotes the rejected output or
+    value, for the errors of `read_value`."""
     try:
         return read_value(step, text)
     except (ValueError, AssertionError) as error:
@@ -103,7 +103,8 @@ def _rejection(step: Gen, text: str, error: Exception) -> ProgramError:
 
 
 def describe(error: Exception) -> str:
-    """The text of an error for the model. pydantic's errors are listed with their paths, without links."""
+    """The text of an error for the model. An error of pydantic's is written as the list of its problems, each
+    with its path and without links."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         text = "; ".join(

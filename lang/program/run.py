@@ -35,15 +35,16 @@ _default_backend: Backend | None = None
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Set the default backend, which every run without a backend of its own uses; None unsets it."""
+    """Set the default backend, which every run without a backend of its own uses; None for no default
+    backend."""
     global _default_backend
     _default_backend = None if backend is None else _checked(backend)
 
 
 def find_backend(backend: Backend | str | None, router: Router | None = None) -> Backend:
-    """`backend`, or the default backend for None. A name is looked up in `router`, else in the router of the
-    surrounding program, else in the default backend. For a name, the result is a copy of that router whose
-    default is the named backend.
+    """`backend`, or the default backend for None. A name is looked up in `router`. If `router` is None, the
+    name is looked up in the router of the surrounding program, or if there is none, in the default backend.
+    The result for a name is a copy of the router with the named backend as its default.
 
     Raises `InvalidRequest` if there is no such backend.
     """
@@ -81,8 +82,8 @@ def _checked(backend: Backend) -> Backend:
 
 
 def call_backend(backend: Backend | None, method: str) -> Any:
-    """Call a method that only some backends have, and wait for its result. Raises `UnsupportedField` if the
-    backend lacks the method."""
+    """Call `method` of `backend` (None: the default backend), and wait for the result. Raises
+    `UnsupportedField` if the backend lacks the method."""
     found = find_backend(backend)
     function = getattr(found, method, None)
     if function is None:
@@ -119,16 +120,17 @@ class Run(Session):
             started=None if around is None else around.started,
         )
         self.router = backend if isinstance(backend, Router) else None
-        """The router whose backends steps may choose by name; None without a router."""
+        """The router whose backends steps may choose by name; None if the backend is no router."""
         own = default_of(backend)
         self.home = self._target(own, info)
-        """The model of all steps that name no backend. Branches keep their content as this model reads it."""
+        """The model of all steps that name no backend. Branches keep their content in the form that this
+        model reads."""
         self._own = own
         self._targets = {own: self.home}
         self.options = options
         self.limits = limits
         self.asynchronous = asynchronous
-        """Whether the body is a coroutine. No read in it may block."""
+        """Whether the body is a coroutine. No read in such a body may block."""
         self.caller_loop = asyncio.get_running_loop() if asynchronous else None
         """The event loop of the body and of its async tools."""
         self.loop = loop or background_loop()
@@ -143,12 +145,14 @@ class Run(Session):
         self._end_sent = False
         self._open_forks: dict[str, int] = {}
         self._queued_calls: Counter[Target | Backend | str | None] = Counter()
-        """Number of queued steps of all branches that will call a model, by the `backend` of the step."""
+        """The `backend` of a step → number of queued steps, of all branches, that will call a model on this
+        backend."""
         self._keys = itertools.count()
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
-        """Called with each step when the step is appended; None for no such call."""
+        """A function that is called with each step when the step is appended; None if there is no such
+        function."""
         call = Call(kind="program", name=name, start_s=self.clock(), parent=parent)
         if parent is not None:
             parent.children.append(call)
@@ -170,11 +174,8 @@ class Run(Session):
     # --- the models of its steps ---
 
     def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
-        """`step` with the backend that it names, else with `backend`. If that is the run's own backend, the
-        step's field is None.
-
-        Raises `InvalidRequest` for an unknown name.
-        """
+        """`step` with its backend looked up: the backend that `step` names, else `backend`. The step's field
+        is None for the run's own backend. Raises `InvalidRequest` for an unknown name."""
         if isinstance(step, Guarded):
             return replace(step, step=self.resolved(step.step, backend))
         if not isinstance(step, ModelStep):
@@ -217,21 +218,16 @@ class Run(Session):
         return Branch(self, call)
 
     def branch_key(self) -> str:
-        """A key for a new branch."""
         return f"b{next(self._keys)}"
 
     def fork_key(self, size: int) -> str:
-        """A key for a new fork into `size` branches."""
         key = f"f{next(self._keys)}"
         self._open_forks[key] = size
         return key
 
     def end_branch(self, branch: Branch) -> None:
-        """Note that `branch` will not be extended any more. The end of a fork's last branch also ends the
-        fork.
-
-        The hint of the next request tells the runtime the keys of ended branches and forks.
-        """
+        """Note that `branch` will not be extended any more. A fork ends with its last branch. The hint of the
+        next request to each backend has the keys of the branches and forks that have ended."""
         with self._lock:
             ended = [branch.key]
             for fork in branch.forks[-1:]:
@@ -286,16 +282,14 @@ class Run(Session):
             self.notify()
 
     def reject(self, error: ProgramError) -> None:
-        """End the run with `error`. Its body must not have been called."""
+        """End the run with `error`. The run's body must not have been called."""
         self.end_body(error)
         self.root.fail(error)
         self.finished.set()
 
     async def cancel(self) -> None:
-        """Abort the requests in flight. Variables that are not set fail with `cancel_error`. Runs on `loop`.
-
-        Does nothing once the run has finished.
-        """
+        """Abort the requests in flight, and fail all variables without a result, with `cancel_error`. Runs on
+        `loop`. Does nothing once the run has finished."""
         if self.finished.is_set():
             return
         for task in self.tasks:
@@ -343,7 +337,8 @@ class Run(Session):
             wake()
 
     def changes(self) -> Iterator[None]:
-        """Yield at once and then after every change of the run. Blocks in between. Ctrl-C cancels the run."""
+        """Yield at once, and then after every change of the run. Blocks until the next change. Ctrl-C cancels
+        the run."""
         self.check_may_block()
         event = threading.Event()
         with self.listening(event.set):
@@ -373,8 +368,8 @@ class Run(Session):
 
 
 def body_error(error: BaseException) -> ProgramError:
-    """A `ProgramError` whose cause is `error`, the exception of a program's body. A `ProgramError` is
-    returned as it is."""
+    """The `ProgramError` for `error`, the exception of a program's body: `error` itself if it is a
+    `ProgramError`, else a new one with `error` as its cause."""
     if isinstance(error, ProgramError):
         return error
     raised = ProgramError(f"The program raised {type(error).__name__}: {error}", line=raised_line(error))

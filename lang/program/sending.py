@@ -1,5 +1,7 @@
-"""The request of a step: its prompt, limits, priority, LoRA adapter and hint. The hint names the program
-and the branch, and tells when the KV pages of the request are needed again."""
+"""The request of a step: its prompt, limits, priority, LoRA adapter and hint.
+
+The hint names the program and the branch, and says when the KV pages of the request will be needed again.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,9 @@ async def send(
     """Generate after `view`, or score `choices` after it, and record the result in `call`.
 
     Args:
-        follow: The variable that receives each chunk while it is generated, if the run streams; None for no
-            such variable.
-        next_use: The next use of the branch's pages, if the step knows it.
+        follow: The variable that receives each chunk while it is generated, if the run streams; None if no
+            variable receives chunks.
+        next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
         thinking: The step's setting of thinking; None if the step has none.
 
     Raises the errors of `ramify.lang.calls.request.send`, and `BudgetExceeded` if a limit does not allow the
@@ -86,9 +88,7 @@ def _prompt(
     branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None
 ) -> dict[str, Any]:
     """The fields of `Generate` for the prompt: segments, or messages for a backend that takes only messages.
-
-    `opened` is `view` after `open_answer`, or the same as `view` without a setting of thinking.
-    """
+    `opened` is `view` after `open_answer`; `view` itself if the request has no setting of thinking."""
     target, dialogue = view.target, view.content.dialogue
     if not target.takes_messages:
         prompt = prompt_of(opened.content.tail, view.prompt)
@@ -103,7 +103,6 @@ def _prompt(
 
 
 def _first(*given: Any) -> Any:
-    """The first of the settings of the step, the run and the backend that is not None."""
     return next(one for one in given if one is not None)
 
 
@@ -119,7 +118,7 @@ def hint_of(
 
     Args:
         view: The content before the request.
-        opened: `view` after `open_answer`; the same as `view` if the request has no setting of thinking.
+        opened: `view` after `open_answer`; `view` itself if the request has no setting of thinking.
         next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
     """
     run, target = branch.run, view.target
@@ -145,8 +144,8 @@ def hint_of(
 def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tuple[int, int], ...]:
     """The places in the prompt after which later prompts of the program may differ from it.
 
-    One place is the fork of the branch. Only the first request of the branch tells it. The other is the
-    beginning of the thoughts, which are removed from later prompts.
+    One place is the fork of the branch, which is returned only for the first request of the branch. The other
+    place is the beginning of the thoughts, which are removed from later prompts.
     """
     target, found = view.target, []
     if target is not branch.run.home or target.takes_messages:

@@ -1,5 +1,4 @@
-"""Statements of a program's body: `recover` resets a branch to the content before the statement that
-failed."""
+"""Statements of a program's body: `recover` resets a branch to the content before the failed statement."""
 
 from __future__ import annotations
 
@@ -36,14 +35,15 @@ class Statement:
         """The branch's content and open scopes before the first step; None until that step runs."""
 
     def note_before(self, branch: Branch) -> None:
-        """Keep the branch's content, if this is the statement's first step. Called before each step."""
+        """Keep the content of `branch` if no step of the statement has run. Called before each step. Also
+        sets the branch's limits to those of the statement."""
         branch.limits = self.limits
         if self.before is None:
             self.before = (branch.content, dict(branch.scopes))
 
     def closed(self) -> Statement:
-        """The outermost block around this statement that the body has left; this statement if there is
-        none."""
+        """The outermost block around this statement that the body has left; this statement if there is no
+        such block."""
         found = self
         block = self.outer
         while block is not None:

@@ -1,5 +1,4 @@
-"""The parts of a `call_tools` step: the model writes the calls, the functions run concurrently, and the
-results are appended."""
+"""The parts of a `call_tools` step: the request for the calls, and running the functions concurrently."""
 
 from __future__ import annotations
 
@@ -50,8 +49,8 @@ def in_turns(branch: Branch) -> bool:
 
 
 def warn_of_untold(branch: Branch, step: CallTools, turns: bool) -> None:
-    """Log a warning about tools that no turn has described to the model, once for each program and line.
-    Without `turns`, a tool counts as described if its name is in the text."""
+    """Log a warning about tools of `step` that no turn has described to the model, once for each program and
+    line. Without `turns`, a tool counts as described if its name is in the text."""
     place = (branch.run.root.call.name, step.line)
     untold = [tool.name for tool in step.tools if tool.name not in branch.content.dialogue.tools]
     if not untold or place in _warned:
@@ -78,8 +77,8 @@ async def send_calls(
     constraint: Constraint,
     variable: Variable,
 ) -> Output:
-    """Send the request in which the model writes the calls of `step`. An error or report about a schema names
-    the tool that the schema belongs to."""
+    """Send the request in which the model writes the calls of `step`. In errors and reports about a tool's
+    schema, the tool is named."""
     described = [tool.described for tool in step.tools]
     try:
         output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")
@@ -149,7 +148,7 @@ async def _run_call(branch: Branch, step: CallTools, name: str, arguments: str) 
 
 
 class ToolFailed(Exception):
-    """The error of a tool that raised an exception, which is the cause."""
+    """The error of a tool whose function raised an exception. That exception is the cause."""
 
     def __init__(self, name: str, call: Call) -> None:
         super().__init__(f"The tool {name} raised {call.error}")

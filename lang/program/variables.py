@@ -1,5 +1,4 @@
-"""The results of steps. Readers wait for a result. Reading the result of a failed step raises the step's
-error."""
+"""The results of steps, which readers wait for. Reading the result of a failed step raises its error."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class Variable:
         self.text: str | None = None
         """The generated text that `value` was parsed from; None if `value` was not parsed from text."""
         self.thinking: Any = None
-        """The thoughts; a list of thoughts if `value` is a list. None if the step has no setting of
+        """The thoughts before `value`; a list if `value` is a list. None if the step has no setting of
         thinking."""
         self._meta: Any = None
         self.error: ProgramError | None = None
@@ -53,7 +52,7 @@ class Variable:
         self.ready.set()
 
     def take(self, other: Variable) -> None:
-        """Set this variable to the result of `other`; raises the error of `other`."""
+        """Set this variable to the result of `other`. Raises the error of `other` if `other` has failed."""
         self.call, self.kind, self.thinking = other.call, other.kind, other.thinking
         self.resolve(other.read(), text=other.text, meta=lambda: other.meta)
 

@@ -35,8 +35,8 @@ class Dialogue(msgspec.Struct, frozen=True):
     reasoning: str = ""
     """The thoughts of the open turn, for backends that take messages."""
     pending: str = ""
-    """Text to write at the beginning of the next user turn: the descriptions of tools, for templates that put
-    them there."""
+    """Text to write at the beginning of the next user turn: the descriptions of tools, if the template puts
+    descriptions there."""
     tools: frozenset[str] = frozenset()
     """The names of the tools that the turns so far describe."""
 
@@ -52,7 +52,7 @@ class Content(msgspec.Struct, frozen=True):
     dialogue: Dialogue = Dialogue()
 
     def at(self, tail: Piece | None) -> Content:
-        """Other pieces with the same turns."""
+        """A content with the turns of this one and the pieces up to `tail`."""
         return Content(tail, self.dialogue)
 
 
@@ -80,10 +80,7 @@ _begin, _end = functools.cache(Begin), functools.cache(End)
 
 def begin_turn(content: Content, role: str, info: ModelInfo, *, tools: bool = False) -> Content:
     """Begin a turn of `role`. Raises `InvalidRequest` if a turn is open, or if the model's template has no
-    such turn here.
-
-    `tools` says that the turn will describe tools.
-    """
+    turn of `role` after the previous turn. `tools`: whether the turn will describe tools."""
     dialogue, tail = content.dialogue, content.tail
     if dialogue.role is not None:
         raise InvalidRequest(
@@ -111,19 +108,19 @@ def begin_turn(content: Content, role: str, info: ModelInfo, *, tools: bool = Fa
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """The mark of the piece with a model's thoughts. Other models are not shown the thoughts."""
+    """The mark of the piece with the thoughts of the model `by`. Other models are not shown the thoughts."""
 
     by: PromptModel
     thinking: Thinking
     thoughts: str
     """The thoughts without marks and without surrounding white space."""
     text: str
-    """The thoughts as they were generated, with the marks after them and with `head`, so that the text ends
-    at the end of a token."""
+    """The generated text from the thoughts through the marks after them. The text also has `head`, so that it
+    ends at the end of a token."""
     ids: tuple[int, ...]
     """The tokens of `text`; empty if the backend does not report them."""
     head: str
-    """The beginning of the answer that the last token of `ids` contains; usually empty."""
+    """The beginning of the answer, if the last token of `ids` contains it; usually empty."""
 
     def write(self, content: Content, target: PromptModel) -> Content:
         if target is not self.by:
@@ -138,8 +135,8 @@ class Thought(msgspec.Struct, frozen=True):
         return content.at(Piece(content.tail, segment, self.text, mark=self, generated=True, later=self.head))
 
     def append(self, content: Content, home: PromptModel) -> Content:
-        """`content` of a branch with the thoughts appended. The branch keeps its content as the model `home`
-        reads it."""
+        """`content` with the thoughts appended, in the form that `home`, the model of the run, reads.
+        Thoughts of another model are kept in the mark alone."""
         if home is self.by:
             return self.write(content, home)
         tail = content.tail
@@ -177,7 +174,7 @@ def turn(role: str) -> str:
 
 def end_turn(content: Content, role: str, info: ModelInfo, *, written: str | None = None) -> Content:
     """End the open turn, whose role must be `role`. `written` is the content of the finished message, if the
-    template writes it in another form; None takes the text of the turn."""
+    template writes the content in another form. None: the text of the turn is the content."""
     dialogue, tail = content.dialogue, content.tail
     if dialogue.role != role:
         raise InvalidRequest(f"{role}_end() without {role}_begin().")

@@ -1,5 +1,4 @@
-"""Thoughts of a model: the option `thinking`, splitting outputs into thoughts and answer, and removing
-thoughts from the prompts of later turns.
+"""Thoughts of a model: the option `thinking`, splitting outputs, and removing thoughts from prompts.
 
 Example, Qwen 3, with the answer "4" and the thoughts "2 + 2.":
 
@@ -25,7 +24,8 @@ DEFAULT_TOKENS = 1024
 """Most tokens of thoughts, if the `gen` sets no max_tokens for them."""
 
 MARKS = 16
-"""Tokens that a limit on tokens reserves for the marks after the thoughts. The marks have fewer tokens."""
+"""Number of tokens that a limit on tokens reserves for the marks after the thoughts. An upper bound: the
+marks have fewer tokens."""
 
 PLAIN = ThinkingFormat()
 """The format for models that have no chat template, or a chat template without thinking."""
@@ -33,7 +33,7 @@ PLAIN = ThinkingFormat()
 
 def read_thinking(given: object) -> Thinking | None:
     """The setting of thinking for the argument ``thinking=`` of a `gen`, which is a bool, or a mapping of the
-    fields of `Thinking`. None stays None."""
+    fields of `Thinking`. None if `given` is None."""
     if given is None or isinstance(given, Thinking):
         return given
     if isinstance(given, bool):
@@ -69,8 +69,8 @@ def most_tokens(thinking: Thinking | None) -> int:
 
 
 def preambles_of(thinking: Thinking | None, info: ModelInfo) -> tuple[Preamble, ...]:
-    """The preambles that describe the thoughts to the runtime: unconstrained text up to an end mark or a
-    limit of tokens, then the blank line. Empty if the model is not told to think."""
+    """The preambles that describe the thoughts to the runtime: unconstrained text up to the end mark or a
+    limit of tokens, then the text between end mark and answer. Empty if the model is not told to think."""
     if thinking is None or not thinking.enabled:
         return ()
     marks = thinking_of(info)
@@ -79,7 +79,7 @@ def preambles_of(thinking: Thinking | None, info: ModelInfo) -> tuple[Preamble, 
 
 
 def without_thoughts(tail: Piece | None, since: Piece | None) -> Piece | None:
-    """The content up to `tail`, without the thoughts after `since`."""
+    """The pieces up to `tail`, without the thoughts after `since`."""
     after = pieces(tail, since)
     first = next((index for index, piece in enumerate(after) if piece.later is not None), None)
     if first is None:
@@ -93,18 +93,18 @@ def without_thoughts(tail: Piece | None, since: Piece | None) -> Piece | None:
 
 
 class ThoughtSplitter:
-    """Separates the thoughts from the answer in the chunks of one generation, which are pushed in order."""
+    """A splitter of one generation's chunks, which are pushed in order, into thoughts and answer."""
 
     def __init__(self, marks: ThinkingFormat) -> None:
         self._marks = marks
         self._texts: list[str] = []
         self._length = 0
         self._pending = ""
-        """Text that is not assigned yet. It may be the beginning of the end mark, or, after that mark, of the
-        gap."""
+        """Text not yet assigned to the thoughts or the answer. It may be the beginning of the end mark, or,
+        after the end mark, of the gap."""
         self._ended = False
         self._spaces: list[str] = []
-        """White space that belongs to the thoughts only if more text of the thoughts follows."""
+        """White space that belongs to the thoughts only if more thoughts follow."""
         self._shown = False
         self._open = True
         self.head = ""
@@ -117,8 +117,8 @@ class ThoughtSplitter:
         return "".join(self._texts)
 
     def push(self, chunk: TextChunk) -> TextChunk:
-        """A copy of `chunk` with the text of the thoughts moved to `reasoning`, without white space around
-        the thoughts. The cost depends on the length of the chunk, not on that of all text."""
+        """A copy of `chunk` with the thoughts moved to `reasoning`, without white space around them. The time
+        taken depends on the length of the chunk, not of all text."""
         if not self._open:
             return self._counted(chunk)
         start = self._length
@@ -143,15 +143,16 @@ class ThoughtSplitter:
         return self._counted(replace(chunk, text=answer, controls=(), reasoning=thoughts))
 
     def _answer(self, *, last: bool) -> str | None:
-        """The text of the answer so far; None as long as the thoughts may continue. `last` is set for the
-        last chunk."""
+        """The answer so far; None while thoughts or marks may continue. `last`: whether this is the last
+        chunk."""
         after, gap = self._pending, self._marks.gap
         if not self._ended or (gap.startswith(after) and after != gap):
             return "" if self._ended and last else None
         return after.removeprefix(gap)
 
     def _take_thoughts(self) -> str:
-        """Remove from the pending text the part that certainly belongs to the thoughts, and return it."""
+        """Remove the part that certainly belongs to the thoughts from the pending text, and return that
+        part."""
         end = self._marks.end
         at = self._pending.find(end)
         self._ended = at >= 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Mark(Protocol):
-    """The mark of a piece whose text and ids depend on the model. The mark can write the piece for another
+    """The mark of a piece whose text and ids depend on the model. A mark can write its piece for another
     model."""
 
     def write(self, content: Content, target: PromptModel) -> Content:
@@ -31,14 +31,14 @@ class Mark(Protocol):
 
 class Generated(msgspec.Struct, frozen=True):
     """The mark of an output of another model than the run's own. The piece has the output as text; the mark
-    has the model and the token ids."""
+    has the output's token ids, and the model `by`."""
 
     by: PromptModel
     ids: tuple[int, ...]
 
 
 class Continued(msgspec.Struct, frozen=True):
-    """The mark of a piece that the mark of an earlier piece writes, too."""
+    """The mark of a piece that the mark of an earlier piece writes together with its own piece."""
 
     def write(self, content: Content, target: PromptModel) -> Content:
         return content
@@ -54,14 +54,14 @@ class Piece(msgspec.Struct, frozen=True):
     """Whether the piece ends with text of a chat template, so that no token spans this piece and the next
     one."""
     mark: Mark | Generated | None = None
-    """The mark with which the piece can be written for other models. None for the program's text and for
-    outputs of the run's own model."""
+    """The mark that writes the piece for other models. None for the program's text and for outputs of the
+    run's own model, which need no mark."""
     generated: bool = False
     later: str | None = None
     """The text that replaces the piece when thoughts are removed from the prompt; None if the piece stays."""
     of: Piece | None = None
-    """The piece that this one replaces, if it was rewritten because thoughts began or were removed from the
-    prompt; else None."""
+    """The original piece, if this piece replaces it because thoughts began or were removed from the prompt;
+    else None."""
 
 
 def append_text(tail: Piece | None, text: str) -> Piece | None:
@@ -70,8 +70,8 @@ def append_text(tail: Piece | None, text: str) -> Piece | None:
 
 
 def append_marked(tail: Piece | None, text: str, mark: Mark, *, boundary: bool = False) -> Piece:
-    """`tail` with a piece appended that has `mark` and the text of a model's template. The text may be
-    empty."""
+    """`tail` with a piece appended, which has `mark` and `text`, a text of the model's template. `text` may
+    be empty."""
     return Piece(tail, text, text, boundary if text else ends_on_token(tail), mark)
 
 
@@ -85,8 +85,9 @@ def append_output(
 ) -> Piece | None:
     """`tail` with an output appended: ``ids[:kept_ids]`` as ids, and `cut`, the end of `text`, as text.
 
-    If `kept_ids` is 0, as for a backend that returns no ids, all of `text` is kept as text. `by` is the model
-    of the output, if it is not the run's own; its output is kept as text, with the ids in the mark.
+    If `kept_ids` is 0, for example because the backend returns no ids, all of `text` is kept as text. `by` is
+    the model of the output; None for the run's own model. The output of another model is kept as text, with
+    the ids in the mark.
     """
     if not kept_ids:
         return _append_generated(tail, text)
@@ -107,7 +108,7 @@ def append_pieces(tail: Piece | None, new: Iterable[Piece]) -> Piece | None:
 
 
 def marked(tail: Piece | None, since: Piece | None, mark: Mark) -> Piece | None:
-    """`tail` with `mark` for all pieces after `since`. The first of them gets `mark`, and the others get
+    """`tail`, with all pieces after `since` marked: the first of these pieces with `mark`, the others with
     `Continued`."""
     marks: list[Mark] = [mark]
     new = pieces(tail, since)
@@ -128,8 +129,8 @@ EMPTY = Prompt()
 
 
 def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
-    """The prompt up to `tail`. If `known` is the prompt up to an earlier piece, only the later pieces are
-    read."""
+    """The prompt up to `tail`. If `known` is the prompt up to an earlier piece, only the pieces after that
+    piece are read."""
     new = pieces(tail, known.end)
     if (new[0].before if new else tail) is not known.end:
         known, new = EMPTY, pieces(tail)
@@ -154,7 +155,7 @@ def prompt_of(tail: Piece | None, known: Prompt = EMPTY) -> Prompt:
 
 def place_of(end: Piece | None, known: Prompt = EMPTY) -> tuple[int, int]:
     """The place in the prompt at which the piece `end` ends: (number of whole segments before the place,
-    number of characters of the next segment before the place). `known` as in `prompt_of`."""
+    number of characters of the next segment before the place). `known` is as for `prompt_of`."""
     segments = prompt_of(end, known).segments
     if segments and isinstance(last := segments[-1], str):
         return len(segments) - 1, len(last)
@@ -162,18 +163,15 @@ def place_of(end: Piece | None, known: Prompt = EMPTY) -> tuple[int, int]:
 
 
 def text_of(tail: Piece | None, since: Piece | None = None, *, later: bool = False) -> str:
-    """The text up to `tail` after the piece `since`; None for all text. `since` is `tail` or an earlier
-    piece.
-
-    With `later` it is the text as it is after thoughts have been removed from the prompt.
-    """
+    """The text after the piece `since` up to `tail`; all text if `since` is None. With `later`, the text as
+    it will be when thoughts have been removed from the prompt."""
     return "".join(
         [piece.later if later and piece.later is not None else piece.text for piece in pieces(tail, since)]
     )
 
 
 def pieces(tail: Piece | None, since: Piece | None = None) -> list[Piece]:
-    """The pieces up to `tail` after `since` (None: all pieces), oldest first."""
+    """The pieces after `since` (None: all pieces) up to `tail`, oldest first."""
     found: list[Piece] = []
     while tail is not None and tail is not since and (tail.of is None or tail.of is not since):
         found.append(tail)

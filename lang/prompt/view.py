@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class PromptModel:
-    """A model with its chat template. Its backend takes prompts, or only whole chat messages."""
+    """A model with its chat template, on a backend that takes either prompts, or only whole chat messages."""
 
     info: ModelInfo
     takes_messages: bool
@@ -54,12 +54,12 @@ class View(NamedTuple, Generic[M]):
     until: Piece | None
     """The last piece of the branch that is in the view."""
     prompt: Prompt = EMPTY
-    """The last prompt that was sent to `target`. The next prompt continues it."""
+    """The last prompt that was sent to `target`, which the next prompt continues."""
 
 
 def extended(view: View[M], tail: Piece | None) -> View[M]:
-    """`view` extended up to `tail`, a piece of the branch. If `view` ends at an earlier piece, only the later
-    pieces are written; otherwise all pieces are.
+    """`view` extended up to `tail`, a piece of the branch. If `view` ends at a piece before `tail`, only the
+    pieces between are written; otherwise all pieces are written anew.
 
     Raises `InvalidRequest` for turns that the model's template lacks. Raises `UnsupportedNode` for text
     outside of turns, if the backend takes only messages.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ramify.lang.state.state import ProgramState
 
 MAX_TURNS = 40
-"""Most turns of a branch that are shown. Of earlier turns only the number is shown."""
+"""Most turns of a branch that are shown. For earlier turns only their number is shown."""
 MAX_BRANCHES = 16
 MAX_VARIABLES = 50
 MAX_VALUE = 500

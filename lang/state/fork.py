@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class ForkGroup:
-    """The result of `fork`: a sequence of states. Indexing it with a name gives the list of the variable's
-    values over the branches."""
+    """The result of `fork`: a sequence of states. ``group[name]`` is the list of the values that the variable
+    `name` has in the branches."""
 
     def __init__(self, states: Sequence[ProgramState], parent: Branch) -> None:
         self.states = list(states)
@@ -24,8 +24,9 @@ class ForkGroup:
         """Close the branches and return at once.
 
         ``gather_variable``: for each variable that the branches have set, the state that was forked gets a
-        variable of the same name with the list of the values. ``concate_and_append``: the content that each
-        branch has added is appended to the state that was forked, in the order of the branches.
+        variable of the same name, whose value is the list of the branches' values. ``concate_and_append``:
+        the content that each branch has added is appended to the state that was forked, in the order of the
+        branches.
         """
         branches = [state._branch for state in self.states]
         if mode == "gather_variable":

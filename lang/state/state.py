@@ -43,9 +43,9 @@ T = TypeVar("T")
 class ProgramState:
     """A running or finished program, or one branch of a fork.
 
-    Appending returns at once. Reading a variable waits for its step alone; `text`, `messages`, `error`
-    and `sync` wait for all steps so far. An ``async def`` program, which must not block its event loop,
-    writes ``await s.aget("x")`` and ``await s.wait()`` instead.
+    Appending returns at once. Reading a variable waits only for the step that sets it; `text`, `messages`,
+    `error` and `sync` wait for all steps so far. An ``async def`` program, which must not block its event
+    loop, uses ``await s.aget("x")`` and ``await s.wait()`` instead.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class ProgramState:
         self._backend = backend
         """The backend of steps that are appended through this object and name no backend."""
         self._outside = outside
-        """Whether the object belongs to the caller of `run`, not to the body. The body may still make
-        variables while the caller reads."""
+        """Whether the object belongs to the caller of `run`, and not to the body. While the caller reads, the
+        body may still make variables."""
         self._body: asyncio.Task[None] | None = None
         self.ret_value: Any = None
         """The return value of the body."""
@@ -83,8 +83,8 @@ class ProgramState:
         return self._turn("assistant", content)
 
     def _turn(self, role: str, content: str | Node | None) -> contextlib.AbstractContextManager[None]:
-        """Append a turn with `content`. Without content, return a ``with`` block: what is appended in the
-        block is the turn's content."""
+        """Append a turn with `content`. If `content` is None, return a ``with`` block; the text and steps
+        that are appended in the block become the turn's content."""
         line = caller_line()
         if content is None:
             return self._branch.block(RoleBegin(role, line), RoleEnd(role))
@@ -118,12 +118,12 @@ class ProgramState:
         each result, or a single user turn if the model's chat template has no turns for results.
 
         Args:
-            tools: Functions, or tools made by `tool`. They should have been described to the model before, by
-                `system` or `user` with ``tools=``.
+            tools: Functions, or tools made by `tool`. Describe them to the model before, with the argument
+                ``tools=`` of `system` or `user`.
             name: The variable that holds the `ToolCalls`.
             max_calls: Most calls in this turn.
-            required: True (the default) makes the model write at least one call. With False it may answer in
-                words, without any call.
+            required: True (the default) makes the model write at least one call. With False the model may
+                answer in words, without any call.
             errors: ``show``: if a function raises an exception, the model is shown the exception as the
                 result of the call. ``raise``: the exception fails the step.
             timeout: Seconds for the generation of the calls. The functions have timeouts of their own
@@ -166,12 +166,12 @@ class ProgramState:
         """Reset the state to the content before the statement whose step has failed. Returns the error; never
         blocks.
 
-        The statement is all that was appended together (``s += a + b``), or, if `recover` is called after a
-        ``with`` block, the whole block. Content, turns and scopes become those before the statement, so the
-        next prompt begins with exactly the same tokens. The variables of the failed step, and of the steps
-        that were skipped after it, stay failed until they are set again. Calls of tools are not undone, and
-        text that was streamed stays in the stream. If a join of failed branches failed, the state becomes
-        that before the join.
+        The statement is everything that was appended together with the step (``s += a + b``), or, if
+        `recover` is called after a ``with`` block around the step, the whole block. Content, turns and scopes
+        become those before the statement, so the next prompt begins with exactly the same tokens. The
+        variables of the failed step, and of the steps that were skipped after it, stay failed until they are
+        set again. Calls of tools are not undone, and text that was streamed stays in the stream. If a join of
+        failed branches failed, the state becomes that before the join.
 
         Raises `ProgramError` if no step of this state has failed, or if the program has ended.
         """
@@ -196,8 +196,8 @@ class ProgramState:
 
     @contextlib.contextmanager
     def copy(self) -> Iterator[ProgramState]:
-        """A ``with`` block whose variable is the only branch of a fork. At the end of the block the branch is
-        joined: its variables are gathered, and its content is dropped."""
+        """A ``with`` block with a fork into one branch, which is the block's variable. At the end of the
+        block the branch is joined: its variables are gathered, and its content is dropped."""
         group = self.fork(1)
         yield group[0]
         group.join()
@@ -216,8 +216,9 @@ class ProgramState:
     @overload
     def get(self, name: str, kind: Any = None) -> Any: ...
     def get(self, name: str, kind: Any = None) -> Any:
-        """The value of a variable as a value of the type `kind`. It is parsed from the variable's text,
-        unless it is of that type already."""
+        """The value of the variable `name` as a value of the type `kind`. A value of another type is parsed
+        from the variable's text, or converted if the variable has no text. `kind` None: the value as it
+        is."""
         return self._value(self._read(name), kind)
 
     @overload
@@ -270,7 +271,8 @@ class ProgramState:
         return self._branch.text
 
     def messages(self) -> list[dict[str, str]]:
-        """The finished chat turns, as ``{"role": …, "content": …}``."""
+        """The finished chat turns, as ``{"role": …, "content": …}``. Raises `ProgramError` if a step
+        failed."""
         self.sync()
         self._raise()
         messages = self._branch.content.dialogue.messages
@@ -287,8 +289,8 @@ class ProgramState:
 
     def error(self) -> ProgramError | None:
         """The error of this branch, else of the program's body, else of a branch forked from this one; None
-        without an error. An error of a forked branch is ignored after it has been raised or returned in the
-        body."""
+        if there is no error. An error of a forked branch no longer counts once it has been raised or returned
+        in the body."""
         self.sync()
         error = self._error()
         if error is not None and not self._outside:
@@ -300,8 +302,8 @@ class ProgramState:
         `ProgramError` at the end if a step failed.
 
         Without ``run(stream=True)`` the text is yielded in one piece when it is complete. With `thinking`,
-        the thoughts before the variable's value are yielded instead; they end at the first text of that
-        value.
+        the thoughts before the variable's value are yielded instead. The iteration ends at the first text of
+        the value.
         """
         return streaming.text_iter(self, self._branch, var_name, thinking)
 
@@ -317,14 +319,14 @@ class ProgramState:
     @overload
     def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]: ...
     def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]:
-        """The partial values of the variable while it is generated, to iterate over with ``for`` or ``async
-        for``: a `Partial` after each change. The last one has the complete value.
+        """The partial values of the variable while it is generated, to iterate over with ``for`` or
+        ``async for``: a `Partial` after each change. The last `Partial` has the complete value.
 
-        A value inside a partial value is validated when it is closed, against its own type or subschema. An
-        invalid value raises `ProgramError`, as a failed step does. `gen` validates the complete value again.
-        `kind` is a type or JSON schema, by default that of the `gen`. Only the complete value is yielded for
-        types that are not generated as JSON (such as ``int`` or a `Literal` of strings), for a `gen` with
-        retries, and without ``run(stream=True)``.
+        Each value inside a partial value is validated when it is closed, against its own type or subschema.
+        An invalid value raises `ProgramError`. `gen` validates the complete value again. `kind` is a type or
+        JSON schema, by default the schema of the `gen`. Only the complete value is yielded for types that are
+        not generated as JSON (such as ``int`` or a `Literal` of strings), for a `gen` with retries, and in
+        runs without ``stream=True``.
         """
         return ObjectStream(self, self._branch, name, kind)
 
@@ -343,8 +345,8 @@ class ProgramState:
 
     @property
     def usage_by_model(self) -> dict[str, Usage]:
-        """Name → usage, for each model in the order of first use. The name is that of the backend in the
-        `Router`; without a router, that of the model."""
+        """Name → usage, for each model in the order of first use. The name is the backend's name in the
+        `Router`; without a router, the model's name."""
         return self._branch.call.usage_by_model
 
     @property

@@ -113,8 +113,8 @@ class _BranchText:
 
 
 class _VariableText:
-    """The text of one variable, chunk by chunk. If a variable has no chunks, its whole text is one addition
-    when the variable is set.
+    """The text of one variable, chunk by chunk. If the variable has no chunks, its whole text is added when
+    the variable is set.
 
     Only the first variable of this name is read. A step after `recover` may make another variable of the same
     name.
@@ -162,7 +162,7 @@ class _VariableText:
         return str(variable.text if variable.text is not None else variable.value)
 
     def _meta(self, chunk: TextChunk) -> dict[str, Any]:
-        """The ``meta_info`` up to this chunk. As in SGLang, it has only the log-probabilities of the tokens
+        """The ``meta_info`` up to this chunk. As in SGLang, log-probabilities are given only for the tokens
         since the last addition."""
         usage = chunk.usage or Usage(completion_tokens=self._tokens)
         meta = meta_info(chunk.rid, usage, chunk.finish)
@@ -176,7 +176,8 @@ class _VariableText:
 
 
 class _VariableThoughts(_VariableText):
-    """The thoughts before a variable's value. They end at the first text of that value."""
+    """The thoughts before a variable's value. The source has ended when the first text of the value has
+    arrived."""
 
     @property
     def ended(self) -> bool:
@@ -293,5 +294,5 @@ def _located(error: Exception, variable: Variable) -> ProgramError:
 
 
 Source = _BranchText | _VariableText | _PartialValue
-"""Something that is read while it grows: `new` yields the additions since the last call, and `ended` tells
+"""A source that is read while it grows: `new` yields the additions since the last call, and `ended` says
 whether nothing will be added any more."""

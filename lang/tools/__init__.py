@@ -1,2 +1,1 @@
-"""Tools: functions that a model may call. Their schemas, their descriptions in prompts, and the form of calls
-and results."""
+"""Tools, which are functions that a model may call: schemas, descriptions, and the form of calls."""

@@ -31,8 +31,8 @@ WrittenCalls = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class TaggedCalls:
-    """Calls in a format of `ramify.tool_calls`. A turn of calls begins with the opening, which is a part of
-    the prompt."""
+    """Calls in the format `form` of `ramify.tool_calls`. A turn of calls begins with `opening`, which is part
+    of the prompt."""
 
     form: ToolFormat = GENERIC
 
@@ -156,8 +156,8 @@ def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str,
 
 def _rerooted(schema: Any, tool: str) -> Any:
     """A copy of `schema`, the parameters of `tool`, that can be a part of a larger schema. ``#/$defs/NAME``
-    becomes ``#/$defs/tool.NAME``. Other references into the schema become references into ``#/$defs/tool``,
-    which stands for the whole of `schema`."""
+    becomes ``#/$defs/tool.NAME``. Other references into `schema` become references into ``#/$defs/tool``, a
+    definition that is the whole of `schema`."""
     if isinstance(schema, list):
         return [_rerooted(one, tool) for one in schema]
     if not isinstance(schema, dict):

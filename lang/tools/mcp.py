@@ -56,8 +56,8 @@ def mcp(
     startup_timeout: float = 60.0,
     concurrency: int | None = None,
 ) -> McpServer:
-    """An MCP server, whose tools are available in a block: ``with mcp("command …") as tools:``, or ``async
-    with``.
+    """An MCP server, whose tools are available in a ``with`` or ``async with`` block:
+    ``with mcp("command …") as tools:``.
 
     Args:
         server: The command that starts the server, as one string or as a list of arguments; or the URL of a
@@ -66,13 +66,14 @@ def mcp(
             SHELL, TERM and USER.
         cwd: The command's working directory.
         headers: HTTP headers of every request to a URL.
-        prefix: A prefix for the names of the tools, with which equal names of two servers become different.
-        timeout: Seconds after which a call of a tool fails.
+        prefix: A prefix for the names of the tools, so that the tools of two servers have different names.
+        timeout: Seconds after which a call of a tool fails; None for no limit.
         startup_timeout: Seconds within which the server must be connected and have listed its tools.
         concurrency: Most calls of each tool that run at once.
 
-    Raises `InvalidRequest` for an option that does not apply to the kind of server, and if the `mcp` package
-    is missing. Entering the block raises `BackendError` if the server does not start or does not answer.
+    Raises `InvalidRequest` for an option that does not apply to a command or to a URL, and if the `mcp`
+    package is missing. Entering the block raises `BackendError` if the server does not start or does not
+    answer.
     """
     url = isinstance(server, str) and server.startswith(("http://", "https://"))
     for name, value, fits in (("env", env, not url), ("cwd", cwd, not url), ("headers", headers, url)):
@@ -175,7 +176,8 @@ class McpServer:
             self._client = None
 
     async def _list(self, client: Client) -> list[Tool[..., Any]]:
-        """The tools of the server, from all pages of its list. Tools with an invalid schema are left out."""
+        """The tools of the server, from all pages of the server's list. Tools with an invalid schema are left
+        out."""
         found: list[Tool[..., Any]] = []
         cursor = None
         while True:
@@ -268,7 +270,7 @@ class _Command:
                 self._lines.append(line.strip())
 
     async def last_words(self) -> str:
-        """A sentence that quotes the last lines of the server's standard error; empty without such lines."""
+        """A sentence that quotes the last lines of the server's standard error; empty if there are none."""
         if self._reader is not None:
             await asyncio.to_thread(self._reader.join, 1.0)
         return f" It wrote: {' | '.join(self._lines)}" if self._lines else ""
@@ -285,8 +287,8 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _result(result: CallToolResult) -> Any:
-    """The result of a call. It is the structured content, if there is any and all other content is text.
-    Otherwise it is the text, in which images and files are replaced by their names. Raises `ToolError` for an
+    """The result of a call: the structured content, if there is any and all other content is text; otherwise
+    the text, with descriptions in place of images and files. Raises `ToolError` if the tool reports an
     error."""
     texts = [_text(block) for block in result.content]
     if result.is_error:
@@ -297,8 +299,8 @@ def _result(result: CallToolResult) -> Any:
 
 
 def _text(block: Any) -> str:
-    """The text for a block of content, as the model is shown it. An image or a file becomes its name, URI,
-    type and size."""
+    """The text that the model is shown for a block of content. An image or file is described by its name,
+    URI, type and size."""
     resource = getattr(block, "resource", block)
     if (text := getattr(resource, "text", None)) is not None:
         return str(text)

@@ -1,5 +1,7 @@
-"""Tools, which are functions that a model may call, and the calls of tools. Schemas are made from signatures
-and docstrings."""
+"""Tools, which are functions that a model may call, and calls of tools.
+
+Schemas are made from signatures and docstrings.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 class Tool(Generic[P, R]):
     """A function, plain or ``async``, with the name, description and schema that a model is shown; made by
-    `tool`, `Tool.from_schema` or `mcp`. Calling the tool calls the function.
-    """
+    `tool`, `Tool.from_schema` or `mcp`. Calling the tool calls the function."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Tool(Generic[P, R]):
         self.name = name
         self.description = description
         self.parameters = parameters
-        """The JSON schema of the arguments: an object schema whose properties are the parameters, in their
+        """The JSON schema of the arguments: an object schema whose properties are the parameters, in
         order."""
         self.strict = strict
         """Whether `parameters` are refused if they have a keyword that the grammar cannot enforce. Otherwise
@@ -67,8 +68,8 @@ class Tool(Generic[P, R]):
         self.slot: contextlib.AbstractAsyncContextManager[None] = (
             contextlib.nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         )
-        """A context that each call enters on Ramify's background loop. It limits the number of concurrent
-        calls to `concurrency`."""
+        """The context that each call enters on Ramify's background loop, which limits the number of
+        concurrent calls to `concurrency`."""
         self._read = read
 
     @classmethod
@@ -137,11 +138,11 @@ class Tool(Generic[P, R]):
 
     async def run(self, arguments: Mapping[str, Any], caller: asyncio.AbstractEventLoop | None) -> Any:
         """Run the function and return its result. A coroutine function runs on the event loop `caller`, or on
-        this one if `caller` is None. A plain function runs in a thread; if it returns an awaitable, that is
-        awaited.
+        this one if `caller` is None. A plain function runs in a thread; if the function returns an awaitable,
+        the awaitable is awaited.
 
-        Raises the function's exceptions, and `RequestTimeout` after `timeout` seconds. After a timeout the
-        thread of a plain function still runs to its end, and its result is dropped.
+        Raises the function's exceptions, and `RequestTimeout` after `timeout` seconds. After a timeout, a
+        plain function still runs to its end in its thread, and its result is dropped.
         """
         call: Callable[[], Any] = functools.partial(cast("Any", self.function), **arguments)
         try:
@@ -161,17 +162,17 @@ class Tool(Generic[P, R]):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model made, with its result. A `ScriptedBackend` takes calls without results as
-    scripted answers."""
+    """A call that the model made, with the call's result. A `ToolCall` without a result is a scripted answer
+    for a `ScriptedBackend`."""
 
     name: str
     arguments: dict[str, Any]
-    """The arguments with their declared types; empty if they were invalid."""
+    """The arguments, converted to their declared types; empty if the arguments were invalid."""
     result: Any = None
     """The return value of the function; None if the call failed."""
     error: Exception | None = None
     shown: str = ""
-    """The text of the result or of the error, as the model was shown it."""
+    """The text that the model was shown: the result or the error."""
 
 
 class ToolCalls(list[ToolCall]):
@@ -184,8 +185,8 @@ class ToolCalls(list[ToolCall]):
 
 
 class ToolTurn(Sequence[ToolCall]):
-    """The result of `call_tools`: a sequence of the turn's calls. Reading it waits for the end of the turn,
-    and so does ``await``."""
+    """The result of `call_tools`: a sequence of the turn's calls. Reading or awaiting the sequence waits for
+    the end of the turn."""
 
     def __init__(self, done: Event, read: Callable[[], ToolCalls]) -> None:
         self._done, self._read = done, read
@@ -213,8 +214,8 @@ class ToolTurn(Sequence[ToolCall]):
 def make_tool(
     function: Callable[P, R], *, name: str | None = None, description: str | None = None, **options: Any
 ) -> Tool[P, R]:
-    """Make `function` a tool. Its annotations may use local names of the nearest caller outside this
-    package."""
+    """Make `function` a tool. The annotations of `function` may use local names of the nearest caller outside
+    this package."""
     if not callable(function):
         raise InvalidRequest(f"{function!r} is no function, so it cannot be a tool.", field="tools")
     name = name or function.__name__
@@ -239,8 +240,8 @@ def check_name(name: object) -> None:
 
 
 def as_tools(tools: object) -> tuple[Tool[..., Any], ...]:
-    """The items of `tools` as tools: a function becomes a tool. Raises `InvalidRequest` unless `tools` is a
-    list of tools and functions with different names."""
+    """The items of `tools` as tools: `make_tool` is applied to functions. Raises `InvalidRequest` unless
+    `tools` is a list of tools and functions with different names."""
     if not isinstance(tools, list | tuple) or not tools:
         raise InvalidRequest("tools must be a list of functions, and not empty.", field="tools")
     found = tuple(one if isinstance(one, Tool) else make_tool(one) for one in tools)
@@ -262,7 +263,7 @@ def descriptions_of(tools: Iterable[Tool[..., Any]]) -> tuple[ToolDescription, .
 
 
 def shown(result: Any) -> str:
-    """The text of a result that the model is shown: a string itself, or any other value as JSON. Raises
+    """The text that the model is shown for `result`: a string as it is, any other value as JSON. Raises
     ValueError for a value that cannot be written as JSON."""
     if isinstance(result, str):
         return result
@@ -363,8 +364,8 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
     from ramify.lang.typed.type_schema import TypeSchema
 
     class Untitled(TypeSchema):
-        """A schema without titles. The titles would only repeat the names of the parameters, and cost
-        tokens."""
+        """A generator of schemas without titles, which would only repeat the names of the parameters, and
+        cost tokens."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
@@ -375,8 +376,9 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
 
 
 def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
-    """Make a function that parses the text of arguments and validates them against `schema`. It raises
-    ValueError for invalid arguments. An invalid `schema` is refused now."""
+    """Make a function that parses the JSON text of arguments, and validates them against `schema`. The
+    function raises ValueError for invalid arguments. Raises `InvalidRequest` or `InvalidConstraint` for an
+    invalid `schema`."""
     from ramify.grammar.schema.instance import validate, validate_text
 
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
@@ -400,8 +402,8 @@ def _reader_of(name: str, schema: Any) -> Callable[[str], dict[str, Any]]:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Run `call` in a new thread. A pool is not used: tools that run programs with tools could fill it, and
-    wait for each other for ever."""
+    """Run `call` in a new thread. A thread pool could deadlock, if tools that fill the pool wait for tools
+    that need the pool."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()  # from here on the caller cannot cancel it
     context = contextvars.copy_context()
@@ -418,7 +420,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 async def on_loop(work: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> Any:
-    """The result of `work`, which is awaited on the event loop `loop`."""
+    """Await `work` on the event loop `loop`, and return its result."""
 
     async def run() -> Any:
         return await work

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ramify.lang.trace.misses import Misses
 
 CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
-"""The kind of a call. program and fork contain other calls. gen and select are steps of the program. tool is
-a call of a function by the model, which sends no request itself. A step that makes several requests has a
-child for each of them: sample (n > 1) or attempt (retries > 0)."""
+"""The kind of a call. program and fork: containers of other calls. gen and select: steps of the program.
+tool: a call of a function by the model; not a request. sample (n > 1) and attempt (retries > 0): the children
+of a step that makes several requests, one for each request."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -39,9 +39,9 @@ class Call:
     end_s: float | None = None
     """The time of the end; None while the call runs."""
     own_usage: Usage = field(default_factory=Usage)
-    """The usage of this request alone, without that of children and of attempts that broke off."""
+    """The usage of this request alone, without its children and without attempts that broke off."""
     broken_usage: Usage = field(default_factory=Usage)
-    """The usage of attempts that broke off before the last one, as far as it is known."""
+    """The usage of the attempts that broke off before the last attempt, as far as that usage is known."""
     stored: bool = False
     """Whether the answer came from a store of answers, without a request."""
     resent: int = 0
@@ -135,7 +135,7 @@ class Call:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The names of the calls from the program's child down to this one."""
+        """The names of the calls on the path from the program to this call, without the program."""
         names: list[str] = []
         call = self
         while call.parent is not None and call.kind != "program":
@@ -145,8 +145,8 @@ class Call:
 
     @property
     def place(self) -> str:
-        """The path of child indices from the program to this call, such as ``0.2``. It is the same in every
-        run of a graph."""
+        """The child indices on the path from the program to this call, such as ``0.2``. They are the same in
+        every run of a graph."""
         places: list[str] = []
         call = self
         while call.parent is not None and call.kind != "program":
@@ -175,7 +175,7 @@ class Call:
             yield from child.walk()
 
     def to_dict(self) -> dict[str, Any]:
-        """The tree as plain data, for JSON. ``miss`` is the reason why a request computed tokens of its
+        """The tree as plain data, for JSON. ``miss`` is the reason why a request had to compute tokens of its
         prompt."""
         from ramify.lang.trace.misses import Misses
 
@@ -222,8 +222,8 @@ class Call:
 COUNTS = [name for name in Usage.__struct_fields__ if name.endswith("_tokens")]
 
 CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
-"""The call for which a backend's `generate` is running. A scripted backend finds its answer by the name of
-this call."""
+"""The call for which the method `generate` of a backend is running. A scripted backend looks up its answer by
+the name of this call."""
 
 STEPS = ("program", "fork", "gen", "select", "tool")
 MAX_TEXT = 40

@@ -73,7 +73,7 @@ def _depth(call: Call, root: Call) -> int:
 
 
 def model_names(call: Call) -> list[str]:
-    """A line with the names of the models, if there are several; else an empty list."""
+    """One line, with the names of the models, if there are several models; else an empty list."""
     models = list(call.usage_by_model)
     return [" · ".join(models)] if len(models) > 1 else []
 

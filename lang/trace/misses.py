@@ -1,5 +1,4 @@
-"""Reasons for cache misses: explanations, from the program's own requests, of why tokens of a prompt were not
-cached.
+"""Reasons for cache misses, found in the program's own requests.
 
 A prompt is compared, as text, with the prompts and outputs of the program's earlier requests. The earlier
 request with the longest common prefix is the nearest one:
@@ -8,7 +7,7 @@ request with the longest common prefix is the nearest one:
     prompt    "Q: Who?Bob"               shares 7 characters: diverges, "Bob" where the nearest has "Ada"
     prompt    "Q: Who?Ada. When?"        shares all 10: extends, new from "."
 
-Prompts of other programs, which may be in the cache too, are not known here. The number of evicted tokens is
+Prompts of other programs, which may be in the cache too, are not considered. The number of evicted tokens is
 taken from the request's usage.
 """
 
@@ -27,12 +26,12 @@ from ramify.lang.trace.calls import Call
 Reason = Literal["first", "extends", "diverges", "lost"]
 """The kind of reason for a miss. first: no earlier request to the same model shares a prefix. extends: the
 prompt continues the nearest request's prompt and output. diverges: the prompt differs from the nearest
-request's prompt and output. lost: the nearest request had computed tokens of the common prefix that were not
-found in the cache."""
+request's prompt and output. lost: the nearest request had computed tokens of the common prefix, but they were
+not found in the cache."""
 
 _WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]+|\s+")
 _ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
-"""Pattern of a program's id. Messages show only the first eight digits."""
+"""Pattern of a program's id, of which messages show only the first eight digits."""
 MAX_TOKEN = 40
 
 
@@ -45,14 +44,14 @@ class Miss:
     nearest: Call | None = None
     shared_chars: int = 0
     token: str = ""
-    """The first token of the prompt after the common prefix. In constant text, whose tokens are not known
-    here, it is the first word."""
+    """The first token of the prompt after the common prefix; in constant text, whose tokens are not known
+    here, the first word."""
     token_id: int | None = None
     other: str = ""
     """The token or word of `nearest` in the same place; empty if `nearest` ends there."""
     other_id: int | None = None
     respelled: bool = False
-    """Whether text that was generated as tokens was sent again as text, which the tokenizer may split into
+    """Whether generated text was sent again as text, and not as token ids. The tokenizer may split text into
     other tokens."""
     overlapping: bool = False
     """Whether the prompt of the nearest request was still being computed when this request began."""
@@ -99,7 +98,8 @@ class Cached:
 
     chars: int
     exact: bool
-    """Whether `chars` is exact. Otherwise it is interpolated between two places with known token counts."""
+    """Whether `chars` is exact. Otherwise `chars` is interpolated between two places with known token
+    counts."""
 
 
 class Misses:
@@ -134,7 +134,8 @@ class Misses:
 
     def _nearest(self, model: str, prompt: str) -> tuple[Call | None, int]:
         """The earlier request to `model` with the longest common prefix, and the length of that prefix;
-        (None, 0) without one. The request is a neighbour of `prompt` in sorted order."""
+        (None, 0) if no request has a common prefix. That request is a neighbour of `prompt` in the sorted
+        list of texts."""
         texts = self._texts[model]
         at = bisect.bisect(texts, (prompt, len(self._seen)))
         found: tuple[int, int] = (0, -1)
@@ -189,7 +190,7 @@ class Misses:
 
     def _token(self, call: Call, text: str, place: int) -> tuple[str, int | None]:
         """The token at `place` in the prompt and output of `call`, and the token's id. If the token is not
-        known: the word there, and None."""
+        known, the word at `place`, and None."""
         end = 0
         for token, part in self._parts(call):
             end += len(part)
@@ -244,8 +245,7 @@ def _place(known: dict[int, int], tokens: int) -> Cached:
 
 
 def _common(one: str, other: str) -> int:
-    """Length of the common prefix in characters. It is found by bisection, because comparing slices is
-    fast."""
+    """Length of the common prefix in characters, found by bisection, because comparing slices is fast."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -257,7 +257,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _word(text: str, place: int) -> str:
-    """The whole word around `place`, with the space before it, as tokenizers split words; empty at the end of
+    """The word around `place`, with the space before the word, as tokenizers split text; empty at the end of
     the text."""
     if place >= len(text):
         return ""

@@ -12,17 +12,17 @@ from ramify.messages import Finish, TextChunk, TokenLogprobs, Usage
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Text of an output: that of a single token, or of several tokens between which the borders are not
-    known."""
+    """A span of an output's text: the text of one token, or of several tokens whose borders in the text are
+    not known."""
 
     text: str
     ids: tuple[int, ...]
     forced: int | None
-    """Number of tokens in the span that were forced, as the grammar allowed no other; None if the backend
-    does not report forced tokens."""
+    """Number of tokens in the span that were forced, because the grammar allowed no other token; None if the
+    backend does not report forced tokens."""
     logprob: float | None = None
-    """Natural logarithm of the probability of a single token; None for several tokens, or if it was not
-    requested."""
+    """Log-probability of a single token (natural logarithm); None for several tokens, or if log-probabilities
+    were not requested."""
     top: tuple[tuple[str, float], ...] = ()
     """The most likely tokens in the place of the span's token and their log-probabilities, best first."""
 
@@ -105,7 +105,7 @@ def scores_of(found: TokenLogprobs) -> list[Score]:
 def _texts(
     part: str, ids: Sequence[int], scores: Sequence[Score], known: Mapping[int, str]
 ) -> list[str] | None:
-    """The texts of the tokens `ids`, whose concatenation is `part`; None if they are not known."""
+    """The texts of the tokens `ids`, whose concatenation is `part`; None if the texts are not known."""
     if len(ids) == 1:
         return [part]
     for texts in ([text for text, _, _ in scores], [known.get(token, "") for token in ids]):
@@ -117,7 +117,7 @@ def _texts(
 USAGE_FIELDS = Usage.__struct_fields__
 SUMMED = tuple(name for name in USAGE_FIELDS if name != "evicted_by")
 SPELLINGS = {"retractions": "num_retractions"}
-"""Field of `Usage` → SGLang's name for it, for fields with different names."""
+"""Field of `Usage` → SGLang's name of the field, for fields that SGLang names differently."""
 
 
 def meta_info(
@@ -161,8 +161,7 @@ def _top_logprobs(found: TokenLogprobs) -> list[list[list[Any]]]:
 
 def add_usage(first: Usage, second: Usage) -> Usage:
     """The sum of two usages, field by field. Times are added even if the requests were concurrent.
-    `evicted_by` is taken from the usage with more evicted tokens.
-    """
+    `evicted_by` is taken from the usage with more evicted tokens."""
     sums = {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
     larger = first if first.evicted_tokens >= second.evicted_tokens else second
     return Usage(**sums, evicted_by=larger.evicted_by)

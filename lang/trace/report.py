@@ -1,5 +1,4 @@
-"""The report of a trace: one HTML file, which loads no other files. It consists of the template `report.html`
-and the data."""
+"""The report of a trace: one HTML file, made of the template `report.html` and the data."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ def report(call: Call) -> str:
 
 
 def together(name: str, runs: Sequence[tuple[float, Call]]) -> Call:
-    """One call whose children are finished runs. Their times are changed to count from the start of the first
-    run. `runs`: (start of a run in seconds, the run's call)."""
+    """A new call whose children are the calls of finished runs. `runs`: (start of a run in seconds, the run's
+    call). The times in these calls are changed to count from the start of the first run."""
     root = Call("program", name)
     first = min(began for began, _ in runs)
     for began, call in runs:
@@ -38,8 +37,8 @@ def together(name: str, runs: Sequence[tuple[float, Call]]) -> Call:
 
 
 def report_data(root: Call) -> dict[str, Any]:
-    """The data of the report. A prompt is a list of indices into ``texts``, because the prompts of calls
-    share most of their pieces."""
+    """The data of the report. A prompt is a list of indices into ``texts``, because prompts have most of
+    their pieces in common."""
     misses = Misses(root)
     numbers: dict[int, int] = {}
     texts: list[str] = []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
-    """The adapter of a type. Raises pydantic's errors for types that it does not support."""
+    """The adapter of a type. Raises pydantic's errors for types that pydantic does not support."""
     try:
         return _adapter_of(kind, members_in_order(kind))
     except TypeError:  # unhashable, as an annotation that holds a list may be: not cached
@@ -24,8 +24,8 @@ def adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 
 def members_in_order(kind: Any) -> str:
-    """Part of a cache's key beside `kind`. ``A | B`` equals ``B | A``, but of the members that fit a value equally
-    well pydantic takes the first, and a schema lists them in order."""
+    """Part of a cache's key beside `kind`. ``A | B`` equals ``B | A``, but of the members that fit a value
+    equally well pydantic takes the first, and a schema lists them in order."""
     return repr(kind) if get_args(kind) else ""
 
 
@@ -37,8 +37,8 @@ def _adapter_of(kind: Any, order: str) -> pydantic.TypeAdapter[Any]:
 
 
 def modern(kind: Any) -> Any:
-    """`kind` with every `typing.TypedDict` in it, at any depth, replaced by one of typing_extensions: before
-    Python 3.12 pydantic takes no other.
+    """`kind` with every `typing.TypedDict` in it, at any depth, replaced by a `typing_extensions.TypedDict`,
+    because before Python 3.12 pydantic does not support `typing.TypedDict`.
 
     Raises RecursionError for a TypedDict that contains itself.
     """

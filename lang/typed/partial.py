@@ -1,12 +1,12 @@
-"""Partial values: incomplete JSON text is read as the values that are complete in it.
+"""Partial values: the complete values in a JSON text that is still incomplete.
 
     text      {"name": "Café", "days": [1, 12        (12 is open: 3 could follow, for 123)
     value     {"name": "Café", "days": [1]}
     path      ("days", 1)
 
 A string is closed by its quote, an object or array by its bracket, and a number, ``true``, ``false`` or
-``null`` by the character after it. Open objects and arrays are part of the value, with those of their members
-that are closed. Each value is validated when it is closed, against its own type or subschema.
+``null`` by the character after it. An open object or array is part of the value, with the members that are
+closed. Each value is validated when it is closed, against its own type or subschema.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Partial(Generic[T]):
     """A value while it is generated."""
 
     value: T | Any
-    """The value so far. Open objects and arrays are dicts and lists; closed values inside them have their own
-    types. None before the first object or array opens. If `complete`, the value of the variable."""
+    """The value so far. Open objects and arrays are dicts and lists; closed values inside them have the types
+    of the schema. None before the first object or array opens. If `complete`, the value of the variable."""
     complete: bool = False
     path: tuple[str | int, ...] = ()
     """The keys and indices that lead to the innermost open value."""
@@ -58,7 +58,6 @@ class _Open:
     key: str | None = None
     """The key of the open member of an object; None between members, and for an array."""
     reads_key: bool = False
-    """Whether the next string in the object is a key."""
 
     @property
     def place(self) -> str | int:
@@ -67,12 +66,9 @@ class _Open:
 
 
 class PartialReader:
-    """A reader of the text of one JSON value, piece by piece. Raises `InvalidPart` when a value is closed
-    that is invalid.
-
-    The text should be JSON, as constrained output is. Text that is not JSON raises ValueError when a value in
-    it is closed.
-    """
+    """A reader of the text of one JSON value, piece by piece. Raises `InvalidPart` when an invalid value is
+    closed. The text should be JSON, as constrained output is; text that is not JSON raises ValueError when a
+    value in it is closed."""
 
     def __init__(self, checker: TypeChecker | SchemaChecker) -> None:
         self._root = checker
@@ -80,7 +76,7 @@ class PartialReader:
         self._at = 0
         self._stack: list[_Open] = []
         self._start: int | None = None
-        """The index at which the open string or other scalar begins; None if none is open."""
+        """The index at which the open scalar (such as a string) begins; None if no scalar is open."""
         self._in_string = False
         self._closed: Any = None
         self.ended = False
@@ -191,8 +187,8 @@ class PartialReader:
         self._put(self._root if top is None else top.checker.child(top.place), start)
 
     def _put(self, checker: TypeChecker | SchemaChecker, start: int) -> None:
-        """Validate the value that begins at `start` and is closed here, and add it to the object or array
-        around it."""
+        """Validate the value that begins at `start` and has just been closed, and add the value to the object
+        or array around it."""
         raw = self._text[start : self._at]
         path = self._path()
         try:

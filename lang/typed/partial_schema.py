@@ -1,7 +1,6 @@
-"""Checkers of the values inside a value with a JSON schema, which validate them before the whole value is
-complete.
+"""Checkers that validate the values inside a value with a JSON schema before the whole value is complete.
 
-The checker of a member knows which subschemas apply to it, by their JSON pointers. Example:
+The checker of a member has the JSON pointers of the subschemas that apply to the member. Example:
 
     schema    {"properties": {"a": {"type": "integer"}}, "anyOf": [{"properties": {"a": {"minimum": 5}}}, …]}
     child(a)  /properties/a must hold, and at least one of /anyOf/0/properties/a, …
@@ -25,8 +24,8 @@ def schema_checker(schema: Any) -> SchemaChecker:
 
 
 class SchemaChecker:
-    """The checker of the values at one place in a value. They must satisfy all subschemas at `pointers`, and
-    at least one checker of each list in `_alternatives`."""
+    """The checker of the values at one place in a value. The values must satisfy all subschemas at
+    `pointers`, and at least one checker of each list in `_alternatives`."""
 
     def __init__(self, document: SchemaDocument, pointers: list[str]) -> None:
         self._document = document
@@ -63,8 +62,8 @@ class SchemaChecker:
 
     def _add_members(self, pointer: str, key: str | int, referenced: frozenset[str]) -> None:
         """Add the subschemas that the subschema at `pointer` has for the member `key`. `referenced` holds the
-        pointers whose references were followed on the way here; they are not followed again, so a cycle of
-        references ends."""
+        pointers of the subschemas whose references have been followed. Those references are not followed
+        again, so a cycle of references ends."""
         if isinstance(self._document.at(pointer), bool):
             return
         keywords = self._document.keywords(pointer)
@@ -91,14 +90,14 @@ class SchemaChecker:
         self._alternatives.append([checker._child(key, referenced) for checker in possible])
 
     def _allows(self, kind: str) -> bool:
-        """Whether the keyword ``type`` of all subschemas at `pointers` allows values of the type `kind`."""
+        """Whether all subschemas at `pointers` allow values of the type `kind`, by their keyword ``type``."""
         schemas = [self._document.at(pointer) for pointer in self._pointers]
         return all(isinstance(one, bool) or kind in one.get("type", kind) for one in schemas)
 
 
 def _item(keywords: dict[str, Any], index: int) -> list[str]:
-    """The JSON pointer, relative to a subschema with these keywords, of the subschema of the item at `index`.
-    Empty if there is none."""
+    """The JSON pointer, relative to a subschema with these keywords, of the subschema of the item at `index`,
+    as a list with at most one element."""
     items = keywords.get("items")
     prefix, rest = ("items", "additionalItems") if isinstance(items, list) else ("prefixItems", "items")
     if index < len(keywords.get(prefix, ())):

@@ -1,4 +1,4 @@
-"""Checkers of partial values, which know the type or subschema of each value inside a typed value."""
+"""Checkers of the values inside a partial value, by the type or subschema of each value."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def checker_of(kind: Any) -> TypeChecker | SchemaChecker:
 
 
 class TypeChecker:
-    """A checker of the values at one place inside a value. pydantic validates them against the type at this
-    place."""
+    """A checker of the values at one place inside a value. pydantic validates the values against the type at
+    this place."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
 
     def check(self, raw: str) -> Any:
-        """Parse and validate `raw`, the JSON text of a value, and return the value. Raises ValueError if it
-        is invalid."""
+        """Parse and validate `raw`, the JSON text of a value, and return the value. Raises ValueError if the
+        value is invalid."""
         if self._kind is Any:
             return read_json(raw, strict=False)
         return adapter_of(self._kind).validate_json(raw)
@@ -47,7 +47,7 @@ class TypeChecker:
 
 
 def _member(kind: Any, key: str | int) -> Any:
-    """The type of a member or item of a `kind`; Any where the type does not define it."""
+    """The type of the member or item `key` of a `kind`; Any if `kind` does not define this type."""
     kind = _bare(kind)
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -64,7 +64,7 @@ def _member(kind: Any, key: str | int) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """The type without the aliases, annotations and root models around it, which make no difference in
+    """The type `kind` without aliases, annotations and root models around it, which make no difference in
     JSON."""
     while True:
         if get_origin(kind) is Annotated:

@@ -20,12 +20,12 @@ import msgspec
 from ramify.constraint import Constraint, choices, json_schema, regex, with_definitions
 from ramify.errors import InvalidConstraint
 from ramify.json_text import finite, read_json
-from ramify.lang.typed.adapters import adapter_of
+from ramify.lang.typed.adapters import adapter_of, members_in_order
 from ramify.schema_bundle import finder
 
 END = (" ", "\n")
-"""Stop strings after a number. They are needed because a base model continues with prose and not with an
-end-of-sequence token."""
+"""Stop strings after a number, because a base model continues with prose and not with an end-of-sequence
+token."""
 
 # 18 digits fit a signed 64-bit integer. Without a bound, the grammar would never force a number to end.
 INT = r"-?(0|[1-9][0-9]{0,17})[ \n]?"
@@ -44,8 +44,8 @@ DTYPE_NAMES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": 
 
 @dataclass(frozen=True)
 class Schema:
-    """The constraint for a type, the stop strings, and the parser of the generated text. The parser raises
-    ValueError."""
+    """The constraint for a type (None for any text), the stop strings, and the parser of the generated text.
+    The parser raises ValueError for invalid text."""
 
     constraint: Constraint | None
     parse: Callable[[str], Any]
@@ -53,10 +53,8 @@ class Schema:
 
 
 def schema_of(kind: Any) -> Schema:
-    """The `Schema` for `kind`, which is a Python type, or a JSON schema as a mapping or as JSON text.
-
-    Raises `InvalidConstraint` for a type without a JSON schema.
-    """
+    """The `Schema` for `kind`, which is a Python type, or a JSON schema as a mapping or as JSON text. Raises
+    `InvalidConstraint` for a type without a JSON schema."""
     if isinstance(kind, Mapping | str):
         return Schema(json_schema(kind), read_json)
     today = datetime.date.today()
@@ -71,7 +69,7 @@ def with_json_options(schema: Schema, options: Mapping[str, Any]) -> Schema:
     definitions (`constraint.json_schema`).
 
     With ``strict="validate"`` the parser of the returned schema also refuses text that violates the JSON
-    schema. Raises `InvalidConstraint` for an invalid option, and if `schema` is not for JSON output.
+    schema. Raises `InvalidConstraint` for an invalid option, and if the output of `schema` is not JSON.
     """
     given = {field: value for field, value in options.items() if value is not None}
     if not given:
@@ -107,7 +105,7 @@ def _validated(source: str, parse: Callable[[str], Any], text: str) -> Any:
 
 
 def dtype_schema(dtype: Any) -> Schema:
-    """The schema for SGLang's ``dtype``. The value is the generated text."""
+    """The schema for SGLang's ``dtype``, whose values are the generated text."""
     dtype = DTYPE_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     found = DTYPES.get(dtype)
     if found is None:
@@ -122,8 +120,8 @@ def dtype_schema(dtype: Any) -> Schema:
 
 @functools.lru_cache(maxsize=1024)
 def _schema_of_type(kind: Any, today: datetime.date, order: str) -> Schema:
-    """The schema of a type. `today` is an argument so that it is part of the cache's key, because the dates
-    that a PastDate allows depend on it."""
+    """The schema of a type. `today` is part of the cache's key because the dates that a PastDate allows
+    depend on it."""
     if kind is str:
         return Schema(None, str)
     if kind is bool:
@@ -190,11 +188,8 @@ _SCHEMAS = ("items", "additionalProperties", "contains")
 
 
 def _close(schema: Any) -> None:
-    """Set ``additionalProperties: false`` in every object schema with ``properties`` that does not have the
-    keyword.
-
-    By default JSON Schema allows properties that are not named, but pydantic drops them.
-    """
+    """Set ``additionalProperties: false`` in every object schema that has ``properties`` but not the keyword
+    ``additionalProperties``. By default JSON Schema allows unnamed properties, but pydantic drops them."""
     if not isinstance(schema, dict):
         return
     if "properties" in schema:

@@ -23,9 +23,9 @@ PLAIN_CONFIG = frozenset({"title", "extra_fields_behavior", "frozen"})
 class StaticType:
     """A type from pydantic's core schema (``TypeAdapter.core_schema``).
 
-    The type of a field or item is None unless every value of the type has this field or item, with the value
-    from the JSON. So it is None for fields that may be missing, and for fields that code of the type computes
-    or changes.
+    `attribute` and `item` return None unless every value of the type has the named field or item, with the
+    value from the JSON. So they return None for a field that may be missing, or that code of the type
+    computes or changes.
     """
 
     def __init__(self, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ NETWORK = {
     4: f"^({_BYTE}\\.0\\.0\\.0/8|({_BYTE}\\.){{2}}0\\.0/16|({_BYTE}\\.){{3}}(0/24|{_BYTE}/32))$",
     6: f"^(({_HEX}:){{2}}:/32|({_HEX}:){{3}}:/48|({_HEX}:){{4}}:/64|({_HEX}:){{7}}{_HEX}/128)$",
 }
-"""Version of IP → pattern of a network. Only the usual prefix lengths are allowed, because the bits after the
-prefix must be 0."""
+"""Version of IP → pattern of a network. Only the usual prefix lengths are allowed, because a pattern must
+ensure that the bits after the prefix are 0."""
 INTERFACE = {
     4: f"^({_BYTE}\\.){{3}}{_BYTE}/(3[0-2]|[12]?[0-9])$",
     6: f"^({_HEX}:){{7}}{_HEX}/(12[0-8]|1[01][0-9]|[1-9]?[0-9])$",
@@ -51,9 +51,9 @@ BASE64_TEXT = {
 def dates_between(low: datetime.date, high: datetime.date) -> str:
     """The pattern of texts that begin with a date from `low` to `high`, both included.
 
-    Dates in ISO format are ordered like their texts. Example, from "2024-…" to "2026-…": the first three
-    digits are "202". The fourth digit is 4 if the rest is not before the rest of `low`, 5 with any rest, or 6
-    if the rest is not after the rest of `high`.
+    Dates in ISO format are ordered like their texts. Example, from "2024-…" to "2026-…": "202" is followed by
+    4 and a rest that is not before the rest of `low`, by 5 and any rest, or by 6 and a rest that is not after
+    the rest of `high`.
     """
     return f"^{_between(low.isoformat(), high.isoformat())}"
 
@@ -76,7 +76,7 @@ def _any(rest: str) -> str:
 
 
 def _from(low: str) -> str:
-    """A pattern of the texts of the form of `low` that are not before `low`."""
+    """The pattern of texts that have digits and dashes in the places of `low`, and are not before `low`."""
     if not low or low[0] == "-":
         return low[:1] + (_from(low[1:]) if low else "")
     above = "" if low[0] == "9" else f"|[{int(low[0]) + 1}-9]{_any(low[1:])}"
@@ -84,7 +84,7 @@ def _from(low: str) -> str:
 
 
 def _up_to(high: str) -> str:
-    """A pattern of the texts of the form of `high` that are not after `high`."""
+    """The pattern of texts that have digits and dashes in the places of `high`, and are not after `high`."""
     if not high or high[0] == "-":
         return high[:1] + (_up_to(high[1:]) if high else "")
     below = "" if high[0] == "0" else f"|[0-{int(high[0]) - 1}]{_any(high[1:])}"

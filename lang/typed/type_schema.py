@@ -42,8 +42,8 @@ SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
 """Pattern of texts whose numbers have at most 6 digits, because a timedelta has fewer than 10^9 days."""
 
 DECIMAL_DIGITS = 18
-"""Most digits before the point of a Decimal. The number is limited because pydantic reads a Decimal by way of
-a float, and refuses infinity."""
+"""Most digits before the point of a Decimal. The digits are limited because pydantic converts the number to a
+float first, and refuses infinity."""
 
 _PLAIN_DECIMAL = {
     "allOf": [{"exclusiveMinimum": -(10.0**DECIMAL_DIGITS), "exclusiveMaximum": 10.0**DECIMAL_DIGITS}]
@@ -58,7 +58,7 @@ ZONES = 1
 """Most days by which the date in a text can differ from the date of the same moment in UTC."""
 
 HOST = r"(localhost|([a-z0-9]{1,20}(-[a-z0-9]{1,10}){0,2}\.){1,4}[a-z]{2,10})"
-"""The pattern of a host. It excludes punycode, double dashes and IP addresses, because most such texts are
+"""Pattern of a host, without punycode, double dashes and IP addresses, because most such texts are
 invalid."""
 PORT = "(:[1-9][0-9]{0,3})?"
 PATH = "([/?#][A-Za-z0-9/?#=&+._~-]{0,120})?"
@@ -106,10 +106,8 @@ def _refuse(why: str, remedy: str) -> NoReturn:
 
 
 class TypeSchema(GenerateJsonSchema):
-    """A generator of JSON schemas that narrows the schemas of pydantic's own generator.
-
-    Raises `InvalidConstraint` for types whose values no schema describes.
-    """
+    """A generator of JSON schemas that narrows the schemas of pydantic's own generator. Raises
+    `InvalidConstraint` for types whose values no schema describes."""
 
     def dict_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().dict_schema(schema)
@@ -132,8 +130,8 @@ class TypeSchema(GenerateJsonSchema):
     frozendict_schema = ordered_dict_schema = counter_schema = dict_schema
 
     def _names(self, schema: JsonSchemaValue) -> list[JsonSchemaValue]:
-        """The schemas for the texts of an object's keys, if the type of the keys has this `schema`. Empty if
-        no such schema is known."""
+        """The schemas of the texts of an object's keys, for keys of a type whose own schema is `schema`.
+        Empty if no schema of the texts is known."""
         schema = {key: value for key, value in self.resolved(schema).items() if key not in _REMARKS}
         if options := schema.get("anyOf") or schema.get("oneOf"):
             return [name for option in options for name in self._names(option)]
@@ -224,7 +222,7 @@ class TypeSchema(GenerateJsonSchema):
         return {**super().complex_schema(schema), "pattern": COMPLEX}
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        """The schema of bytes as text. If the type limits the length, only ASCII is allowed, because the
+        """The schema of bytes as text. If the type limits the length, only ASCII text is allowed, because the
         limit counts bytes."""
         if self._config.val_json_bytes != "utf8":
             _refuse("Bytes have an encoding of their own", "Leave val_json_bytes out of the configuration.")
@@ -272,13 +270,15 @@ _BOUNDS = {"ge", "gt", "le", "lt"}
 
 
 def _since_year_1(moment: datetime.datetime) -> datetime.timedelta:
-    """The time in UTC from the beginning of year 1 to `moment`. It may be negative because of the offset."""
+    """The time in UTC from the beginning of year 1 to `moment`, which may be negative because of the moment's
+    UTC offset."""
     return moment.replace(tzinfo=None) - datetime.datetime.min - (moment.utcoffset() or datetime.timedelta(0))
 
 
 def _dates(found: JsonSchemaValue, lows: list[int], highs: list[int], margin: int = 0) -> JsonSchemaValue:
     """The schema `found`, of texts that begin with a date, restricted to dates from the latest of `lows` to
-    the earliest of `highs`. Both are ordinals of dates. `margin` only changes the error message."""
+    the earliest of `highs`. `lows` and `highs` are ordinals of dates, and include `margin`, which here only
+    changes the error message."""
     first, last = datetime.date.min.toordinal(), datetime.date.max.toordinal()
     low, high = max([first, *lows]), min([last, *highs])
     if low > high:

@@ -51,8 +51,8 @@ CACHED_FROM = 24
 
 
 class ProcessorTimeOver(BaseException):
-    """Raised by `processor_time_limit` in its ``with`` block when time is over. `except Exception` does not catch
-    it."""
+    """Raised by `processor_time_limit` in its ``with`` block when time is over. `except Exception` does not
+    catch it."""
 
 
 @contextlib.contextmanager

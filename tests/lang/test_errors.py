@@ -155,6 +155,21 @@ def test_reading_a_failed_branch_raises_and_its_siblings_go_on():
     assert state.error() is None
 
 
+def test_joining_the_text_of_a_failed_branch_fails_the_join():
+    @rm.function
+    def program(s):
+        s += "Q"
+        forks = s.fork(2)
+        for index, branch in enumerate(forks):
+            branch += f" {index}:" + rm.gen("x")
+        forks.join("concate_and_append")
+        s += rm.gen("z")
+
+    state = program.run(backend=Breaking(lambda r: "a", BackendError("gone"), after=0, where="Q 1:"))
+    with pytest.raises(rm.ProgramError, match="gone"):
+        state["z"]
+
+
 def test_a_fork_of_a_failed_state_fails_at_once():
     @rm.function
     def program(s):

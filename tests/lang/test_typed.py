@@ -15,7 +15,7 @@ import pydantic
 import pytest
 
 import ramify as rm
-from ramify.lang.typed.schema import schema_of
+from ramify.lang.typed.schema import convert, schema_of
 from tests.lang.steps import program_of
 
 
@@ -311,3 +311,18 @@ def test_json_that_has_no_value_in_python_is_a_value_error(text: str) -> None:
     for parse in (schema_of({"type": "number"}).parse, schema_of(float).parse):
         with pytest.raises(ValueError):
             parse(text)
+
+
+def test_members_of_a_union_keep_their_order():
+    """``A | B`` equals ``B | A``. Of the members that fit equally well the first is taken."""
+
+    class A(pydantic.BaseModel):
+        x: int
+
+    class B(pydantic.BaseModel):
+        x: int
+
+    assert [type(convert({"x": 1}, kind)) for kind in (A | B, B | A)] == [A, B]
+    assert [type(convert([{"x": 1}], kind)[0]) for kind in (list[A | B], list[B | A])] == [A, B]
+    texts = [schema_of(kind).constraint.source for kind in (list[int | bool], list[bool | int])]
+    assert texts[0] != texts[1]

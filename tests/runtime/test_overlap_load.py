@@ -223,6 +223,22 @@ def test_chunks_end_in_time_beside_decodes(overlap: bool) -> None:
     assert max(gaps) < 1.2 * target
 
 
+@pytest.mark.parametrize("higher", [False, True])
+def test_nothing_is_launched_for_those_who_will_sit_out(higher: bool) -> None:
+    device = Device()
+    config = EngineConfig(
+        overlap=True, speculation=False, max_running=128, chunk_tokens=512, check_pages=True
+    )
+    scheduler = scheduler_on(device, config, 400)
+    sampling = SamplingParams(max_tokens=30, temperature=0.0)
+    scheduler.receive(Submit(rid="first", ids=tuple(range(1, 40)), sampling=sampling))
+    scheduler.step()
+    scheduler.step()
+    running = scheduler.requests.running
+    scheduler.receive(Submit(rid="second", ids=tuple(range(1, 30)), sampling=sampling, priority=int(higher)))
+    assert (scheduler.planner.ahead(running) is None) == higher
+
+
 @pytest.mark.parametrize("priorities", [(0,), (0, -1), (1, 0, -1)])
 def test_the_next_step_is_the_one_that_was_planned_ahead(priorities: tuple[int, ...]) -> None:
     """Requests of each priority decode and prefill while lower ones are left out. Both plans are the same."""

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from ramify.engine_messages import Abort, ChoiceTokens
 from ramify.errors import EngineError, PromptTooLong
 from ramify.messages import ProgramHint
+from ramify.runtime.scheduler import results
+from ramify.runtime.scheduler.requests.sampling import LOGPROB_ROWS
 from tests.runtime.local import LocalScheduler, Result
 from tests.runtime.test_program_pages import Told
 from tests.runtime.test_scheduler import prompt_of
@@ -130,6 +133,41 @@ def test_every_token_is_computed_once_and_branches_together(
     assert result.usage is not None
     assert result.usage.prompt_tokens == 40 + own
     check(LocalScheduler(tiny_model), result, prompt, behind(prompt, *choices))
+
+
+def test_a_step_waits_for_the_device_once(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times as many rows are scored as have their logits in memory at a time."""
+    waits: list[str] = []
+    rows: list[int] = []
+    read, log_probabilities = results.Scorer._read, results.log_probabilities
+
+    def counted(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        rows.append(len(logits))
+        return log_probabilities(logits, *rest)
+
+    def watched(*args: Any) -> None:
+        with monkeypatch.context() as patch:
+            for name in ("tolist", "item", "cpu", "numpy", "nonzero"):
+                patch.setattr(torch.Tensor, name, noting(name))
+            read(*args)
+
+    def noting(name: str) -> Any:
+        plain = getattr(torch.Tensor, name)
+
+        def noted(*args: Any) -> Any:
+            waits.append(name)
+            return plain(*args)
+
+        return noted
+
+    monkeypatch.setattr(results, "log_probabilities", counted)
+    monkeypatch.setattr(results.Scorer, "_read", watched)
+    local = LocalScheduler(tiny_model, chunk_tokens=256)
+    prompt = prompt_of(10)
+    local.complete([prompt], choices=behind(prompt, prompt_of(3 * LOGPROB_ROWS, 1)), max_tokens=0)
+    assert local.scheduler.stats().steps == 1
+    assert rows == [LOGPROB_ROWS] * 3
+    assert waits == ["tolist"]
 
 
 def test_a_tree_as_deep_as_it_gets(tiny_model: Any) -> None:
