@@ -277,7 +277,8 @@ class Ops:
     mixture: Mixture | None = None
     """Mixtures of unpacked experts; None if torch's own products are used."""
     expert_block: ExpertBlock | None = None
-    """Mixtures of packed experts with their routers; None if the backend has no packed weights."""
+    """The operation that computes a mixture-of-experts block, router included, on packed weights; None if the
+    backend has no packed weights."""
     layer_linear: Linear | None = None
     """The product for layers, if only the LM head is to use `linear`; None if layers use `linear` as well."""
     sample_tokens: SampleTokens | None = None
@@ -287,8 +288,8 @@ class Ops:
     lora: Lora = reference_lora
     """The adapters of several requests in one product."""
     deterministic: bool = False
-    """Whether a row's bits depend on that row alone, and the bits of attention on the query and the keys and
-    values that the query sees."""
+    """Whether results do not depend on the rest of the batch, to the bit: the result of a row depends only on
+    that row, and that of attention only on a query and on the keys and values that the query sees."""
 
 
 def ops(

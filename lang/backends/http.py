@@ -67,14 +67,18 @@ class HttpClient:
     because a server may close an idle connection at any moment. All requests of Ramify may safely arrive
     twice.
 
-    These errors are `transient`, as a further attempt may succeed: the statuses 408, 425, 429 and 5xx except
-    501; a connection that breaks off; a failure to connect to a server that has answered before; and in an
-    answer with status 200, an error with the code 429 or 503 before any other event. All other errors in an
-    answer with status 200 are final. For an error with a code of Ramify's own, the code decides. A Ramify
-    server's internal error (500) is not transient, because the same request would cause it again.
+    These errors are `transient`, as a further attempt may succeed:
 
-    An error is `begun` if the server may have worked on the request: the request was sent, and the answer
-    broke off.
+    - a status of 408, 425, 429, or 5xx except 501
+    - a connection that breaks off, or a failure to connect to a server that has answered before
+    - an error with code 429 or 503 as the first event of an answer with status 200; any other error in such
+      an answer is final
+
+    If an error has one of Ramify's own codes, that code alone determines whether the error is transient. A
+    Ramify server's internal error (500) is not, because the same request would cause it again.
+
+    An error is `begun` if the request was sent and the connection broke before the answer was complete: the
+    server may have worked on the request.
 
     The proxy is read once from the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY).
     """

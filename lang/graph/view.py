@@ -45,7 +45,7 @@ class GraphView:
         self._graph = graph
         self._lines = lines
         self._local = local
-        """Node index → the arguments of the node's step for which a graph has no field."""
+        """Node index → those arguments of the node's step that a graph cannot store."""
 
     @property
     def graph(self) -> Graph:

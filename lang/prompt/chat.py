@@ -120,7 +120,8 @@ class Thought(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     """The tokens of `text`; empty if the backend does not report them."""
     head: str
-    """The beginning of the answer, if the last token of `ids` contains it; usually empty."""
+    """Text at the beginning of the answer that is part of the last token of `ids`, if this token spans the
+    end of the thoughts; usually empty."""
 
     def write(self, content: Content, target: PromptModel) -> Content:
         if target is not self.by:

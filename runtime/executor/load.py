@@ -20,8 +20,8 @@ LoadModel = Callable[[torch.dtype, torch.device, Ops], CausalLM]
 
 
 def loader(config: EngineConfig, files: ModelFiles, shape: ModelShape, context_length: int) -> LoadModel:
-    """A function that loads the model of `shape` in `files`; only a rank's part if `shape` is the shape of a
-    part."""
+    """A function that loads the model from `files`. `shape` is the shape of the whole model, or of the part
+    of one rank; then only that part is loaded."""
 
     def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> CausalLM:
         if config.load_format == "dummy":

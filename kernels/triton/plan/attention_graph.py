@@ -120,7 +120,8 @@ def launches_of(shape: Shape, form: Form, sequences: int) -> list[tuple[Tile, bo
 
 
 def _flat(shape: Shape, sequences: int) -> tuple[Tile, int]:
-    """The tile of decodes, and the number of items if no sequence is cut along its positions."""
+    """The tile for `sequences` decodes, and the number of work items if no sequence is cut along its
+    positions."""
     group = shape.heads // shape.kv_heads
     tile = next((tile for tile in shape.tiles if tile.rows >= group), shape.tiles[-1])
     return tile, sequences * -(-group // tile.rows)

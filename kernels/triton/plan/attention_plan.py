@@ -55,11 +55,13 @@ class Shape(NamedTuple):
 class Tasks(NamedTuple):
     """Tasks as columns of equal length.
 
-    first, tokens : query tokens [first, first + tokens) of the batch or, if `listed`, of the listed tokens
-    position : of the first query; `EVERY_POSITION` if all queries see the whole range
+    first, tokens : the task's query tokens, [first, first + tokens)
+    listed : bool; whether `first` counts in the list of listed tokens, not in the batch
+    position : position of the first query token in its sequence; `EVERY_POSITION` if all queries see all keys
+        of [begin, end)
     table : row of the page table to read
-    begin, end : positions; `begin` is a multiple of GRAIN, or of CHUNK in a deterministic plan
-    listed : bool
+    begin, end : positions of the keys to read, [begin, end); `begin` is a multiple of GRAIN, or of CHUNK in a
+        deterministic plan
     """
 
     first: Ints

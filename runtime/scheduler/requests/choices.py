@@ -69,7 +69,7 @@ class ScoredSpan:
         self.first_state = min(self.wanted, default=base + end)
 
     def note(self, position: int, values: Sequence[float]) -> None:
-        """Record `values`, the log-probabilities of the tokens that the hidden state at `position` scores."""
+        """Record `values`: the log-probabilities of the tokens of ``wanted[position]``, in their order."""
         for (_, choice), value in zip(self.wanted[position], values, strict=True):
             choice.values[position + 1 - self._base - choice.first] = value
 

@@ -110,7 +110,8 @@ class RequestAcceptance:
     __slots__ = ("_accepted", "_verified")
     FADE = 0.9
     PRIOR_WEIGHT = 4.0
-    """The rate of all requests weighs as much as this number of the request's own draft tokens."""
+    """Weight of the prior: the acceptance rate over all requests counts as much as this number of draft
+    tokens of the request itself."""
 
     def __init__(self) -> None:
         self._accepted = self._verified = 0.0

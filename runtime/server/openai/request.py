@@ -65,7 +65,8 @@ class ParsedRequest(NamedTuple):
 
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
-    """Take the fields that every response body starts with. Raises `InvalidRequest` if no model is named, and
+    """Take the model and the service tier from `fields`, and return the fields with which every response body
+    starts. The response's id starts with `prefix`. Raises `InvalidRequest` if no model is named, and
     `NotFound` for a model that is not served."""
     tier = fields.take("service_tier", ServiceTier)
     model: str | None = fields.take("model", str)
