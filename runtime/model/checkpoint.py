@@ -1,4 +1,7 @@
-"""The files of a model. Imports no torch: the frontend checks them before workers load."""
+"""The files of a model, and a fingerprint of the model with the options that change its outputs.
+
+Imports no torch, because the frontend checks the files before workers load.
+"""
 
 from __future__ import annotations
 
