@@ -193,8 +193,8 @@ class Linear(nn.Module):
         )
         self.bias = _parameter(torch.empty(outputs, dtype=dtype)) if bias else None
         self.packed: list[PackedWeight] = []
-        """Packed matrices, which hold the rows of `weight` in order. If there are any, `weight` is empty, except
-        in a head that shares the embedding's weight."""
+        """Packed matrices, which hold the rows of `weight` in order. If there are any, `weight` is empty; in
+        a head that shares the embedding's weight it is not."""
         self.quantised: list[tuple[slice, QuantisedWeight | Tensor, Tensor | None]] = []
         """(outputs, matrix, bias) for each part of `weight`, if `lay_out` found a quantised part; `weight` is
         then empty."""

@@ -1,4 +1,4 @@
-"""Rules for any JSON value, which all grammars of schemas share by name; punctuation between values, and the rules
+"""Rules for any JSON value, which all grammars of schemas share by name; punctuation between values; rules
 for the members of an array or object, one for each state."""
 
 from __future__ import annotations
