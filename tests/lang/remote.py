@@ -91,11 +91,11 @@ class RawServer:
         async with server:
             await self._stop.wait()
             server.close()
-            for _ in range(8):  # a connection that is being accepted takes some turns of the loop
-                await asyncio.sleep(0)
+            while accepting := asyncio.all_tasks() - {asyncio.current_task(), *self._tasks}:
+                await asyncio.wait(accepting)
         for writer in self._writers:
             writer.transport.abort()
-        await asyncio.sleep(0)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
