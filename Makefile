@@ -20,7 +20,7 @@ serve: $(VENV)/.runtime  ## PORT=30000: the local server, on http://127.0.0.1:$(
 # Files run in their order, as the files with few tests are not the short ones: the kernels' take minutes.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-quick: $(VENV)/.dev  ## the tests that are not slow: under 90 seconds on two cores
+quick: $(VENV)/.dev  ## the tests that are not slow: 2 to 3.5 minutes on two cores
 	@$(BIN)/ramify pull
 	$(PYTEST) -m "not slow and not long and not ray"
 
