@@ -1,4 +1,4 @@
-"""What all launches share: Triton's interpreter, the error if kernels cannot run, block sizes and warps.
+"""Parts that launches share: Triton's interpreter, the error if kernels cannot run, block sizes and warps.
 
 ``TRITON_INTERPRET=1`` must be set before triton is first imported, and holds for the whole process. The
 interpreter runs the kernels in numpy, on CPU tensors: for tests.
