@@ -24,6 +24,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +148,7 @@ def compile_forms(forms: Sequence[Form], capability: int, *, processes: int) -> 
     waiting = deque(forms)
     workers: list[_Worker] = []
     failures: list[str] = []
+    interrupted = threading.Event()
 
     def feed() -> None:
         worker: _Worker | None = None
@@ -158,6 +160,8 @@ def compile_forms(forms: Sequence[Form], capability: int, *, processes: int) -> 
             if worker is None or worker.ended:
                 worker = _Worker(capability)  # a form crashed the last one
                 workers.append(worker)
+                if interrupted.is_set():  # it started while the others were killed
+                    worker.kill()
             if failure := worker.compile(form):
                 failures.append(f"{form.kernel}: {failure}")
         if worker is not None:
@@ -170,6 +174,7 @@ def compile_forms(forms: Sequence[Form], capability: int, *, processes: int) -> 
                 feeding.result()
         except BaseException:
             waiting.clear()
+            interrupted.set()
             for worker in workers:
                 worker.kill()
             raise

@@ -113,7 +113,7 @@ def test_an_interrupt_ends_the_compiling(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(subprocess, "Popen", started)
     with pytest.raises(KeyboardInterrupt):
         ahead.compile_forms([ahead.Form("module", "kernel", "{}")] * 3, 90, processes=1)
-    assert [worker.returncode for worker in workers] == [-signal.SIGKILL]
+    assert [worker.wait(timeout=60) for worker in workers] == [-signal.SIGKILL]
 
 
 @pytest.fixture
