@@ -17,6 +17,7 @@ from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.grammar.compile.child_jobs import (
+    IDLE,
     Answer,
     CompileJobs,
     Usage,
@@ -65,6 +66,14 @@ def told(job: str) -> CompileGrammar:
     return CompileGrammar(key=job, constraint=Constraint(kind="regex", source=job.rstrip("0123456789")))
 
 
+def compile_jobs(
+    compile_job: Callable[[CompileGrammar], Answer], take: Callable[[Answer], None], **options: Any
+) -> CompileJobs:
+    """Compile jobs that keep their priority: on idle cores alone they would wait for other tests."""
+    options = {"timeout_s": 30.0, "run_on_idle_cores": lambda pid: None} | options
+    return CompileJobs(compile_job, take, **options)
+
+
 async def run(
     jobs: list[CompileGrammar],
     compile_job: Callable[[CompileGrammar], Answer],
@@ -81,8 +90,7 @@ async def run(
         if len(answers) == (first or len(jobs)):
             all_there.set()
 
-    options = {"timeout_s": 30.0} | options
-    runner = CompileJobs(compile_job, take, **options)
+    runner = compile_jobs(compile_job, take, **options)
     try:
         for job in jobs:
             runner.submit(job)
@@ -105,8 +113,7 @@ def test_it_answers_good_and_bad() -> None:
 
 def test_too_much_memory_ends_the_job_alone() -> None:
     jobs = [job_of(EXPONENTIAL), job_of(constraint.choices(["a"]))]
-    # In the quick lane: on idle cores alone it would wait for other tests.
-    answers = wait(run(jobs, compile_really, enter=lambda: limit_memory(256 << 20), quick_s=30.0))
+    answers = wait(run(jobs, compile_really, enter=lambda: limit_memory(256 << 20)))
     by_key = {outcome.key: outcome for outcome in answers}
     assert isinstance(by_key[EXPONENTIAL.key], GrammarFailed)
     assert isinstance(by_key[jobs[1].key], GrammarReady)
@@ -143,7 +150,7 @@ def leave_quick_lane(runner: CompileJobs) -> str:
 
 async def _end_while_stopped() -> tuple[list[str], str]:
     answers: list[str] = []
-    runner = CompileJobs(behave, lambda outcome: answers.append(outcome.key), timeout_s=30.0)
+    runner = compile_jobs(behave, lambda outcome: answers.append(outcome.key))
     try:
         runner.submit(told("hang"))
         leave_quick_lane(runner)
@@ -164,7 +171,7 @@ def test_a_job_that_ends_as_it_is_stopped_is_answered_once() -> None:
 
 
 def test_long_jobs_take_turns_and_all_end() -> None:
-    on_idle_cores: list[int] = []  # they keep their priority: other tests leave no core idle
+    on_idle_cores: list[int] = []
     jobs = [told(f"spin{i}") for i in range(4)]
     answers = wait(run(jobs, behave, quick_s=0.02, run_on_idle_cores=on_idle_cores.append))
     ended = {int(outcome.payload) for outcome in answers if isinstance(outcome, GrammarReady)}
@@ -174,7 +181,7 @@ def test_long_jobs_take_turns_and_all_end() -> None:
 
 def test_long_jobs_wait_without_a_process_where_too_many_are_stopped() -> None:
     jobs = [told(f"spin{i}") for i in range(6)]
-    answers = wait(run(jobs, behave, quick_s=0.02, max_stopped=1, run_on_idle_cores=lambda pid: None))
+    answers = wait(run(jobs, behave, quick_s=0.02, max_stopped=1))
     assert sorted(outcome.key for outcome in answers) == [f"spin{i}" for i in range(6)]
     assert all(isinstance(outcome, GrammarReady) for outcome in answers)
 
@@ -182,7 +189,7 @@ def test_long_jobs_wait_without_a_process_where_too_many_are_stopped() -> None:
 async def _dropped() -> list[str]:
     """Six jobs that hang, one in each place, and then one that ends."""
     answers: list[str] = []
-    runner = CompileJobs(behave, lambda outcome: answers.append(outcome.key), timeout_s=30.0, max_stopped=1)
+    runner = compile_jobs(behave, lambda outcome: answers.append(outcome.key), max_stopped=1)
     try:
         for job in ("hang1", "hang2", "hang3"):
             runner.submit(told(job))
@@ -220,7 +227,7 @@ async def _starved() -> None:
         asked.release()
         return Usage(0.2, wants_core)
 
-    runner = CompileJobs(behave, answers.append, timeout_s=1.0, usage_of=usage)
+    runner = compile_jobs(behave, answers.append, timeout_s=1.0, usage_of=usage)
     try:
         runner.submit(told("hang"))
         leave_quick_lane(runner)
@@ -249,7 +256,7 @@ def test_children_end_with_their_parent() -> None:
             os.close(reading)
 
             async def forever() -> None:
-                runner = CompileJobs(behave, lambda _: None, timeout_s=60)
+                runner = compile_jobs(behave, lambda _: None, timeout_s=60)
                 runner.submit(told("hang"))
                 await asyncio.sleep(60)
 
@@ -269,13 +276,13 @@ def test_constraints_compile_without_what_linux_alone_has(tmp_path: Path) -> Non
     (good,) = wait(run(jobs, compile_really, enter=lambda: limit_memory(256 << 20, tmp_path / "statm")))
     assert isinstance(good, GrammarReady)
     jobs = [told("hang"), told("spin"), told("fine")]
-    elsewhere = {"usage_of": lambda pid: None, "run_on_idle_cores": lambda pid: None}
-    answers = wait(run(jobs, behave, timeout_s=2.0, quick_s=0.02, **elsewhere))
+    answers = wait(run(jobs, behave, timeout_s=2.0, quick_s=0.02, usage_of=lambda pid: None))
     ended = {outcome.key: isinstance(outcome, GrammarReady) for outcome in answers}
     assert ended == {"hang": False, "spin": True, "fine": True}
 
 
-def test_a_long_job_has_the_lowest_priority_where_it_cannot_wait_for_idle_cores() -> None:
+@pytest.mark.parametrize("policy", sorted({None, IDLE}, key=str))
+def test_a_long_job_waits_for_idle_cores_or_has_the_lowest_priority(policy: int | None) -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -283,8 +290,11 @@ def test_a_long_job_has_the_lowest_priority_where_it_cannot_wait_for_idle_cores(
         finally:
             os._exit(0)
     try:
-        run_on_idle_cores(child, None)
-        assert os.getpriority(os.PRIO_PROCESS, child) == 19
+        run_on_idle_cores(child, policy)
+        if policy is None:
+            assert os.getpriority(os.PRIO_PROCESS, child) == 19
+        else:
+            assert os.sched_getscheduler(child) == policy
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
