@@ -90,7 +90,7 @@ class RawServer:
         self._ready.set()
         async with server:
             await self._stop.wait()
-            server.close()
+            # asyncio leaks a connection that is accepted as the server closes.
             while accepting := asyncio.all_tasks() - {asyncio.current_task(), *self._tasks}:
                 await asyncio.wait(accepting)
         for writer in self._writers:
