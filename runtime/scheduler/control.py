@@ -15,7 +15,6 @@ import msgspec
 from ramify.engine_messages import (
     AwaitTools,
     EndProgram,
-    Failed,
     FlushCache,
     GetSnapshot,
     GetStats,
@@ -119,7 +118,7 @@ def _runs(pages: Sequence[Page]) -> tuple[PageRun, ...]:
 
 @dataclasses.dataclass(eq=False)
 class Control:
-    """Answers control calls by `reply`.
+    """Answers control calls.
 
     model : the name or path of the model, as given to the engine
     """
@@ -128,7 +127,6 @@ class Control:
     adapters: Adapters
     transfers: Transfers
     model: str
-    reply: Callable[[Reply | Failed], None]
 
     @property
     def handlers(self) -> dict[type, Callable[..., None]]:
@@ -147,14 +145,14 @@ class Control:
     def _answer(self, call: Callable[[Any], dict[str, Any]], message: Any) -> None:
         """Reply with the fields that `call` returns for `message`. If `call` raises, reply with `Failed`."""
         try:
-            reply: Reply | Failed = Reply(rid=message.rid, **call(message))
+            reply = Reply(rid=message.rid, **call(message))
         except RamifyError as error:
-            reply = Failed(rid=message.rid, error=error.to_info())
+            self.requests.refuse(message.rid, error)
         except Exception as error:
             log.exception("a control call failed")
-            failure = EngineError(f"{type(message).__name__} failed: {error}")
-            reply = Failed(rid=message.rid, error=failure.to_info())
-        self.reply(reply)
+            self.requests.refuse(message.rid, EngineError(f"{type(message).__name__} failed: {error}"))
+        else:
+            self.requests.reply(reply)
 
     def stats(self) -> SchedulerStats:
         pages, states = self.requests.pages.cache.counts(), self.requests.pages.cache.state_counts()

@@ -201,13 +201,11 @@ class Arrivals:
 
     limits: Limits
     adapters: Adapters
-    grammars: GrammarStore
     retokenizer: Retokenizer | None
     healer: Healer | None
     requests: Lifecycle
     appender: OutputAppender
     scorer: Scorer
-    clock: Callable[[], float]
 
     def submit(self, message: Submit) -> None:
         choices = adapter = None
@@ -224,7 +222,7 @@ class Arrivals:
         except RamifyError as error:
             self.requests.refuse(message.rid, error)
             return
-        request = Request(message, arrival=self.clock(), max_tokens=max_tokens, adapter=adapter)
+        request = Request(message, arrival=self.requests.clock(), max_tokens=max_tokens, adapter=adapter)
         if message.open_end:
             self._heal(request)
         if choices is not None:
@@ -234,7 +232,7 @@ class Arrivals:
             with self.requests.failing_alone(request):
                 self.scorer.begin_scoring(request, choices)
         elif request.constraint is not None:
-            found = self.grammars.request(request.rid, request.constraint)
+            found = self.requests.grammars.request(request.rid, request.constraint)
             if found is None:
                 self.requests.compiling[request.rid] = request
             else:
@@ -243,10 +241,10 @@ class Arrivals:
             self._begin(request, None)
 
     def grammar_answered(self, message: GrammarReady | GrammarFailed) -> None:
-        self._begin_all(self.grammars.deliver(message))
+        self._begin_all(self.requests.grammars.deliver(message))
 
     def compiler_died(self) -> None:
-        self._begin_all(self.grammars.compiler_died())
+        self._begin_all(self.requests.grammars.compiler_died())
 
     def _heal(self, request: Request) -> None:
         sampling = request.sampling
@@ -280,7 +278,7 @@ class Arrivals:
         constraint."""
         request.report.enforcement = None if grammar is None else grammar.enforcement
         prefix = b"" if request.healing is None else request.healing.rest
-        matcher = self.grammars.matcher(grammar, request.preambles, prefix)
+        matcher = self.requests.grammars.matcher(grammar, request.preambles, prefix)
         request.constrained = constrained = ConstrainedOutput(
             matcher, self.limits.vocab_size, self.limits.eos_token_ids, self.retokenizer
         )

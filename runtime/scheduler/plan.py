@@ -30,7 +30,6 @@ from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.requests.limits import TUNED, Tuning
 from ramify.runtime.scheduler.requests.request import LEAST_RANK, MOST_RANK, Request, ScheduledRequest
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
-from ramify.runtime.scheduler.speculation.drafter import Drafter
 
 SHARE = 1 / 3
 """Requests below the highest rank get at least this share of the time of all steps, once they have sat out
@@ -299,7 +298,6 @@ class StepPlanner:
         config: EngineConfig,
         tuning: Tuning,
         requests: Lifecycle,
-        drafter: Drafter,
         give_way: Callable[[], bool],
         advance: Callable[[Request, float], None],
     ) -> None:
@@ -308,7 +306,7 @@ class StepPlanner:
         target = None if config.itl_target_ms is None else config.itl_target_ms / 1e3
         self._requests = requests
         self._pages = requests.pages
-        self._drafter = drafter
+        self._drafter = drafter = requests.drafter
         self._give_way = give_way
         self._advance = advance
         self._precedence = Precedence(drafter.cost, tuning)

@@ -86,7 +86,6 @@ class Scheduler:
             self.requests,
             runner.pool,
             limits,
-            reply,
             kv_identity,
             self.drafter.overwritten,
             config.tensor_parallel,
@@ -96,21 +95,17 @@ class Scheduler:
         self.results = results = StepResults(
             config, runner, limits, self.requests, self.forward, sampler or RequestSampler(runner, limits)
         )
-        self.planner = StepPlanner(
-            config, tuning, self.requests, self.drafter, self.transfers.give_way, results.advance
-        )
+        self.planner = StepPlanner(config, tuning, self.requests, self.transfers.give_way, results.advance)
         self._arrivals = Arrivals(
             limits,
             runner.adapters,
-            grammars,
             retokenizer,
             healer,
             self.requests,
             results.appender,
             results.scorer,
-            clock,
         )
-        self._control = Control(self.requests, runner.adapters, self.transfers, config.model, reply)
+        self._control = Control(self.requests, runner.adapters, self.transfers, config.model)
         self._handlers: dict[type, Callable[..., None]] = {
             Submit: self._arrivals.submit,
             Abort: self.requests.abort,

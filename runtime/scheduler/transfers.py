@@ -23,7 +23,6 @@ import torch
 
 from ramify.engine_messages import (
     ExportPrefix,
-    Failed,
     GetPrefixes,
     HeldPrefix,
     ImportPrefix,
@@ -68,7 +67,6 @@ class Transfers:
     requests: Lifecycle
     pool: KvPool
     limits: Limits
-    reply: Callable[[Reply | Failed], None]
     identity: Callable[[], str] | None
     overwritten: Callable[[Sequence[int]], None]
     ranks: int = 1
@@ -125,7 +123,7 @@ class Transfers:
             HeldPrefix(scope=one.scope, ids=one.ids, owners=one.owners)
             for one in self.requests.pages.cache.prefixes(message.most)
         ]
-        self.reply(Reply(rid=message.rid, prefixes=tuple(found)))
+        self.requests.reply(Reply(rid=message.rid, prefixes=tuple(found)))
 
     # --- exports ----------------------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class Transfers:
 
     def _tell_transferred(self, done: _Transfer) -> Transferred:
         found = Transferred(tokens=done.lock.length, bytes=done.copied * self.pool.page_bytes)
-        self.reply(Reply(rid=done.message.rid, transferred=found))
+        self.requests.reply(Reply(rid=done.message.rid, transferred=found))
         return found
 
     def _refusal(self) -> str | None:
@@ -288,7 +286,7 @@ class Transfers:
         if isinstance(message, ImportPrefix):
             self.requests.counters.refused_imports += 1
             log.warning("an import of KV pages was refused: %s", error)
-        self.reply(Failed(rid=message.rid, error=error.to_info()))
+        self.requests.refuse(message.rid, error)
 
     def _end(self, transfer: _Transfer, *, keep: bool = False) -> None:
         """End `transfer`: close its file, free its private pages, release its lock. The file of an export is
