@@ -77,10 +77,8 @@ def measure(case: Case, timer: Timer, bandwidth: float, flops: float, seconds: f
     """The row of one case, or {"skipped": reason} if it cannot run here, or {"error": reason} if the kernel
     is wrong."""
     row: Row = {"case": case.name}
-    if timer.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(timer.device)
-        if case.needs > 0.8 * free:
-            return row | {"skipped": f"needs about {case.needs / 1e9:.0f} GB"}
+    if lack := case.lacks(timer.device):
+        return row | {"skipped": lack}
     try:
         work = case.build(timer.device)
     except torch.OutOfMemoryError as error:

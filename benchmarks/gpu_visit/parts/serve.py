@@ -180,7 +180,10 @@ def _ask(figures: Figures, url: str, model: str, load: Load) -> None:
         },
     )
     if found["failed"] or found["valid_share"] < 1:
-        raise RuntimeError(f"{found['failed']} requests failed: {found['first_error']}")
+        raise RuntimeError(
+            f"{found['failed']} requests failed ({found['first_error']}), "
+            f"and {found['valid_share']:.0%} of the answers with a schema are valid"
+        )
 
 
 def _body(load: Load, index: int) -> dict[str, Any]:

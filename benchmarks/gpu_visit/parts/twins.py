@@ -20,8 +20,9 @@ from ramify.kernels.reference import float8 as twin_float8
 from ramify.kernels.reference import quantised as twin_quantised
 from ramify.kernels.triton import float8, quantised
 from ramify.kernels.triton.ahead import fix_cache_keys
+from ramify.kernels.weights.quantised import QuantisedWeight
 from ramify.runtime.executor.device import FLOAT8, capability_of
-from tests.kernels import float8_cases, quantised_cases
+from tests.kernels import float8_cases
 from tests.kernels.kernel_cases.base import Case, Work, cases, half
 
 
@@ -31,6 +32,9 @@ def run(figures: Figures) -> None:
     fix_cache_keys()
     torch.manual_seed(0)
     for case in (*sorted(cases(tiny=figures.tiny), key=rank), *weights(device, tiny=figures.tiny)):
+        if lack := case.lacks(device):
+            figures.add(case.name, skipped=lack)
+            continue
         with figures.attempt(case.name):
             errors, unavailable = check(case.build(device))
             if not errors:
@@ -50,9 +54,15 @@ def weights(device: torch.device, *, tiny: bool = False) -> Iterator[Case]:
         made = partial(float8_cases.weight_of, size, size, 0)
         kernels = float8.float8_matmul, twin_float8.float8_matmul
         yield Case("float8 product", partial(_product, *kernels, made, size))
-    made = partial(quantised_cases.weight_of, "int4", 128, size, size)
+    made = partial(_int4, size)
     kernels = quantised.quantised_matmul, twin_quantised.quantised_matmul
     yield Case("W4A16 product", partial(_product, *kernels, made, size))
+
+
+def _int4(size: int, device: str) -> QuantisedWeight:
+    from tests.kernels import quantised_cases  # compiles for the CPU
+
+    return quantised_cases.weight_of("int4", 128, size, size, device)
 
 
 def _product(

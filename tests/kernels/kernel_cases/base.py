@@ -101,6 +101,12 @@ class Case:
     expected: float | None = None
     compiled: bool = False
 
+    def lacks(self, device: torch.device) -> str | None:
+        """The reason why `device` has no room for the case; None if it has."""
+        if device.type != "cuda" or self.needs <= 0.8 * torch.cuda.mem_get_info(device)[0]:
+            return None
+        return f"needs about {self.needs / 1e9:.0f} GB"
+
 
 Family = Callable[[bool], Iterator[Case]]
 _families: dict[str, Family] = {}
