@@ -7,17 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 
 
-def fastest(
-    calls: Sequence[Callable[[], object]],
-    seconds: float,
-    *,
-    repeat: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:
-    """Seconds, by `clock`, of the fastest run of each call.
+def fastest(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """Seconds of the fastest run of each call.
 
-    The calls alternate, `repeat` runs each, so that a drift of the machine's speed affects all alike. Each
-    call is first run once untimed. `seconds` is the time spent for each call.
+    The calls alternate, so that a drift of the machine's speed affects all alike. Each call is first run once
+    untimed. `seconds` is the time spent for each call.
     """
     for call in calls:
         call()
@@ -25,8 +19,7 @@ def fastest(
     ends = time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < ends:
         for place, call in enumerate(calls):
-            for _ in range(repeat):
-                began = clock()
-                call()
-                times[place] = min(times[place], clock() - began)
+            began = time.perf_counter()
+            call()
+            times[place] = min(times[place], time.perf_counter() - began)
     return times

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from ramify.errors import InvalidRequest
@@ -33,14 +33,13 @@ def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None
     return f"Did you mean {close[0]}?" if close else None
 
 
-def check_word(field: str, word: object, known: Iterable[str]) -> None:
+def check_word(field: str, word: object, known: Sequence[str]) -> None:
     """Raise `InvalidRequest` for `field` unless `word` is one of `known`."""
-    words = list(known)
-    if word not in words:
+    if word not in known:
         raise InvalidRequest(
-            f"{field} is {word!r}; it is one of {', '.join(words)}.",
+            f"{field} is {word!r}; it is one of {', '.join(known)}.",
             field=field,
-            remedy=nearest(str(word), words),
+            remedy=nearest(str(word), known),
         )
 
 

@@ -91,9 +91,10 @@ def plan_from_page_tables(
     """
     groups: list[Group] = []
     if not shape.window:
-        new = np.diff(np.asarray(query_starts, np.int64)).tolist()
         groups = find_groups(page_table, query_starts, kv_lens, shape.page_size)
-        groups = choose(groups, new, np.asarray(kv_lens).tolist(), shape) if groups else []
+        if groups:
+            new = np.diff(np.asarray(query_starts, np.int64)).tolist()
+            groups = choose(groups, new, np.asarray(kv_lens).tolist(), shape)
     if not groups:
         return plan_attention(query_starts, kv_lens, shape, device)
     return plan_cascade(query_starts, kv_lens, groups, shape, device)

@@ -282,8 +282,7 @@ class Interpreter(nodes.StepVisitor):
         self._append(content.at(append_text(content.tail, text)))
 
     def _append(self, content: Content) -> None:
-        if self._run.stream:
-            self._feed(content.tail, self._branch.content.tail)
+        self._feed(content.tail, self._branch.content.tail)
         self._branch.content = content
 
     def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:

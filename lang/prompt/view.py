@@ -15,15 +15,12 @@ A later prompt for the same model continues that model's last prompt, so the pre
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ramify.errors import UnsupportedNode
 from ramify.lang.prompt.chat import Content, Dialogue
 from ramify.lang.prompt.transcript import EMPTY, Generated, Piece, Prompt, append_text, pieces
 from ramify.messages import ModelInfo
-
-if TYPE_CHECKING:
-    from ramify.lang.prompt.chat import Content, Dialogue
 
 
 @dataclass(eq=False, slots=True)

@@ -191,7 +191,7 @@ class Call:
             "model": self.model or None,
             "start_s": self.start_s,
             "end_s": self.end_s,
-            "computed_tokens": self.computed_tokens,
+            "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
             **{name: getattr(usage, name) for name in COUNTS},
             "arguments": self.arguments,
             "stored": self.stored,

@@ -113,7 +113,6 @@ class _Replica:
     work: float = 0.0
     ended: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     """Id of an ended request → digests of its pages, which are still promised."""
-    reserved: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
     unanswered: dict[str, _Reservation] = dataclasses.field(default_factory=dict)
     """Requests whose prompt is still to be computed, in order of placement."""
 
@@ -153,10 +152,9 @@ class Placement:
 
     def leave(self, replica: str) -> None:
         """Remove a replica that is gone, and forget the work that was placed on it."""
-        gone = self._replicas.pop(replica)
+        del self._replicas[replica]
         self._index.leave(replica)
-        for rid in gone.reserved:
-            del self._reservations[rid]
+        self._reservations = {rid: one for rid, one in self._reservations.items() if one.replica != replica}
         self._homes = {program: home for program, home in self._homes.items() if home != replica}
 
     def apply(self, replica: str, change: TreeChange) -> bool:
@@ -254,7 +252,6 @@ class Placement:
         if found is None:
             return
         replica = self._replicas[found.replica]
-        del replica.reserved[rid]
         replica.unanswered.pop(rid, None)
         replica.work -= found.prompt + found.output
         replica.ended[rid] = found.promised
@@ -337,8 +334,7 @@ class Placement:
         promised = work.digests[pages:]
         self._index.promise(name, promised)
         reservation = _Reservation(name, now, replica.work - output, prompt, output, promised)
-        replica.reserved[work.rid] = self._reservations[work.rid] = reservation
-        replica.unanswered[work.rid] = reservation
+        self._reservations[work.rid] = replica.unanswered[work.rid] = reservation
 
     def _pace_of(self, replica: _Replica, now: float) -> float:
         """The slower of the replica's expected pace and the pace that its oldest unanswered request

@@ -28,24 +28,37 @@ Validate = Callable[[Generate, str], tuple[Violation, ...]]
 """(request, its complete output) → violations."""
 
 
+def violations(request: Generate, text: str) -> tuple[Violation, ...]:
+    """The violations in `text`, a complete output, of keywords of the request's schema."""
+    # Imported here: a frontend needs the grammar package for nothing else.
+    from ramify.grammar.schema.document.json_values import parse_json
+    from ramify.grammar.schema.instance import validate_text
+
+    assert request.constraint is not None
+    for preamble in request.preambles:
+        _, _, text = text.partition(preamble.end)
+    return tuple(
+        Violation(instance=failure.instance, schema=failure.schema, message=failure.message)
+        for failure in validate_text(parse_json(request.constraint.source), text)
+    )
+
+
 async def validated(
     request: Generate,
     chunks: AsyncGenerator[TextChunk, None],
-    validate: Validate | None = None,
+    validate: Validate = violations,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[TextChunk]:
-    """The `chunks`, with `violations` set in the last one. Closing this iterator closes `chunks`.
-
-    validate : validates the output; None for `violations`
-    """
+    """The `chunks`, with `violations` set in the last one. Closing this iterator closes `chunks`."""
     text = ""
     async with aclosing(chunks):
         async for chunk in chunks:
             text += chunk.text
             if chunk.finish is not None:
                 loop = asyncio.get_running_loop()
-                work = functools.partial(_in_time, request, text, clock(), clock, validate or violations)
-                found = await loop.run_in_executor(_thread(), work)
+                found = await loop.run_in_executor(
+                    _thread(), _in_time, request, text, clock(), clock, validate
+                )
                 chunk = msgspec.structs.replace(chunk, violations=found)
             yield chunk
 
@@ -66,18 +79,3 @@ def _in_time(
         waited = f"It was not validated: it waited for more than {MAX_WAIT_S:g} s behind other outputs"
         return (Violation(instance="", schema="", message=waited),)
     return validate(request, text)
-
-
-def violations(request: Generate, text: str) -> tuple[Violation, ...]:
-    """The violations in `text`, a complete output, of keywords of the request's schema."""
-    # Imported here: a frontend needs the grammar package for nothing else.
-    from ramify.grammar.schema.document.json_values import parse_json
-    from ramify.grammar.schema.instance import validate_text
-
-    assert request.constraint is not None
-    for preamble in request.preambles:
-        _, _, text = text.partition(preamble.end)
-    return tuple(
-        Violation(instance=failure.instance, schema=failure.schema, message=failure.message)
-        for failure in validate_text(parse_json(request.constraint.source), text)
-    )

@@ -17,7 +17,6 @@ So nothing is computed twice. Every chunk of a prefill can be shared as soon as 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -188,8 +187,8 @@ class Admission:
                 request.deadline = self.admitted + allowed
         if joining != ALL:
             window = [request for request in window if self._may_join(request, least, most)]
-        matches = map(self.pages.match, window) if self.policy.needs_match else itertools.repeat(None)
-        candidates = [Candidate(*found) for found in zip(window, matches, strict=False)]
+        match = self.policy.needs_match
+        candidates = [Candidate(one, self.pages.match(one) if match else None) for one in window]
         candidates.sort(key=lambda found: self._order(found, now))
         candidates = self._fairly(candidates)
         if self.policy.siblings_together:

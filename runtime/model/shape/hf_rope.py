@@ -15,15 +15,13 @@ Config = Mapping[str, Any]
 
 _ORIGINAL = "original_max_position_embeddings"
 _SAME = (
-    *(
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "truncate",
-    ),
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "truncate",
 )
 _NAMES = {name: name for name in _SAME} | {
     _ORIGINAL: "original_context_length",
