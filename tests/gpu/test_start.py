@@ -7,24 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-START = """
-from triton import knobs
-
-compiled = []
-knobs.compilation.listener = lambda **event: compiled.append(event["cache_hit"])
-from tests.gpu.toy import PROMPTS, Local
-
-Local().complete(PROMPTS[:3], 4)
-print(len(compiled), compiled.count(False))
-"""
-
 
 def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     kernels = []
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-c", START], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "tests.gpu.start"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         loaded, compiled = map(int, done.stdout.split())
