@@ -16,7 +16,7 @@ from ramify.errors import EngineError, RamifyError
 from ramify.loop import cancel_at_end
 from ramify.messages import TextChunk
 from ramify.runtime.generation import GenerationResult
-from ramify.runtime.server.errors import ClientGone, error_body, log_error
+from ramify.runtime.server.errors import ClientGone, Problem, log_error, openai_body
 
 logger = logging.getLogger("ramify.server")
 
@@ -38,8 +38,8 @@ def event(body: Any, name: str = "") -> bytes:
 
 
 def error_event(error: RamifyError) -> bytes:
-    """An event ``{"error": …}``."""
-    return event(msgspec.Raw(error_body(error)))
+    """An event ``{"error": …}``, in the form of OpenAI's API."""
+    return event(msgspec.Raw(openai_body(Problem.of(error))))
 
 
 class EventStream(Response):

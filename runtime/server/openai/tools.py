@@ -51,8 +51,8 @@ class ToolUse:
     callable: tuple[int, ...]
     mode: Mode
     parallel: bool
-    nested: bool
-    """Whether the fields of a function are in an inner object ``function``, as in chat completions."""
+    schema_field: str
+    """Name of the field with a tool's schema, within the tool: ``function.parameters``, ``parameters``, …"""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
@@ -94,8 +94,7 @@ class ToolUse:
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
-            inside = ".function" if self.nested else ""
-            error.field = f"tools[{self.callable[index]}]{inside}.parameters"
+            error.field = f"tools[{self.callable[index]}].{self.schema_field}"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
         """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
@@ -115,7 +114,10 @@ class _Choice(NamedTuple):
 
 
 def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> ToolUse | None:
-    """Take the tools of the request; None if it has none. `nested`: see `ToolUse`."""
+    """Take the tools of the request; None if it has none.
+
+    nested : the fields of a function are in an inner object ``function``, as in chat completions
+    """
     items = fields.take_objects("tools")
     parallel: bool | None = fields.take("parallel_tool_calls", bool)
     choice: Any = fields.take("tool_choice", str | dict[str, msgspec.Raw])
@@ -138,7 +140,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> Tool
         callable=tuple(i for i, name in enumerate(names) if chosen.names is None or name in chosen.names),
         mode=chosen.mode,
         parallel=parallel is not False and not chosen.once,
-        nested=nested,
+        schema_field="function.parameters" if nested else "parameters",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -31,6 +32,7 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
+from ramify.runtime.server.openai.tools import take_tools
 from ramify.runtime.server.params import COMMON, take_sampling
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
@@ -49,7 +51,12 @@ MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
-_RESPONSES = Dialect(turns="input", take_turns=take_input, take_format=take_text_format, nested_tools=False)
+_RESPONSES = Dialect(
+    turns="input",
+    take_turns=take_input,
+    take_format=take_text_format,
+    take_tools=partial(take_tools, nested=False),
+)
 _SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
 
 _WHOLE_INPUT = "Nothing is stored here: send the whole conversation as input."
