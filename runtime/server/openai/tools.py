@@ -94,8 +94,11 @@ class ToolUse:
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
-            inside = ".function" if self.nested else ""
-            error.field = f"tools[{self.callable[index]}]{inside}.parameters"
+            path = f"tools[{self.callable[index]}]"
+            if self._callable[index].text is None:
+                error.field = f"{path}{'.function' if self.nested else ''}.parameters"
+            else:
+                error.field = f"{path}{'.custom.format.grammar' if self.nested else '.format'}.definition"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
         """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
