@@ -81,8 +81,16 @@ class RamifyError(Exception):
         self.remedy = remedy
         self.retry_after = retry_after
         self.lengths = lengths
+        self.others: tuple[RamifyError, ...] = ()
+        """Errors in other fields of the same request. The text of this error names these fields."""
 
     def __str__(self) -> str:
+        others = ", ".join(str(other.field) for other in self.others)
+        return f"{self.text} Also wrong: {others}." if others else self.text
+
+    @property
+    def text(self) -> str:
+        """The message with the place and the remedy, without the other wrong fields."""
         where = f"At {self.pointer}: " if self.pointer else ""
         return f"{where}{self.told} {self.remedy or ''}".rstrip()
 

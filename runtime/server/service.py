@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from starlette.requests import Request
 
-from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
+from ramify.errors import EngineClosed, InvalidRequest
 from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
@@ -93,18 +93,9 @@ class Service:
 
     def tell_ignored(self, fields: Sequence[str]) -> dict[str, str]:
         """The response header that names `fields`, which were given and have no effect; empty if there are
-        none.
-
-        The log names each field once. With ``strict_fields``, raises `UnsupportedField` for the first one.
-        """
+        none. The log names each field once."""
         if not fields:
             return {}
-        if self.config.strict_fields:
-            raise UnsupportedField(
-                f"{fields[0]} has no effect on this server.",
-                field=fields[0],
-                remedy="Leave it out, or start the server without --strict-fields.",
-            )
         for field in fields:
             if field not in self._told_ignored:
                 self._told_ignored.add(field)

@@ -60,8 +60,6 @@ class ParsedRequest(NamedTuple):
     n: int
     stream: bool
     include_usage: bool
-    headers: Mapping[str, str]
-    """Headers of the response."""
 
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
@@ -131,7 +129,6 @@ def parse_request(
     user = _take_user(fields)
     priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
     fields.refuse_rest(unsupported)
-    headers = service.tell_ignored(fields.ignored)
     streams: list[AsyncGenerator[TextChunk, None]] = []
     for prompt in prompts:
         usages = ChoiceUsages(sampling.n)
@@ -149,7 +146,7 @@ def parse_request(
             )
             chunks = service.generate(request, endpoint, user, usages)
             streams.append(explained(chunks, explain, spelled, tell))
-    return ParsedRequest(streams, sampling.n, stream, include_usage, headers)
+    return ParsedRequest(streams, sampling.n, stream, include_usage)
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:
