@@ -225,7 +225,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
             problem = r"it has a half of a surrogate pair (\ud800 to \udfff), which is no character"
     if not problem[:2].isupper():  # keeps "JSON is malformed"
         problem = problem[:1].lower() + problem[1:]
-    raise InvalidRequest(f"{path or 'The body'}: {problem}.", field=path or None)
+    raise InvalidRequest(f"{path or 'The body'}: {shortened(problem, 300)}.", field=path or None)
 
 
 def _ends(data: bytes | msgspec.Raw) -> bool:

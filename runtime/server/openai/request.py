@@ -24,6 +24,7 @@ from ramify.runtime.server.params import (
 )
 from ramify.runtime.server.service import Service
 from ramify.sampling_params import SamplingParams
+from ramify.text import shortened
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
@@ -93,7 +94,9 @@ def lora_of(service: Service, model: str) -> str:
             raise unknown(name, loras, "model")
         return name
     names = ", ".join([repr(service.model_name), "'default'", *map(repr, sorted(loras))])
-    raise NotFound(f"There is no model {model!r} here.", field="model", remedy=f"Use one of {names}.")
+    raise NotFound(
+        f"There is no model {shortened(repr(model), 100)} here.", field="model", remedy=f"Use one of {names}."
+    )
 
 
 def parse_request(
