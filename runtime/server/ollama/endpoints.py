@@ -16,6 +16,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import HELD_S, Generate, TextChunk
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.leases import hint_of
 from ramify.runtime.server.ollama.messages import CHAT, GENERATE, take_format
 from ramify.runtime.server.ollama.options import ignore_options, take_model, take_options
 from ramify.runtime.server.ollama.writer import AnswerWriter, error_line, line
@@ -103,11 +104,13 @@ async def _respond(
         lora=lora,
         every_s=0.0 if stream else HELD_S,
         flow=parsed.request.rid,
+        hint=hint_of(fields, "", parsed.request.rid),
     )
     spelled = {"prompt": prompt, "max_tokens": "options.num_predict"}
     chunks = explained(service.generate(generation, path), parsed.explain, spelled, parsed.tell)
     if stream:
-        return LineStream(_lines(chunks, writer), error_line, headers)
+        # Lines of JSON have no comments, so nothing keeps the stream open.
+        return LineStream(_lines(chunks, writer), error_line, headers, lambda: b"")
     (result,) = await while_connected(request.receive, collect([chunks]))
     refuse_abort(result.finish)
     return json_response(writer.whole(result), headers)

@@ -220,6 +220,7 @@ def _initial_response(
         "output": [],
         "parallel_tool_calls": fields.take("parallel_tool_calls", bool, True),
         "prompt_cache_key": fields.take("prompt_cache_key", str),
+        "prompt_cache_retention": fields.take("prompt_cache_retention", str),
         "reasoning": echoed("reasoning", "null"),
         "safety_identifier": fields.take("safety_identifier", str),
         "temperature": sampling.temperature,
