@@ -96,12 +96,15 @@ def hint_of(
         return None
     if lease_s is None:
         lease_s = PROGRAM_LEASE_S
-    program = program[:MAX_PROGRAM] or rid
-    if scope:
-        program += f"@{hashlib.sha256(scope.encode()).hexdigest()[:8]}"
+    program = scoped(program[:MAX_PROGRAM] or rid, scope)
     # The scheduler expects programs of one name to be alike: the runs of one agent.
     name = re.split(r"[/ ]", headers.get("user-agent", ""), maxsplit=1)[0]
     return ProgramHint(program=program, name=name[:40] or "program", lease_s=lease_s)
+
+
+def scoped(program: str, scope: str) -> str:
+    """The id of a client's program in the engine. Programs of different scopes have different ids."""
+    return f"{program}@{hashlib.sha256(scope.encode()).hexdigest()[:8]}" if scope else program
 
 
 def _seconds(given: Any) -> float:

@@ -58,7 +58,17 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
             {"tools": [{"type": "function", "name": "f", "parameters": {"x": "HERE"}}]},
             {"metadata": {"a": "HERE"}},
             {"reasoning": {"effort": "HERE"}},
+            {"previous_response_id": "HERE"},
+            {"conversation": "HERE"},
+            {"conversation": {"id": "HERE"}},
+            {"prompt_cache_options": {"ttl": "HERE"}},
+            {"input": [{"role": "user", "content": "x", "phase": "HERE"}]},
+            {"input": [{"role": "user", "content": [{"type": "input_text", "cache_control": "HERE"}]}]},
         ],
+    ),
+    "/v1/conversations": (
+        {"items": [USER]},
+        [{"items": "HERE"}, {"items": [{"role": "user", "content": "HERE"}]}, {"metadata": {"a": "HERE"}}],
     ),
     "/generate": (
         {"text": "hi", "sampling_params": {"max_new_tokens": 2}},

@@ -19,6 +19,7 @@ from ramify.runtime.server.openai.chat_turns import (
     take_result,
     take_role,
 )
+from ramify.runtime.server.openai.responses.store import Storage
 from ramify.runtime.server.openai.responses.writer import unsealed
 
 _TEXT_PARTS = ("input_text", "output_text")
@@ -26,35 +27,50 @@ _TEXT_PARTS = ("input_text", "output_text")
 _UNSUPPORTED_ITEM = {"phase": "", "namespace": "", "caller": "", "async": ""}
 """Fields of items that are not supported; OpenAI's own models use them."""
 _REMEDIES = {
-    "item_reference": "Send the item itself: nothing is stored here.",
     "custom_tool_call": "Offer functions, whose calls are of type function_call.",
     "custom_tool_call_output": "Offer functions, whose results are of type function_call_output.",
 }
 
 
-def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
-    """Take the messages from ``instructions`` and ``input``."""
-    turns = _TurnBuilder()
+def take_input(
+    fields: Fields, chat_format: ChatFormat, storage: Storage | None = None
+) -> tuple[ChatMessage, ...]:
+    """Take the messages from ``instructions``, the stored items that `storage` has, and ``input``."""
+    turns = TurnBuilder()
     instructions: str = fields.take("instructions", str, "")
     if instructions:
         turns.add_turn(ChatMessage(role="system", content=instructions))
     text_or_items = fields.take("input", str | list[msgspec.Raw])
-    if not text_or_items:
+    history = [] if storage is None else storage.history(fields)
+    if not text_or_items and not history:
         raise InvalidRequest("input is missing or empty.", field="input")
+    for item in history:
+        _take_whole_item(item, turns, chat_format)
     if isinstance(text_or_items, str):
         turns.add_turn(ChatMessage(role="user", content=text_or_items))
     else:
-        for item in fields.take_objects("input") or ():
-            _take_item(item, turns, chat_format)
-            item.take("id", str)
-            item.take("status", Literal["in_progress", "completed", "incomplete"])
-            if item.given("role"):
-                item.ignore({"phase": ("commentary", "final_answer")})
-            item.refuse_rest(_UNSUPPORTED_ITEM)
+        take_items(fields, "input", turns, chat_format, storage)
     return turns.finish()
 
 
-class _TurnBuilder:
+def take_items(
+    fields: Fields, field: str, turns: TurnBuilder, chat_format: ChatFormat, storage: Storage | None
+) -> None:
+    """Take the items in `field`, and add them to `turns`. References are resolved by `storage`."""
+    for item in fields.take_objects(field) or ():
+        _take_whole_item(item if storage is None else storage.resolved(item), turns, chat_format)
+
+
+def _take_whole_item(item: Fields, turns: TurnBuilder, chat_format: ChatFormat) -> None:
+    _take_item(item, turns, chat_format)
+    item.take("id", str)
+    item.take("status", Literal["in_progress", "completed", "incomplete"])
+    if item.given("role"):
+        item.ignore({"phase": ("commentary", "final_answer")})
+    item.refuse_rest(_UNSUPPORTED_ITEM)
+
+
+class TurnBuilder:
     def __init__(self) -> None:
         self._turns: list[ChatMessage] = []
         self._open: ChatMessage | None = None
@@ -89,7 +105,7 @@ class _TurnBuilder:
         return tuple(self._turns)
 
 
-def _take_item(item: Fields, turns: _TurnBuilder, chat_format: ChatFormat) -> None:
+def _take_item(item: Fields, turns: TurnBuilder, chat_format: ChatFormat) -> None:
     kind: str = item.take("type", str, "message")
     match kind:
         case "message":
