@@ -49,9 +49,6 @@ from ramify.sampling_options import read_options
 router = APIRouter()
 
 PATH = "/v1/programs"
-SILENCE_S = 10.0
-"""Seconds without an event after which a stream sends an empty comment. It keeps proxies from closing the
-connection."""
 MAX_ROWS = 4096
 """Most rows of one HTTP request. The number of rows that run at a time is bounded so that their requests fit
 into `max_running`."""
@@ -188,7 +185,7 @@ async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dic
     answers: list[dict[str, Any]] = [{}] * len(rows)
     async with aclosing(_row_events(job, rows, at_once, [ToolResults() for _ in rows])) as events:
         async for event in events:
-            if event is not None and event.last:
+            if event.last:
                 answers[event.row] = event.data
     if len(rows) == 1:
         _raise_failed(answers[0])
@@ -206,9 +203,6 @@ async def _events(
     first = len(rows) == 1 and job.events == "nodes"
     async with aclosing(_row_events(job, rows, at_once, tools)) as events:
         async for event in events:
-            if event is None:
-                yield b":\n\n"
-                continue
             if first:
                 _raise_failed(event.data)
             first = False
@@ -231,11 +225,10 @@ class Event(NamedTuple):
 
 async def _row_events(
     job: Job, rows: list[dict[str, Any]], at_once: int, tools: list[ToolResults]
-) -> AsyncGenerator[Event | None, None]:
+) -> AsyncGenerator[Event, None]:
     """Run the rows, `at_once` at a time, and yield their events.
 
-    Yields None after each `SILENCE_S` without an event. `tools` has, for each row, the object that receives
-    the results of its tool calls.
+    `tools` has, for each row, the object that receives the results of its tool calls.
 
     Closing the generator cancels the rows that still run.
     """
@@ -259,12 +252,7 @@ async def _row_events(
     left = len(work)
     async with cancel_at_end(work):
         while left:
-            try:
-                async with asyncio.timeout(SILENCE_S):
-                    event = await queue.get()
-            except TimeoutError:
-                yield None
-                continue
+            event = await queue.get()
             if isinstance(event, Exception):
                 raise event
             left -= event.last

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from starlette.requests import Request
 
 from ramify.errors import EngineClosed, InvalidRequest
-from ramify.messages import Generate, ModelInfo, TextChunk, Usage
+from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
@@ -122,7 +122,6 @@ class Service:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
         started = previous = time.perf_counter()
         first_token_s: float | None = None
-        usage = Usage()
         status, finish = 499, "abort"
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
@@ -132,12 +131,11 @@ class Service:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     recording.add_chunk(chunk)
-                    usage = chunk.usage or usage
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
                         if first_token_s is None:
                             # The chunk was held back: its first token came `writing_s` ago.
-                            previous = now - (usage.writing_s if request.every_s else 0.0)
+                            previous = now - (recording.usage.writing_s if request.every_s else 0.0)
                             first_token_s = previous - started
                             self.metrics.first_token_s.labels(endpoint).observe(first_token_s)
                             tokens = tokens - 1 if request.every_s else 0
@@ -152,7 +150,7 @@ class Service:
             status, finish = getattr(error, "status", 500), "error"
             raise
         finally:
-            recording.end_request(finish)
+            usage = recording.end_request(finish)
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)

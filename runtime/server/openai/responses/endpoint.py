@@ -13,9 +13,11 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import TextChunk
+from ramify.runtime.server.errors import log_error
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
@@ -85,7 +87,8 @@ async def responses(request: Request) -> Response:
     (stream,) = parsed.streams
     events = _events(stream, writer)
     if parsed.stream:
-        return EventStream(events, writer.failed, headers)
+        events = _fail_in_stream(events, writer, request.scope)
+        return EventStream(events, writer.failed, headers, writer.keep_alive)
     await while_connected(request.receive, _read_all(events))
     return json_response(writer.response, headers)
 
@@ -123,6 +126,20 @@ async def _events(
             refuse_abort(chunk.finish)
             if events := writer.push(chunk):
                 yield events
+
+
+async def _fail_in_stream(
+    events: AsyncGenerator[bytes, None], writer: ResponseWriter, scope: Scope
+) -> AsyncGenerator[bytes, None]:
+    """`events`, in which a prompt that is too long fails by an event. Codex shortens the conversation after
+    this event, and takes the status 400 for a fault of its own."""
+    async with aclosing(events):
+        try:
+            async for data in events:
+                yield data
+        except PromptTooLong as error:
+            log_error(scope, error.status, str(error), error.field)
+            yield writer.failed(error)
 
 
 async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
