@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.body import read_body
+from ramify.runtime.server.tables.rows import FieldTable
 from ramify.spelling import nearest
 from ramify.text import shortened
 
@@ -176,6 +177,14 @@ class Fields:
             name = re.sub(r"\[\d+\]", "[]", self.path(field))
             if name not in self.ignored:
                 self.ignored.append(name)
+
+    def finish(self, table: FieldTable) -> None:
+        """Ignore and refuse by `table` the fields that were not taken. Unknown fields are refused by name."""
+        for row in table.rows:
+            if row.effect == "ignored":
+                left = [name for name in row.names if name not in self.taken]
+                self.ignore(dict.fromkeys(left, row.allowed), row.remedy)
+        self.refuse_rest(table.refused)
 
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
         """Raise `UnsupportedField` for the first field that was not taken.
