@@ -80,9 +80,9 @@ class RamifyError(Exception):
         self.pointer = pointer
         self.remedy = remedy
         self.retry_after = retry_after
+        self.lengths = lengths
         self.others: tuple[RamifyError, ...] = ()
         """Errors in other fields of the same request. The text of this error names these fields."""
-        self.lengths = lengths
 
     def __str__(self) -> str:
         others = ", ".join(str(other.field) for other in self.others)

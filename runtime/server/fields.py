@@ -27,6 +27,9 @@ MAX_OBJECTS = 10_000
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "")
 
+Ignored = Mapping[str, Sequence[Any] | None]
+"""Field that has no effect on the answer → its allowed values, or None if any is allowed."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -151,7 +154,7 @@ class Fields:
             if (path := f"{self.path(field)}[{index}]") not in self.body.left_out
         ]
 
-    def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
+    def ignore(self, fields: Ignored, remedy: str = "Leave it out.") -> None:
         """Take fields that have no effect. `ignored` gets the names of the given ones.
 
         `fields` maps each field to its allowed values, or to None if any value is allowed. Another value
@@ -234,7 +237,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
             problem = r"it has a half of a surrogate pair (\ud800 to \udfff), which is no character"
     if not problem[:2].isupper():  # keeps "JSON is malformed"
         problem = problem[:1].lower() + problem[1:]
-    raise InvalidRequest(f"{path or 'The body'}: {problem}.", field=path or None)
+    raise InvalidRequest(f"{path or 'The body'}: {shortened(problem, 300)}.", field=path or None)
 
 
 def _ends(data: bytes | msgspec.Raw) -> bool:

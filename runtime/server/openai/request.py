@@ -26,6 +26,7 @@ from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.openai import STREAM_OPTIONS
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
+from ramify.text import shortened
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
@@ -74,7 +75,9 @@ def lora_of(service: Service, model: str) -> str:
             raise unknown(name, loras, "model")
         return name
     names = ", ".join([repr(service.model_name), "'default'", *map(repr, sorted(loras))])
-    raise NotFound(f"There is no model {model!r} here.", field="model", remedy=f"Use one of {names}.")
+    raise NotFound(
+        f"There is no model {shortened(repr(model), 100)} here.", field="model", remedy=f"Use one of {names}."
+    )
 
 
 def parse_request(
