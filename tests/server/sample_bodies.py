@@ -179,6 +179,10 @@ BODIES: dict[str, tuple[str, Any]] = {
     "detokenize": ("/detokenize", {"tokens": [65], "skip_special_tokens": False}),
     "abort": ("/abort_request", {"rid": "none", "abort_all": False}),
     "tools of programs": ("/await_tools", {"program": "p", "branch": "b", "tools": ["t"]}),
+    "program": (
+        "/v1/programs",
+        {"graph": {"nodes": [{"kind": "gen", "name": "x"}]}, "sampling_params": {"max_tokens": 1}},
+    ),
     "unload": ("/unload_lora_adapter", {"lora_name": "loaded"}),
     "end": ("/end_program", {"program": "p"}),
     "load": ("/load_lora_adapter", {"lora_name": "a", "lora_path": "/x"}),

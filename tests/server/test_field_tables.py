@@ -12,11 +12,12 @@ import httpx
 import pytest
 
 from ramify.messages import ThinkingFormat
+from ramify.programs.route import router
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables import ENDPOINTS
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, Row
 from tests.server.conftest import refused, speak
-from tests.server.fake_frontend import FakeFrontend
+from tests.server.fake_frontend import FakeFrontend, LiveServer
 from tests.server.sample_bodies import BODIES, objects
 
 
@@ -43,6 +44,12 @@ def cases(effect: str) -> list[Any]:
 
 def place_of(path: str) -> str:
     return re.sub(r"\[\d+\]", "[]", path)
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[LiveServer]:
+    with LiveServer(FakeFrontend(), router, lora_loading=True) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def take_options(service: Service, fields: Fields) -> SamplingParams:
             field=path,
             remedy=f"Leave it out, or write {WHOLE_CONTEXT}.",
         )
-    options.ignore(_IGNORED | {"repeat_last_n": None})
+    options.ignore({**_IGNORED, "repeat_last_n": None})
     options.refuse_rest()
     return sampling
 

@@ -16,7 +16,12 @@ To add a dialect:
    run ``make docs``.
 """
 
-from ramify.runtime.server.tables import openai, responses, sglang
+from ramify.runtime.server.tables import openai, programs, responses, sglang
 from ramify.runtime.server.tables.rows import Endpoint
 
-ENDPOINTS: tuple[Endpoint, ...] = (*openai.ENDPOINTS, *responses.ENDPOINTS, *sglang.ENDPOINTS)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *openai.ENDPOINTS,
+    *responses.ENDPOINTS,
+    *sglang.ENDPOINTS,
+    *programs.ENDPOINTS,
+)
