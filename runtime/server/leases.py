@@ -19,6 +19,7 @@ from typing import Any
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ProgramHint
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.tables.openai import PROMPT_CACHE_OPTIONS
 from ramify.text import shortened
 
 PROGRAM_HEADER = "x-ramify-program"
@@ -70,8 +71,7 @@ def take_hint(
         ttl: str | None = options.take("ttl", str)
         if ttl is not None:
             times.append(lease_seconds(ttl, options.path("ttl")))
-        options.ignore({"mode": ("implicit", "explicit"), "comparison_response_id": None})
-        options.refuse_rest({"prewarm": "Send the prompt with max_tokens: 1."})
+        options.finish(PROMPT_CACHE_OPTIONS)
     return hint_of(fields, scope, rid, session=key or session, lease_s=max(times, default=None))
 
 

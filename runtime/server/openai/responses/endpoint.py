@@ -27,8 +27,6 @@ from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_text_format
 from ramify.runtime.server.openai.request import (
-    IGNORED,
-    UNSUPPORTED,
     ParsedRequest,
     parse_request,
     refuse_abort,
@@ -43,11 +41,10 @@ from ramify.runtime.server.params import COMMON, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
+from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
-
-PATH = "/v1/responses"
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -66,27 +63,11 @@ _RESPONSES = Dialect(
 )
 _SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
 
-UNSUPPORTED_RESPONSE = UNSUPPORTED | {
-    "prompt": "Write it into instructions and input.",
-    "background": "Use stream, or wait for the answer.",
-    "background_options": "",
-    "max_tool_calls": "Use parallel_tool_calls; the server itself calls no tools.",
-    "context_management": "",
-    "image": "",
-    "access_programs": "",
-    "messages": "Use input.",
-    "response_format": "Use text.format.",
-    "max_tokens": "Use max_output_tokens.",
-    "max_completion_tokens": "Use max_output_tokens.",
-    "logprobs": f"Use include with {LOGPROBS}.",
-    "n": "Send one request per answer.",
-}
 
-
-@router.post(PATH)
+@router.post(RESPONSES.path)
 async def responses(request: Request) -> Response:
     parse = functools.partial(_parse, stored_by(request))
-    (parsed, writer, storage), headers = await parse_body(request, parse, {"model": "default", "input": "x"})
+    (parsed, writer, storage), headers = await parse_body(request, RESPONSES, parse)
     (stream,) = parsed.streams
     events = _events(stream, writer, storage, Service.serving(request))
     if parsed.stream:
@@ -127,12 +108,10 @@ def _parse(
         header,
         [chat.request],
         sampling,
-        PATH,
+        RESPONSES,
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
-        unsupported=UNSUPPORTED_RESPONSE,
-        ignored=IGNORED,
         session=storage.program,
         lease_s=math.inf if storage.program else None,  # `max_lease_s` bounds it
     )

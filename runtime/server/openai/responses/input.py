@@ -21,11 +21,10 @@ from ramify.runtime.server.openai.chat_turns import (
 )
 from ramify.runtime.server.openai.responses.store import Storage
 from ramify.runtime.server.openai.responses.writer import unsealed
+from ramify.runtime.server.tables.responses import ITEM
 
 _TEXT_PARTS = ("input_text", "output_text")
 
-_UNSUPPORTED_ITEM = {"phase": "", "namespace": "", "caller": "", "async": ""}
-"""Fields of items that are not supported; OpenAI's own models use them."""
 _REMEDIES = {
     "custom_tool_call": "Offer functions, whose calls are of type function_call.",
     "custom_tool_call_output": "Offer functions, whose results are of type function_call_output.",
@@ -65,9 +64,7 @@ def _take_whole_item(item: Fields, turns: TurnBuilder, chat_format: ChatFormat) 
     _take_item(item, turns, chat_format)
     item.take("id", str)
     item.take("status", Literal["in_progress", "completed", "incomplete"])
-    if item.given("role"):
-        item.ignore({"phase": ("commentary", "final_answer")})
-    item.refuse_rest(_UNSUPPORTED_ITEM)
+    item.finish(ITEM)
 
 
 class TurnBuilder:

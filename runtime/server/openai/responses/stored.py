@@ -17,7 +17,6 @@ from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.responses.endpoint import (
-    PATH,
     end_leases,
     stored_by,
     take_included,
@@ -34,10 +33,10 @@ from ramify.runtime.server.openai.responses.store import (
 )
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables.responses import CONVERSATIONS, NEW_ITEMS, RESPONSES, UPDATED_CONVERSATION
 
 router = APIRouter()
 
-CONVERSATIONS = "/v1/conversations"
 MAX_ITEMS = 20
 """Maximum number of items that one request adds to a conversation. It is OpenAI's."""
 DEFAULT_LIMIT = 20
@@ -48,28 +47,28 @@ _REMEDIES = {"stream": "Get the whole response.", "starting_after": "Get the who
 _LISTING = ("limit", "order", "after")
 
 
-@router.get(PATH + "/{response_id}")
+@router.get(RESPONSES.path + "/{response_id}")
 async def get_response(request: Request, response_id: str) -> Response:
     scope = _take_query(request)["cache_salt"]
     found = needed(stored_by(request), StoredResponse, response_id, scope)
     return json_response(msgspec.Raw(found.body))
 
 
-@router.delete(PATH + "/{response_id}")
+@router.delete(RESPONSES.path + "/{response_id}")
 async def delete_response(request: Request, response_id: str) -> Response:
     scope = _take_query(request)["cache_salt"]
     await _remove(request, needed(stored_by(request), StoredResponse, response_id, scope))
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get(PATH + "/{response_id}/input_items")
+@router.get(RESPONSES.path + "/{response_id}/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
     query = _take_query(request, _LISTING)
     found = needed(stored_by(request), StoredResponse, response_id, query["cache_salt"])
     return json_response(_page(found.items[: len(found.items) - found.outputs], query))
 
 
-@router.post(CONVERSATIONS)
+@router.post(CONVERSATIONS.path)
 async def create_conversation(request: Request) -> Response:
     store = stored_by(request)
     if store is None:
@@ -80,7 +79,7 @@ async def create_conversation(request: Request) -> Response:
         scope: str = fields.take("cache_salt", str, "")
         items = _take_new_items(service, fields, scope, conversation_id)
         metadata = take_metadata(fields)
-        fields.refuse_rest()
+        fields.finish(CONVERSATIONS.whole)
         return Conversation(
             id=conversation_id,
             scope=scope,
@@ -90,49 +89,49 @@ async def create_conversation(request: Request) -> Response:
             metadata=metadata,
         )
 
-    conversation, headers = await parse_body(request, parse)
+    conversation, headers = await parse_body(request, CONVERSATIONS, parse)
     store.add(conversation)
     await end_leases(Service.serving(request), store)
     return json_response(conversation.body(), headers)
 
 
-@router.get(CONVERSATIONS + "/{conversation_id}")
+@router.get(CONVERSATIONS.path + "/{conversation_id}")
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     return json_response(_conversation(request, conversation_id)[0].body())
 
 
-@router.post(CONVERSATIONS + "/{conversation_id}")
+@router.post(CONVERSATIONS.path + "/{conversation_id}")
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id)
 
     def parse(service: Service, fields: Fields) -> dict[str, str]:
         metadata = take_metadata(fields)
-        fields.refuse_rest()
+        fields.finish(UPDATED_CONVERSATION.whole)
         return metadata
 
-    conversation.metadata, headers = await parse_body(request, parse)
+    conversation.metadata, headers = await parse_body(request, UPDATED_CONVERSATION, parse)
     return json_response(conversation.body(), headers)
 
 
-@router.delete(CONVERSATIONS + "/{conversation_id}")
+@router.delete(CONVERSATIONS.path + "/{conversation_id}")
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     await _remove(request, _conversation(request, conversation_id)[0])
     return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
-@router.post(CONVERSATIONS + "/{conversation_id}/items")
+@router.post(CONVERSATIONS.path + "/{conversation_id}/items")
 async def create_items(request: Request, conversation_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id, ("include",))
 
     def parse(service: Service, fields: Fields) -> list[Item]:
         rid = f"item_{secrets.token_hex(8)}"
         items = _take_new_items(service, fields, conversation.scope, rid)
-        fields.refuse_rest()
+        fields.finish(NEW_ITEMS.whole)
         if not items:
             raise InvalidRequest("items is missing or empty.", field="items")
         return items
 
-    items, headers = await parse_body(request, parse, {"items": [{"role": "user", "content": "x"}]})
+    items, headers = await parse_body(request, NEW_ITEMS, parse)
     store = stored_by(request)
     assert store is not None
     store.append(conversation, items)
@@ -140,13 +139,13 @@ async def create_items(request: Request, conversation_id: str) -> Response:
     return json_response(_page(items, {"order": "asc", "limit": str(MAX_LIMIT)}), headers)
 
 
-@router.get(CONVERSATIONS + "/{conversation_id}/items")
+@router.get(CONVERSATIONS.path + "/{conversation_id}/items")
 async def list_items(request: Request, conversation_id: str) -> Response:
     conversation, query = _conversation(request, conversation_id, _LISTING)
     return json_response(_page(conversation.items, query))
 
 
-@router.get(CONVERSATIONS + "/{conversation_id}/items/{item_id}")
+@router.get(CONVERSATIONS.path + "/{conversation_id}/items/{item_id}")
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id)
     for item in conversation.items:
@@ -155,7 +154,7 @@ async def get_item(request: Request, conversation_id: str, item_id: str) -> Resp
     raise NotFound(f"Item with id {item_id[:100]!r} not found.")
 
 
-@router.delete(CONVERSATIONS + "/{conversation_id}/items/{item_id}")
+@router.delete(CONVERSATIONS.path + "/{conversation_id}/items/{item_id}")
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id)
     store = stored_by(request)
