@@ -1,10 +1,11 @@
-"""Errors as HTTP responses, with the body of OpenAI's API. Each error is logged in one line."""
+"""Errors as HTTP responses, with the body of the API that was called. Each error is logged in one line."""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI
@@ -24,18 +25,75 @@ class ClientGone(Cancelled):
     """Raised when the client disconnects before the response."""
 
 
-def error_body(error: RamifyError) -> bytes:
-    """The JSON body ``{"error": {message, type, param, code}}``. The object also has a pointer (JSON pointer,
-    RFC 6901, to the place of the error in a JSON Schema) and a remedy if the error has them; the remedy is
-    also the end of the message."""
-    problem = _problem(str(error), error.status, error.field, error.code)
-    problem |= {"pointer": error.pointer} if error.pointer else {}
-    problem |= {"remedy": error.remedy} if error.remedy else {}
-    return msgspec.json.encode({"error": problem})
+class Problem(NamedTuple):
+    """An error as a response tells it."""
+
+    status: int
+    code: str
+    message: str
+    """The message with the remedy."""
+    field: str | None = None
+    pointer: str | None = None
+    """JSON pointer (RFC 6901) to the place of the error in a JSON Schema."""
+    remedy: str | None = None
+    errors: tuple[Problem, ...] = ()
+    """All errors in fields of the request, if there are several."""
+
+    @classmethod
+    def of(cls, error: RamifyError) -> Problem:
+        every = tuple(cls._of_one(one, one.text) for one in (error, *error.others) if error.others)
+        return cls._of_one(error, str(error))._replace(errors=every)
+
+    @classmethod
+    def _of_one(cls, error: RamifyError, message: str) -> Problem:
+        return cls(error.status, error.code, message, error.field, error.pointer, error.remedy)
 
 
-def _problem(message: str, status: int, field: str | None, code: str) -> dict[str, str | None]:
-    return {"message": message, "type": type_of(status), "param": field, "code": code}
+def openai_body(problem: Problem) -> bytes:
+    """The JSON body of OpenAI's API, ``{"error": {message, type, param, code}}``. The object also has the
+    pointer and the remedy, if there are any, and ``errors``, a list of such objects, if there are several."""
+    return msgspec.json.encode({"error": _openai_error(problem)})
+
+
+def _openai_error(problem: Problem) -> dict[str, Any]:
+    kind = type_of(problem.status)
+    error: dict[str, Any] = {"message": problem.message, "type": kind}
+    error |= {"param": problem.field, "code": problem.code}
+    error |= {"pointer": problem.pointer} if problem.pointer else {}
+    error |= {"remedy": problem.remedy} if problem.remedy else {}
+    return error | ({"errors": [_openai_error(one) for one in problem.errors]} if problem.errors else {})
+
+
+def anthropic_body(problem: Problem) -> bytes:
+    """The JSON body of Anthropic's API, ``{"type": "error", "error": {type, message}}``."""
+    default = "invalid_request_error" if problem.status < 500 else "api_error"
+    error = {"type": _ANTHROPIC_TYPES.get(problem.status, default), "message": problem.message}
+    return msgspec.json.encode({"type": "error", "error": error})
+
+
+def ollama_body(problem: Problem) -> bytes:
+    """The JSON body of Ollama's API, ``{"error": message}``."""
+    return msgspec.json.encode({"error": problem.message})
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""HTTP status → error type of Anthropic's API."""
+
+_BODIES = {"/v1/messages": anthropic_body, "/api/": ollama_body}
+"""Beginning of a path → function that makes the error bodies of that path. Other paths have OpenAI's."""
+
+
+def error_body(problem: Problem, path: str) -> bytes:
+    """The JSON body of `problem` for a request to `path`, in the form of the API that `path` belongs to."""
+    make = next((make for start, make in _BODIES.items() if path.startswith(start)), openai_body)
+    return make(problem)
 
 
 def error_response(error: RamifyError, scope: Scope) -> Response:
@@ -48,7 +106,7 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.status == 408:
         headers["connection"] = "close"  # the rest of the body may still arrive
-    return Response(error_body(error), error.status, headers, "application/json")
+    return Response(error_body(Problem.of(error), scope["path"]), error.status, headers, "application/json")
 
 
 def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:
@@ -83,7 +141,7 @@ def add_error_handlers(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         log_error(request.scope, error.status_code, message)
-        body = msgspec.json.encode({"error": _problem(message, error.status_code, None, code)})
+        body = error_body(Problem(error.status_code, code, message), request.url.path)
         return Response(body, error.status_code, error.headers, "application/json")
 
 

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ramify.errors import InvalidConstraint, InvalidRequest
 from ramify.messages import ChatFormat, ChatMessage, Enforcement, Generate, Preamble
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_messages
 from ramify.runtime.server.openai.output_format import take_output_format
-from ramify.runtime.server.openai.reasoning import channel_preambles, take_reasoning
+from ramify.runtime.server.openai.reasoning import ReasoningUse, channel_preambles, take_reasoning
 from ramify.runtime.server.openai.tools import ToolUse, take_tools
 from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.runtime.server.params import FieldConstraint
-from ramify.tool_calls.formats import FORMATS
+from ramify.tool_calls.formats import FORMATS, ToolFormat
 from ramify.tool_calls.grammar import texts_of, tools_json
 from ramify.tool_calls.prompt import plain_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The field names and parsers of one API for chats: chat completions or the Responses API."""
+    """The field names and parsers of one API for chats, such as chat completions or the Responses API."""
 
     turns: str
     """Name of the field with the messages or items."""
     take_turns: Callable[[Fields, ChatFormat], tuple[ChatMessage, ...]]
     take_format: Callable[[Fields], FieldConstraint | None]
     """Function that takes the constraint on the answer; returns None if there is no constraint."""
-    nested_tools: bool
-    """Whether the fields of a function tool are in an inner object ``function``."""
+    take_tools: Callable[[Fields, ToolFormat], ToolUse | None]
+    """Function that takes the tools and their options; returns None if the request has none."""
+    take_reasoning: Callable[[Fields, ChatFormat], ReasoningUse] = take_reasoning
 
 
 CHAT_COMPLETIONS = Dialect(
-    turns="messages", take_turns=take_messages, take_format=take_output_format, nested_tools=True
+    turns="messages",
+    take_turns=take_messages,
+    take_format=take_output_format,
+    take_tools=partial(take_tools, nested=True),
 )
 
 
@@ -71,8 +76,8 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect, 
         )
     tool_format = FORMATS[chat_format.tool_format]
     messages = dialect.take_turns(fields, chat_format)
-    use = take_tools(fields, tool_format, nested=dialect.nested_tools)
-    reasoning = take_reasoning(fields, chat_format)
+    use = dialect.take_tools(fields, tool_format)
+    reasoning = dialect.take_reasoning(fields, chat_format)
     found = dialect.take_format(fields)
     preambles: tuple[Preamble, ...] = () if reasoning.preamble is None else (reasoning.preamble,)
     wanted = None if found is None else found[1]

@@ -51,8 +51,10 @@ class ToolUse:
     callable: tuple[int, ...]
     mode: Mode
     parallel: bool
-    nested: bool
-    """Whether the fields of a function are in an inner object ``function``, as in chat completions."""
+    schema_field: str
+    """Name of the field with a function's schema, within the tool: ``function.parameters``, …"""
+    grammar_field: str = ""
+    """Name of the field with the grammar of a free-text tool, within the tool."""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
@@ -94,11 +96,8 @@ class ToolUse:
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
-            path = f"tools[{self.callable[index]}]"
-            if self._callable[index].text is None:
-                error.field = f"{path}{'.function' if self.nested else ''}.parameters"
-            else:
-                error.field = f"{path}{'.custom.format.grammar' if self.nested else '.format'}.definition"
+            inside = self.schema_field if self._callable[index].text is None else self.grammar_field
+            error.field = f"tools[{self.callable[index]}].{inside}"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
         """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
@@ -118,7 +117,10 @@ class _Choice(NamedTuple):
 
 
 def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> ToolUse | None:
-    """Take the tools of the request; None if it has none. `nested`: see `ToolUse`."""
+    """Take the tools of the request; None if it has none.
+
+    nested : the fields of a function are in an inner object ``function``, as in chat completions
+    """
     items = fields.take_objects("tools")
     parallel: bool | None = fields.take("parallel_tool_calls", bool)
     choice: Any = fields.take("tool_choice", str | dict[str, msgspec.Raw])
@@ -141,7 +143,8 @@ def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> Tool
         callable=tuple(i for i, name in enumerate(names) if chosen.names is None or name in chosen.names),
         mode=chosen.mode,
         parallel=parallel is not False and not chosen.once,
-        nested=nested,
+        schema_field="function.parameters" if nested else "parameters",
+        grammar_field="custom.format.grammar.definition" if nested else "format.definition",
     )
 
 
