@@ -586,6 +586,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 0
     page_size: int = 0
     """Tokens of a KV page."""
+    sampling_defaults: dict[str, Any] = {}
+    """Sampling options that the model's files recommend, by name."""
     pooling: str = "last"
     """The pooling for embeddings that the model's folder names: a `Pooling`, or if that pooling is not
     supported, its name."""

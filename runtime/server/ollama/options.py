@@ -64,7 +64,7 @@ def take_model(service: Service, fields: Fields) -> tuple[str, str]:
 
 def take_options(service: Service, fields: Fields) -> SamplingParams:
     """Take the sampling options from the object ``options``."""
-    options = fields.take_object("options") or Fields({}, fields.path("options"), fields.ignored)
+    options = fields.take_object("options") or Fields({}, fields.path("options"), fields.body)
     _check_context(service, options)
     spelling = {
         theirs: ours
@@ -72,7 +72,11 @@ def take_options(service: Service, fields: Fields) -> SamplingParams:
         if options.take(theirs, Any) not in _UNSET.get(theirs, ())
     }
     sampling = take_sampling(
-        options, spelling, least_tokens=1, unlimited="Write -1 for as many as fit into the context."
+        options,
+        spelling,
+        least_tokens=1,
+        unlimited="Write -1 for as many as fit into the context.",
+        **service.sampling_defaults,
     )
     last: int | None = options.take("repeat_last_n", int)
     if last not in (None, WHOLE_CONTEXT) and sampling.penalises:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -68,14 +67,16 @@ REQUIRED_COMPLETION = {**_MODEL, "prompt": "x"}
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    names = ("", *service.frontend.loras.loaded)
-    return json_response({"object": "list", "data": [_card(service, name) for name in names]})
+    cards = [_card(service, name) for name in service.model_names]
+    cards += [_card(service, name, lora=name) for name in service.frontend.loras.loaded]
+    return json_response({"object": "list", "data": cards})
 
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
     service = Service.serving(request)
-    return json_response(_card(service, lora_of(service, model)))
+    lora = lora_of(service, model)
+    return json_response(_card(service, lora or (model if model in service.model_names else ""), lora=lora))
 
 
 @router.post("/v1/chat/completions")
@@ -92,7 +93,7 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs is not None and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
-    sampling = take_sampling(fields, _CHAT_SPELLING, least_tokens=1)
+    sampling = take_sampling(fields, _CHAT_SPELLING, least_tokens=1, **service.sampling_defaults)
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
@@ -126,7 +127,7 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
         raise UnsupportedField("best_of other than 1 is not supported.", field="best_of", remedy="Use n.")
     echo: bool = fields.take("echo", bool, False)
     logprobs: int | None = fields.take("logprobs", int)
-    options: dict[str, Any] = {"max_tokens": COMPLETION_MAX_TOKENS, "logprobs": logprobs}
+    options = service.sampling_defaults | {"max_tokens": COMPLETION_MAX_TOKENS, "logprobs": logprobs}
     if echo:
         if not all(isinstance(prompt, str) for prompt in prompts):
             raise UnsupportedField(
@@ -188,10 +189,11 @@ async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncG
     yield DONE
 
 
-def _card(service: Service, lora: str) -> Body:
+def _card(service: Service, name: str, lora: str = "") -> Body:
+    """The entry of the model, or with `lora` of this adapter, under `name` ("": its id)."""
     info = service.frontend.info
     return {
-        "id": lora or service.model_name,
+        "id": name or service.model_name,
         "object": "model",
         "created": service.started_at,
         "owned_by": "ramify",
