@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import Ignored, lora_of
+from ramify.runtime.server.fields import Fields, Ignored
+from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import take_sampling
 from ramify.runtime.server.service import Service
 from ramify.sampling_params import SamplingParams
@@ -86,7 +86,7 @@ def take_options(service: Service, fields: Fields) -> SamplingParams:
             field=path,
             remedy=f"Leave it out, or write {WHOLE_CONTEXT}.",
         )
-    options.ignore(_IGNORED | {"repeat_last_n": None})
+    options.ignore({**_IGNORED, "repeat_last_n": None})
     options.refuse_rest()
     return sampling
 
