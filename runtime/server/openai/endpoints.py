@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import Generate, Usage
+from ramify.fill import Fill
+from ramify.messages import Generate, Segment, Usage
 from ramify.runtime.server.fields import Fields, json_response
-from ramify.runtime.server.openai.bodies import Body
+from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_output_format
@@ -75,6 +76,7 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
     service.check_count(sampling.n)
+    timings_per_token: bool = fields.take("timings_per_token", bool, False)
     parsed = parse_request(
         service,
         fields,
@@ -86,7 +88,9 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
         tell=chat.tell,
         spelled={"prompt": "messages", "max_tokens": limit},
     )
-    return parsed, ChatFormatter(header, want_logprobs, chat.turn_format)
+    formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
+    formatter.timings_per_token = timings_per_token
+    return parsed, formatter
 
 
 @router.post("/v1/completions")
@@ -97,13 +101,23 @@ async def completions(request: Request) -> Response:
 
 def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseFormatter]:
     header = take_header(service, fields, "cmpl-")
-    prompts, _ = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
+    suffix: str = fields.take("suffix", str, "")
+    prompts: list[Segment]
+    if suffix:  # the text before the middle may be empty
+        one: str | list[str] = fields.take("prompt", str | list[str], "")
+        prompts = [one] if isinstance(one, str) else [*one]
+    else:
+        prompts, _ = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
     if fields.take("best_of", int, 1) != 1:
         raise UnsupportedField("best_of other than 1 is not supported.", field="best_of", remedy="Use n.")
     echo: bool = fields.take("echo", bool, False)
     logprobs: int | None = fields.take("logprobs", int)
     options = service.sampling_defaults | {"max_tokens": COMPLETION_MAX_TOKENS, "logprobs": logprobs}
     if echo:
+        if suffix:
+            raise UnsupportedField(
+                "echo and suffix cannot be combined.", field="echo", remedy="Leave it out."
+            )
         if not all(isinstance(prompt, str) for prompt in prompts):
             raise UnsupportedField(
                 "echo of a prompt given as token ids is not supported.",
@@ -116,9 +130,15 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
     service.check_count(len(prompts) * sampling.n)
     found = take_output_format(fields)
     generations = [
-        Generate(rid=header["id"], prompt=(prompt,), constraint=None if found is None else found[1])
+        Generate(
+            rid=header["id"],
+            prompt=(prompt,),
+            fill=Fill(suffix) if suffix else None,
+            constraint=None if found is None else found[1],
+        )
         for prompt in prompts
     ]
+    timings_per_token: bool = fields.take("timings_per_token", bool, False)
     parsed = parse_request(
         service,
         fields,
@@ -132,7 +152,9 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
     texts = [
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
     ]
-    return parsed, CompletionFormatter(header, texts, logprobs is not None)
+    formatter = CompletionFormatter(header, texts, logprobs is not None)
+    formatter.timings_per_token = timings_per_token
+    return parsed, formatter
 
 
 async def _respond(
@@ -143,22 +165,31 @@ async def _respond(
     results = await while_connected(request.receive, collect(parsed.streams))
     for result in results:
         refuse_abort(result.finish)
-    return json_response(formatter.body(results, parsed.n), headers)
+    body = formatter.body(results, parsed.n)
+    if len(results) == 1:
+        body["timings"] = timings_body(results[0].usage)
+    return json_response(body, headers)
 
 
 async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncGenerator[bytes, None]:
     usages = [Usage() for _ in parsed.streams]
     # With include_usage every event has the key `usage`, null in all but the last. Otherwise no event has it.
     unknown: Body = {"usage": None} if parsed.include_usage else {}
+    timings, told = Timings(), {}
     async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.usage is not None:
                 usages[index] = chunk.usage
             refuse_abort(chunk.finish)
-            for choice in formatter.stream_choices(index, chunk):
-                yield event(formatter.stream_body([choice]) | unknown)
+            if len(usages) == 1:
+                told = {"timings": timings.push(chunk)}
+            choices = formatter.stream_choices(index, chunk)
+            for choice in choices:
+                last = choice is choices[-1] and chunk.finish is not None and not parsed.include_usage
+                more = told if last or formatter.timings_per_token else {}
+                yield event(formatter.stream_body([choice]) | unknown | more)
     if parsed.include_usage:
-        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)})
+        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | told)
     yield DONE
 
 
