@@ -13,5 +13,5 @@
 
 Dialects: `admin/` (health, model and server information, the dashboard), `openai/` (chat completions,
 completions, models, and in `responses/` the Responses API), `sglang/` (SGLang's native API), `ollama/`
-(Ollama's API). `app/` combines the dialects into one application and serves it.
+(Ollama's API), `llamacpp/` (llama.cpp's `/infill`). `app/` combines the dialects into one application and serves it.
 """
