@@ -190,7 +190,8 @@ class Fields:
         self.refuse_rest(table.refused)
 
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
-        """Raise `UnsupportedField` for the first field that was not taken.
+        """Raise `UnsupportedField` for the first field that was not taken. Fields whose names begin with an
+        underscore are ignored.
 
         `unsupported` maps fields of other servers to a remedy or "". Such a field is accepted if its value
         asks for nothing: null, false or empty.
@@ -200,6 +201,9 @@ class Fields:
             if field in self.taken:
                 continue
             path = self.path(field)
+            if field.startswith("_"):  # private to the client: no API has such a field
+                self.ignore({field: None})
+                continue
             if field in unsupported:
                 if decode(raw, Any, path) in (*_NOTHING, False):
                     continue

@@ -32,7 +32,7 @@ from ramify.runtime.server.openai.request import (
 from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.openai.tools import take_tools
-from ramify.runtime.server.params import COMMON, take_sampling
+from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
@@ -56,7 +56,7 @@ _RESPONSES = Dialect(
     take_format=take_text_format,
     take_tools=partial(take_tools, nested=False),
 )
-_SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
+_SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 
 @router.post(RESPONSES.path)
