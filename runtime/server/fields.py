@@ -183,10 +183,10 @@ class Fields:
 
     def finish(self, table: FieldTable) -> None:
         """Ignore and refuse by `table` the fields that were not taken. Unknown fields are refused by name."""
-        for row in table.rows:
-            if row.effect == "ignored":
-                left = [name for name in row.names if name not in self.taken]
-                self.ignore(dict.fromkeys(left, row.allowed), row.remedy)
+        for name in self._values:
+            if name in table.ignored and name not in self.taken:
+                row = table.ignored[name]
+                self.ignore({name: row.allowed}, row.remedy)
         self.refuse_rest(table.refused)
 
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:

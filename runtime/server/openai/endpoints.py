@@ -69,7 +69,7 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     chat = take_beginning(fields, chat)
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
-    if top_logprobs is not None and not want_logprobs:
+    if top_logprobs and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
     sampling = take_sampling(fields, _CHAT_SPELLING, least_tokens=1, unlimited=None)
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
