@@ -24,7 +24,7 @@ from ramify.runtime.server.params import (
     take_priority,
 )
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.tables.openai import CHAT, COMPLETION, SAMPLING, STREAM_OPTIONS
+from ramify.runtime.server.tables.openai import CHAT, COMPLETION, OTHER_SERVERS, STREAM_OPTIONS
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 from ramify.text import shortened
@@ -118,14 +118,7 @@ def parse_request(
         stream_options.finish(STREAM_OPTIONS)
     user = _take_user(fields)
     priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
-    stop_texts = SAMPLING in endpoint.shared and fields.take("include_stop_str_in_output", bool, False)
-    if stop_texts and sampling.stop_token_ids:
-        raise UnsupportedField(
-            "include_stop_str_in_output is about stop strings; stop_token_ids are left out of the text.",
-            field="include_stop_str_in_output",
-            remedy="Give the texts in stop.",
-        )
-    _take_context(service, fields)
+    stop_texts = OTHER_SERVERS in endpoint.shared and _take_others(service, fields, sampling)
     fields.finish(endpoint.whole)
     streams: list[AsyncGenerator[TextChunk, None]] = []
     for prompt in prompts:
@@ -170,9 +163,20 @@ async def with_stop_texts(stream: AsyncGenerator[TextChunk, None]) -> AsyncGener
             yield chunk
 
 
-def _take_context(service: Service, fields: Fields) -> None:
-    """Take ``num_ctx``, the context length that Ollama's users ask for. More than the server's is refused;
-    less has no effect."""
+def _take_others(service: Service, fields: Fields, sampling: SamplingParams) -> bool:
+    """Take fields of other servers. Returns ``include_stop_str_in_output``: whether the text ends with the
+    stop string that ended it.
+
+    Of ``num_ctx``, the context length that Ollama's users ask for, more than the server's is refused; less
+    has no effect.
+    """
+    stop_texts: bool = fields.take("include_stop_str_in_output", bool, False)
+    if stop_texts and sampling.stop_token_ids:
+        raise UnsupportedField(
+            "include_stop_str_in_output is about stop strings; stop_token_ids are left out of the text.",
+            field="include_stop_str_in_output",
+            remedy="Give the texts in stop.",
+        )
     wanted: int | None = fields.take("num_ctx", int)
     context = service.frontend.info.context_length
     if wanted is not None and wanted > context:
@@ -183,6 +187,7 @@ def _take_context(service: Service, fields: Fields) -> None:
             remedy="Ask for less, or start the server with another --context-length.",
         )
     fields.ignore({"num_ctx": None})
+    return stop_texts
 
 
 def _take_user(fields: Fields) -> str | None:

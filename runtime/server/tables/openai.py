@@ -24,13 +24,6 @@ REQUEST = FieldTable(
         "prompt_cache_key prompt_cache_options prompt_cache_retention",
         "equal prefixes share one cache, whatever the key",
     ),
-    ignored("client_metadata session_id", "of agents, about themselves"),
-    ignored("provider usage", "OpenRouter's: there is one provider, and the usage is always told"),
-    ignored("cache_prompt id_slot", "llama.cpp's: every prefix is cached, and there are no slots"),
-    taken(
-        "num_ctx",
-        "Ollama's: more than the server's context length is refused, less has no effect",
-    ),
     refused("moderation"),
     refused("guided_decoding_backend", "It is an option of the server: ramify serve --grammar-backend."),
     refused("guided_whitespace_pattern", "Use a json_schema format and its whitespace."),
@@ -49,14 +42,26 @@ SAMPLING = FieldTable(
         "top_k min_p repetition_penalty min_tokens stop_token_ids ignore_eos skip_special_tokens",
         "as vLLM and SGLang have them",
     ),
-    taken("repeat_penalty", "the same as `repetition_penalty`, as llama.cpp and Ollama spell it"),
-    taken("include_stop_str_in_output", "true leaves the stop string at the end of the text"),
     taken("token_healing", "false keeps the tokens at the end of a text prompt as they are"),
     taken(
         "regex ebnf json_schema structural_tag guided_json guided_regex guided_choice guided_grammar"
         " structured_outputs",
         "a constraint, as SGLang and vLLM spell it; one a request"
         " ([structured-output.md](structured-output.md))",
+    ),
+)
+"""Fields of every endpoint of OpenAI's that generates."""
+
+OTHER_SERVERS = FieldTable(
+    "",
+    taken("repeat_penalty", "the same as `repetition_penalty`, as llama.cpp and Ollama spell it"),
+    taken("include_stop_str_in_output", "true leaves the stop string at the end of the text"),
+    ignored("session_id", "of agents, about themselves"),
+    ignored("provider usage", "OpenRouter's: there is one provider, and the usage is always told"),
+    ignored("cache_prompt id_slot", "llama.cpp's: every prefix is cached, and there are no slots"),
+    taken(
+        "num_ctx",
+        "Ollama's: more than the server's context length is refused, less has no effect",
     ),
     *(
         ignored(names, f"a sampler that is not here: must be {off}, which is off", allowed=(off,))
@@ -72,7 +77,7 @@ SAMPLING = FieldTable(
     ignored("repeat_last_n", "must be -1: penalties look at all tokens", allowed=(-1,)),
     refused("stop_regex", "A regex as constraint ends by itself."),
 )
-"""Fields of every endpoint of OpenAI's that generates."""
+"""Fields of other servers on the same endpoints."""
 
 STREAM_OPTIONS = FieldTable(
     "stream_options",
@@ -175,7 +180,7 @@ _MESSAGES = {"messages": [{"role": "user", "content": "x"}]}
 CHAT = Endpoint(
     title="Chat completions",
     path="/v1/chat/completions",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
         taken(
@@ -195,7 +200,7 @@ CHAT = Endpoint(
         REASONING,
         TEMPLATE,
         OTHER_REASONING,
-        ignored("metadata"),
+        ignored("metadata client_metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
         ignored("modalities", 'must be `["text"]`', allowed=(["text"],)),
         ignored("verbosity", "ask for it in a message"),
@@ -215,7 +220,7 @@ CHAT = Endpoint(
 COMPLETION = Endpoint(
     title="Text completions",
     path="/v1/completions",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
         taken("prompt", "a text, token ids, or a list of either"),
@@ -224,7 +229,7 @@ COMPLETION = Endpoint(
             "max_tokens n logprobs echo best_of",
             "16 tokens by default, -1 for as many as fit; `best_of` must be 1",
         ),
-        ignored("metadata"),
+        ignored("metadata client_metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
         refused("suffix"),
         refused("tools", "Use /v1/chat/completions."),
