@@ -137,7 +137,7 @@ def take_beginning(fields: Fields, chat: Chat) -> Chat:
             f"{field} needs add_generation_prompt: false, as the answer has begun.", field=field
         )
     if not chat.request.chat or chat.request.chat[-1].role != "assistant":
-        raise InvalidRequest(f"{field} needs a last message of the role assistant.", field=field)
+        raise InvalidRequest(f"{field} needs messages that end with one of the role assistant.", field=field)
     if chat.found is not None:
         raise UnsupportedField(
             f"{chat.found[0]} holds for a whole answer, and {field} continues one.", field=chat.found[0]
