@@ -111,6 +111,7 @@ class PromptTokenizer:
             ids=tuple(ids),
             forks=self._forks(request, prompt, ids),
             sampling=request.sampling,
+            cut_to_fit=request.cut_to_fit,
             pooling=request.pooling,
             hint=request.hint,
             scope=request.scope,

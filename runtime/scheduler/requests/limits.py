@@ -40,7 +40,10 @@ class Limits:
             )
         room = longest - prompt_len
         apart = tokens_apart(message)
-        if sampling.max_tokens is not None and sampling.max_tokens + apart > room:
+        wanted = room if sampling.max_tokens is None else sampling.max_tokens + apart
+        if message.cut_to_fit and not apart:
+            wanted = min(wanted, room)
+        if wanted > room:
             thoughts = f", {apart} of its preambles" if apart else ""
             raise PromptTooLong(
                 f"The prompt's {prompt_len} tokens{thoughts} and max_tokens={sampling.max_tokens} exceed the"
@@ -63,7 +66,7 @@ class Limits:
                 "ignore_eos cannot be combined with a constraint: the constraint says where the output ends.",
                 field="ignore_eos",
             )
-        return room if sampling.max_tokens is None else sampling.max_tokens + apart
+        return wanted
 
     def check_choices(self, longest: int, together: int) -> None:
         """Raise `PromptTooLong` if the choices of a request do not fit into the engine.

@@ -9,6 +9,7 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
 from ramify.runtime.server import calls
 from ramify.runtime.server.admin import dashboard, health, replicas
+from ramify.runtime.server.anthropic import endpoint as anthropic
 from ramify.runtime.server.app.access import RefuseWebPages
 from ramify.runtime.server.app.middleware import (
     CountResponses,
@@ -32,8 +33,20 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     service = Service(frontend, config)
     app.state.service = service
     app.state.snapshots = dashboard.SnapshotCache(frontend)
-    # Routes are searched in this order. Programs send most requests, and the shortest.
-    for module in (calls, openai, embeddings, responses, sglang, tokenize, health, replicas, dashboard):
+    # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
+    # models are for requests that name its API; OpenAI's have the same paths.
+    for module in (
+        calls,
+        anthropic,
+        openai,
+        embeddings,
+        responses,
+        sglang,
+        tokenize,
+        health,
+        replicas,
+        dashboard,
+    ):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
