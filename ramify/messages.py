@@ -562,6 +562,8 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the template reads besides messages, tools, special tokens and add_generation_prompt."""
     thinking: ThinkingFormat | None = None
     """The marks of thoughts; None if the template gives no sign that the model thinks."""
+    source: str = ""
+    """The template itself, in Jinja."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

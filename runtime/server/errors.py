@@ -7,7 +7,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ramify.errors import Cancelled, RamifyError
+from ramify.errors import Cancelled, PromptTooLong, RamifyError
 
 logger = logging.getLogger("ramify.server")
 
@@ -38,28 +38,55 @@ class Problem(NamedTuple):
     pointer: str | None = None
     """JSON pointer (RFC 6901) to the place of the error in a JSON Schema."""
     remedy: str | None = None
+    errors: tuple[Problem, ...] = ()
+    """All errors in fields of the request, if there are several."""
+    lengths: tuple[int, int, int] | None = None
+    """See `PromptTooLong`."""
     request_id: str = ""
     """The request's id, in Anthropic's API."""
 
     @classmethod
     def of(cls, error: RamifyError) -> Problem:
-        return cls(error.status, error.code, str(error), error.field, error.pointer, error.remedy)
+        every = tuple(cls._of_one(one, one.text) for one in (error, *error.others) if error.others)
+        return cls._of_one(error, str(error))._replace(errors=every)
+
+    @classmethod
+    def _of_one(cls, error: RamifyError, message: str) -> Problem:
+        return cls(
+            error.status,
+            error.code,
+            message,
+            error.field,
+            error.pointer,
+            error.remedy,
+            lengths=error.lengths,
+        )
 
 
 def openai_body(problem: Problem) -> bytes:
     """The JSON body of OpenAI's API, ``{"error": {message, type, param, code}}``. The object also has the
-    pointer and the remedy, if there are any."""
+    pointer and the remedy, if there are any, and ``errors``, a list of such objects, if there are several."""
+    return msgspec.json.encode({"error": _openai_error(problem)})
+
+
+def _openai_error(problem: Problem) -> dict[str, Any]:
     kind = type_of(problem.status)
-    error = {"message": problem.message, "type": kind, "param": problem.field, "code": problem.code}
+    error: dict[str, Any] = {"message": problem.message, "type": kind}
+    error |= {"param": problem.field, "code": problem.code}
     error |= {"pointer": problem.pointer} if problem.pointer else {}
     error |= {"remedy": problem.remedy} if problem.remedy else {}
-    return msgspec.json.encode({"error": error})
+    return error | ({"errors": [_openai_error(one) for one in problem.errors]} if problem.errors else {})
 
 
 def anthropic_body(problem: Problem) -> bytes:
     """The JSON body of Anthropic's API, ``{"type": "error", "error": {type, message}, "request_id"}``."""
     default = "invalid_request_error" if problem.status < 500 else "api_error"
-    error = {"type": _ANTHROPIC_TYPES.get(problem.status, default), "message": problem.message}
+    message = problem.message
+    if problem.code == PromptTooLong.code:  # by these words clients know that they must shorten it
+        prompt, _, most = problem.lengths or (0, 0, 0)
+        why = f"{prompt} tokens > {most - 1} maximum" if problem.lengths else message
+        message = f"prompt is too long: {why}"
+    error = {"type": _ANTHROPIC_TYPES.get(problem.status, default), "message": message}
     request_id = {"request_id": problem.request_id} if problem.request_id else {}
     return msgspec.json.encode({"type": "error", "error": error, **request_id})
 

@@ -8,7 +8,7 @@ import datetime
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -19,16 +19,17 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from ramify.errors import NotFound, UnsupportedField
-from ramify.messages import HELD_S, TextChunk
+from ramify.messages import HELD_S, Generate, TextChunk
 from ramify.runtime.server.anthropic.cache import CacheMarks
 from ramify.runtime.server.anthropic.options import take_format, take_thinking, take_tools
 from ramify.runtime.server.anthropic.turns import take_turns
-from ramify.runtime.server.anthropic.writer import MessageWriter, failed
-from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.anthropic.writer import PING, MessageWriter, failed
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Chat, Dialect, take_chat
 from ramify.runtime.server.openai.request import lora_of, refuse_abort
 from ramify.runtime.server.params import COMMON, explained, take_priority, take_sampling
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 
@@ -54,24 +55,59 @@ UNSUPPORTED_MESSAGES = {
     "n": "Send one request per answer.",
 }
 
+REQUIRED_COUNT = {"model": "default", "messages": [{"role": "user", "content": "x"}]}
+REQUIRED_MESSAGES = {**REQUIRED_COUNT, "max_tokens": 1}
+
 
 @router.post(PATH)
 async def messages(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
-    own_id = service.frontend.new_rid()
-    rid, request_id = f"msg_{own_id}", f"req_{own_id}"
+    asked, headers = await parse_body(request, _parse_message, REQUIRED_MESSAGES)
+    request_id = f"req_{asked.generation.rid.removeprefix('msg_')}"
     request.scope["request_id"] = request_id
+    headers["request-id"] = request_id
+    service, chat = Service.serving(request), asked.chat
+    chunks = explained(
+        service.generate(asked.generation, PATH, asked.user), chat.explain, {"prompt": "messages"}, chat.tell
+    )
+    events = _events(chunks, asked.writer)
+    if asked.stream:
+        return EventStream(events, failed, headers, lambda: PING)
+    await while_connected(request.receive, _read_all(events))
+    return json_response(asked.writer.message, headers)
+
+
+@router.post(f"{PATH}/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    prompt, headers = await parse_body(request, _parse_count, REQUIRED_COUNT)
+    # Chat templates write special tokens themselves.
+    (found,) = await Service.serving(request).frontend.control.tokenize([prompt], special=False)
+    return json_response({"input_tokens": len(found.ids)}, headers)
+
+
+class _Asked(NamedTuple):
+    """A parsed request for a message."""
+
+    chat: Chat
+    generation: Generate
+    writer: MessageWriter
+    stream: bool
+    user: str | None
+
+
+def _parse_message(service: Service, fields: Fields) -> _Asked:
+    rid = f"msg_{service.frontend.new_rid()}"
     model, lora = _take_model(service, fields)
     marks = CacheMarks()
     chat = _take_chat(service, fields, marks, rid)
-    fields.need("max_tokens", int)
+    max_tokens: int = fields.need("max_tokens", int)
     sampling = take_sampling(fields, _SPELLING)
     thinking = fields.take_object("thinking")
     omitted = thinking is not None and thinking.take("display", str) == "omitted"
-    metadata = fields.take_object("metadata") or Fields({})
-    user: str | None = metadata.take("user_id", str)
-    metadata.refuse_rest()
+    metadata = fields.take_object("metadata")
+    user: str | None = None
+    if metadata is not None:
+        user = metadata.take("user_id", str)
+        metadata.refuse_rest()
     fields.take("service_tier", Literal["auto", "standard_only"])
     stream: bool = fields.take("stream", bool, False)
     generation = msgspec.structs.replace(
@@ -86,10 +122,6 @@ async def messages(request: Request) -> Response:
     )
     fields.ignore(IGNORED_MESSAGES)
     fields.refuse_rest(UNSUPPORTED_MESSAGES)
-    headers = service.tell_ignored(fields.ignored) | {"request-id": request_id}
-    chunks = explained(
-        service.generate(generation, PATH, user), chat.explain, {"prompt": "messages"}, chat.tell
-    )
     message: Body = {
         "id": rid,
         "type": "message",
@@ -99,28 +131,17 @@ async def messages(request: Request) -> Response:
         "stop_reason": None,
         "stop_sequence": None,
     }
-    assert sampling.max_tokens is not None
-    writer = MessageWriter(message, chat.turn_format, marks, sampling.max_tokens, omitted=omitted)
-    events = _events(chunks, writer)
-    if stream:
-        return EventStream(events, failed, headers)
-    await while_connected(request.receive, _read_all(events))
-    return json_response(message, headers)
+    writer = MessageWriter(message, chat.turn_format, marks, max_tokens, omitted=omitted)
+    return _Asked(chat, generation, writer, stream, user)
 
 
-@router.post(f"{PATH}/count_tokens")
-async def count_tokens(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
+def _parse_count(service: Service, fields: Fields) -> Generate:
     _take_model(service, fields)
     chat = _take_chat(service, fields, CacheMarks(), service.frontend.new_rid())
     without_effect = (*_SPELLING, "metadata", "service_tier", "stream", "cache_salt", "priority")
-    fields.ignore(IGNORED_MESSAGES | dict.fromkeys(without_effect))
+    fields.ignore({**IGNORED_MESSAGES, **dict.fromkeys(without_effect)})
     fields.refuse_rest(UNSUPPORTED_MESSAGES)
-    headers = service.tell_ignored(fields.ignored)
-    # Chat templates write special tokens themselves.
-    (found,) = await service.frontend.control.tokenize([chat.request], special=False)
-    return json_response({"input_tokens": len(found.ids)}, headers)
+    return chat.request
 
 
 async def _events(

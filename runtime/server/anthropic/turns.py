@@ -115,7 +115,7 @@ def _take_user(item: Fields, turns: _Turns, marks: CacheMarks) -> None:
 def _take_result(block: Fields, turns: _Turns, marks: CacheMarks) -> ChatMessage:
     call_id: str = block.need("tool_use_id")
     name = turns.name_of(call_id)
-    if name is None:
+    if name is None and not block.body.left_out:  # the call itself may be left out
         path = block.path("tool_use_id")
         raise InvalidRequest(
             f"{path} is {call_id!r}, which no tool_use block before it has as its id.", field=path
@@ -126,7 +126,7 @@ def _take_result(block: Fields, turns: _Turns, marks: CacheMarks) -> ChatMessage
     marks.take(block)
     block.ignore({"toolset_name": None})
     block.refuse_rest()
-    return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name)
+    return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name or "")
 
 
 def _take_assistant(item: Fields, marks: CacheMarks) -> ChatMessage:
@@ -182,7 +182,7 @@ def _take_blocks(item: Fields, field: str) -> list[tuple[Fields, str]]:
     value: str | list[msgspec.Raw] | None = item.take(field, str | list[msgspec.Raw])
     if isinstance(value, str):
         text = msgspec.Raw(msgspec.json.encode(value))
-        return [(Fields({"text": text}, item.path(field), item.ignored), "text")]
+        return [(Fields({"text": text}, item.path(field), item.body), "text")]
     return [(block, block.need("type")) for block in item.take_objects(field) or ()]
 
 

@@ -18,6 +18,8 @@ from ramify.runtime.server.app.middleware import (
     UnexpectedErrors,
 )
 from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.ollama import endpoints as ollama
+from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
@@ -34,19 +36,9 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
-    # models are for requests that name its API; OpenAI's have the same paths.
-    for module in (
-        calls,
-        anthropic,
-        openai,
-        embeddings,
-        responses,
-        sglang,
-        tokenize,
-        health,
-        replicas,
-        dashboard,
-    ):
+    # models, for requests that name its API, have the paths of OpenAI's.
+    dialects = (anthropic, openai, embeddings, responses, sglang, tokenize, ollama, ollama_models)
+    for module in (calls, *dialects, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
