@@ -86,6 +86,8 @@ def anthropic_body(problem: Problem) -> bytes:
         prompt, _, most = problem.lengths or (0, 0, 0)
         why = f"{prompt} tokens > {most - 1} maximum" if problem.lengths else message
         message = f"prompt is too long: {why}"
+    elif problem.field and problem.field not in message:
+        message = f"{problem.field}: {message}"
     error = {"type": _ANTHROPIC_TYPES.get(problem.status, default), "message": message}
     request_id = {"request_id": problem.request_id} if problem.request_id else {}
     return msgspec.json.encode({"type": "error", "error": error, **request_id})

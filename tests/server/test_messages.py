@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +12,12 @@ import anthropic
 import httpx
 import pytest
 
-from ramify.errors import EngineClosed, Overloaded, WorkerDied
-from ramify.messages import Preamble, ThinkingFormat
+from ramify.errors import EngineClosed, Overloaded, PromptTooLong, WorkerDied
+from ramify.messages import Finish, Preamble, TextChunk, ThinkingFormat, Usage
+from ramify.runtime.server import sse
+from ramify.runtime.server.anthropic.cache import CacheMarks
+from ramify.runtime.server.anthropic.writer import MessageWriter
+from ramify.runtime.server.openai.turn_parser import TurnFormat
 from tests.server.conftest import ONE, PARAMETERS, TWO, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, events
 from tests.server.messages_contract import check_events, check_message
@@ -164,11 +170,14 @@ def test_why_a_message_ends(http: httpx.Client, frontend: FakeFrontend) -> None:
 
 
 def test_the_context_ends_a_message(http: httpx.Client, frontend: FakeFrontend) -> None:
-    """A limit beyond the context is cut, so that the answer ends before it."""
-    frontend.fail_after = None
-    frontend.script = ["12345"]
-    body = ASK | {"max_tokens": 5}
-    assert check_events(stream(http, body))["stop_reason"] == "end_turn"
+    """A limit beyond the context is cut, so that the answer may end before it."""
+    for limit, reason in ((5, "max_tokens"), (6, "model_context_window_exceeded")):
+        told = MessageWriter({"content": []}, TurnFormat(), CacheMarks(), limit, omitted=False)
+        last = TextChunk(rid="r", usage=Usage(completion_tokens=5), finish=Finish(reason="length"))
+        told.push(last)
+        assert told.message["stop_reason"] == reason
+    frontend.script = ["Fine."]
+    assert http.post(PATH, json=ASK | {"max_tokens": 10**9}).status_code == 200
     assert frontend.requests[-1].cut_to_fit
 
 
@@ -250,6 +259,37 @@ def test_an_error_in_a_stream_is_an_event(http: httpx.Client, frontend: FakeFron
     frontend.fail_after = (2, WorkerDied("It died."))
     *_, last = stream(http, ASK)
     assert last == {"type": "error", "error": {"type": "overloaded_error", "message": "It died."}}
+
+
+def test_a_silent_stream_has_pings(
+    server: LiveServer, claude: anthropic.Anthropic, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "SILENCE_S", 0.01)
+    frontend.hold_after, frontend.script = 0, ["Fine."]
+    with claude.messages.with_streaming_response.create(**ASK, stream=True) as response:
+        lines = (line for line in response.iter_lines() if line)
+        for _ in range(3):
+            assert (next(lines), next(lines)) == ("event: ping", 'data: {"type":"ping"}')
+        server.call(frontend.release.set)
+        assert next(lines) == "event: message_start"
+    frontend.release = asyncio.Event()
+    frontend.held.clear()
+    frontend.script = ["Fine."]
+    with claude.messages.stream(**ASK) as stream_of:
+        assert frontend.held.wait(10)
+        server.call(frontend.release.set)
+        assert stream_of.get_final_text() == "Fine."
+
+
+def test_a_prompt_that_is_too_long(claude: anthropic.Anthropic, frontend: FakeFrontend) -> None:
+    """Claude Code compacts the conversation if an error matches its expression."""
+    frontend.fail_first = PromptTooLong("It is.", field="prompt", lengths=(9000, 0, 8192))
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(**ASK)
+    assert re.search(r"prompt is too long[^0-9]*9000\s*tokens?\s*>\s*8191", str(caught.value))
+    frontend.fail_first = PromptTooLong("It has 10 characters.", field="prompt")
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: It has 10 characters\."):
+        claude.messages.create(**ASK)
 
 
 def test_errors_of_the_request(claude: anthropic.Anthropic) -> None:

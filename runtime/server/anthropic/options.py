@@ -56,7 +56,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
     for place, item in enumerate(items):
         kind: str = item.take("type", str, "custom")
         if kind != "custom":
-            fields.ignored.append(f"tools[{kind}]")
+            item.leave_out(f"tools[{kind}]")
             continue
         tool = _take_tool(item, marks)
         if any(tool.name == other.name for other in tools):

@@ -56,6 +56,8 @@ def take_turns(fields: Fields, chat_format: ChatFormat, marks: CacheMarks) -> tu
                     f"{path} is {role!r}; it must be user, assistant or system.", field=path
                 )
         item.refuse_rest()
+    if not turns.turns:
+        raise InvalidRequest("messages has no text.", field="messages")
     last = turns.turns[-1]
     if last.role == "assistant" and (last.tool_calls or not last.content):
         what = "calls without results" if last.tool_calls else "no text"
