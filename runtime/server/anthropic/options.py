@@ -23,6 +23,7 @@ from ramify.runtime.server.openai.reasoning import (
 )
 from ramify.runtime.server.openai.tools import MAX_TOOLS, NO_PARAMETERS, ToolUse, object_schema
 from ramify.runtime.server.params import FieldConstraint, only_constraint
+from ramify.text import shortened
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import Tool
 
@@ -61,7 +62,9 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
         tool = _take_tool(item, marks)
         if any(tool.name == other.name for other in tools):
             path = item.path("name")
-            raise InvalidRequest(f"{path} is {tool.name!r}, which another tool is called.", field=path)
+            raise InvalidRequest(
+                f"{path} is {shortened(repr(tool.name), 100)}, which another tool is called.", field=path
+            )
         tools.append(tool)
         places.append(place)
     choice = fields.take_object("tool_choice")
@@ -74,7 +77,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
     names = [tool.name for tool in tools]
     if name is not None and name not in names:
         raise InvalidRequest(
-            f"tool_choice.name is {name!r}, which no tool is called that this server offers to the model.",
+            f"tool_choice.name is {shortened(repr(name), 100)}, which no tool is called that this server offers to the model.",
             field="tool_choice.name",
         )
     if not tools:
@@ -96,7 +99,8 @@ def _take_tool(item: Fields, marks: CacheMarks) -> Tool:
     if not _NAME.fullmatch(name):
         path = item.path("name")
         raise InvalidRequest(
-            f"{path} is {name!r}; it must be 1 to 128 letters, digits, underscores and dashes.", field=path
+            f"{path} is {shortened(repr(name), 100)}; it must be 1 to 128 letters, digits, underscores and dashes.",
+            field=path,
         )
     description: str = item.take("description", str, "")
     schema = item.take_text("input_schema")
