@@ -7,6 +7,7 @@ from typing import Literal
 from ramify.messages import Usage
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.bodies import Body
+from ramify.runtime.server.tables.anthropic import MARK
 
 Ttl = Literal["5m", "1h"]
 _SECONDS: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
@@ -31,8 +32,7 @@ class CacheMarks:
             return
         mark.need("type", Literal["ephemeral"])
         ttl: Ttl = mark.take("ttl", Ttl, "5m")
-        mark.ignore({"scope": None})  # the organisation or the workspace
-        mark.refuse_rest()
+        mark.finish(MARK)
         if self.ttl != "1h":
             self.ttl = ttl
 

@@ -32,42 +32,25 @@ from ramify.runtime.server.params import COMMON, explained, take_priority, take_
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
+from ramify.runtime.server.tables.anthropic import COUNT_TOKENS, MESSAGES, METADATA
 
 router = APIRouter()
 
-PATH = "/v1/messages"
-
 _SPELLING = COMMON | {"max_tokens": "max_tokens", "stop_sequences": "stop"}
 
-IGNORED_MESSAGES = {
-    "context_management": None,  # clients shorten a conversation themselves
-    "diagnostics": None,
-    "inference_geo": None,
-    "speed": None,
-    "user_profile_id": None,
-    "workspace_id": None,
-}
-UNSUPPORTED_MESSAGES = {
-    "container": "",
-    "mcp_servers": "Let the client call the tools of these servers.",
-    "max_tokens_to_sample": "Use max_tokens.",
-    "prompt": "Use messages.",
-    "n": "Send one request per answer.",
-}
 
-REQUIRED_COUNT = {"model": "default", "messages": [{"role": "user", "content": "x"}]}
-REQUIRED_MESSAGES = {**REQUIRED_COUNT, "max_tokens": 1}
-
-
-@router.post(PATH)
+@router.post(MESSAGES.path)
 async def messages(request: Request) -> Response:
-    asked, headers = await parse_body(request, _parse_message, REQUIRED_MESSAGES)
+    asked, headers = await parse_body(request, MESSAGES, _parse_message)
     request_id = f"req_{asked.generation.rid.removeprefix('msg_')}"
     request.scope["request_id"] = request_id
     headers["request-id"] = request_id
     service, chat = Service.serving(request), asked.chat
     chunks = explained(
-        service.generate(asked.generation, PATH, asked.user), chat.explain, {"prompt": "messages"}, chat.tell
+        service.generate(asked.generation, MESSAGES.path, asked.user),
+        chat.explain,
+        {"prompt": "messages"},
+        chat.tell,
     )
     events = _events(chunks, asked.writer)
     if asked.stream:
@@ -76,9 +59,9 @@ async def messages(request: Request) -> Response:
     return json_response(asked.writer.message, headers)
 
 
-@router.post(f"{PATH}/count_tokens")
+@router.post(COUNT_TOKENS.path)
 async def count_tokens(request: Request) -> Response:
-    prompt, headers = await parse_body(request, _parse_count, REQUIRED_COUNT)
+    prompt, headers = await parse_body(request, COUNT_TOKENS, _parse_count)
     # Chat templates write special tokens themselves.
     (found,) = await Service.serving(request).frontend.control.tokenize([prompt], special=False)
     return json_response({"input_tokens": len(found.ids)}, headers)
@@ -107,7 +90,7 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
     user: str | None = None
     if metadata is not None:
         user = metadata.take("user_id", str)
-        metadata.refuse_rest()
+        metadata.finish(METADATA)
     fields.take("service_tier", Literal["auto", "standard_only"])
     stream: bool = fields.take("stream", bool, False)
     generation = msgspec.structs.replace(
@@ -120,8 +103,7 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
         priority=take_priority(fields),
         flow=rid,
     )
-    fields.ignore(IGNORED_MESSAGES)
-    fields.refuse_rest(UNSUPPORTED_MESSAGES)
+    fields.finish(MESSAGES.whole)
     message: Body = {
         "id": rid,
         "type": "message",
@@ -138,9 +120,7 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
 def _parse_count(service: Service, fields: Fields) -> Generate:
     _take_model(service, fields)
     chat = _take_chat(service, fields, CacheMarks(), service.frontend.new_rid())
-    without_effect = (*_SPELLING, "metadata", "service_tier", "stream", "cache_salt", "priority")
-    fields.ignore({**IGNORED_MESSAGES, **dict.fromkeys(without_effect)})
-    fields.refuse_rest(UNSUPPORTED_MESSAGES)
+    fields.finish(COUNT_TOKENS.whole)
     return chat.request
 
 

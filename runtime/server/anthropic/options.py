@@ -23,18 +23,12 @@ from ramify.runtime.server.openai.reasoning import (
 )
 from ramify.runtime.server.openai.tools import MAX_TOOLS, NO_PARAMETERS, ToolUse, object_schema
 from ramify.runtime.server.params import FieldConstraint, only_constraint
+from ramify.runtime.server.tables.anthropic import OUTPUT_CONFIG, THINKING, TOOL, TOOL_CHOICE
 from ramify.text import shortened
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import Tool
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_IGNORED_TOOL = {
-    "eager_input_streaming": None,  # arguments are always streamed as they come
-    "defer_loading": None,  # every tool is in the prompt
-    "allowed_callers": None,
-    "input_examples": None,
-}
-
 _MODES: dict[str, Literal["auto", "required", "none"]] = {
     "auto": "auto",
     "any": "required",
@@ -73,11 +67,12 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
         kind = choice.need("type", Literal["auto", "any", "tool", "none"])
         name = choice.need("name") if kind == "tool" else None
         single = choice.take("disable_parallel_tool_use", bool, False)
-        choice.refuse_rest()
+        choice.finish(TOOL_CHOICE)
     names = [tool.name for tool in tools]
     if name is not None and name not in names:
         raise InvalidRequest(
-            f"tool_choice.name is {shortened(repr(name), 100)}, which no tool is called that this server offers to the model.",
+            f"tool_choice.name is {shortened(repr(name), 100)}, which no tool that the model is offered is"
+            " called.",
             field="tool_choice.name",
         )
     if not tools:
@@ -97,17 +92,15 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
 def _take_tool(item: Fields, marks: CacheMarks) -> Tool:
     name: str = item.take("name", str, "")
     if not _NAME.fullmatch(name):
-        path = item.path("name")
+        path, given = item.path("name"), shortened(repr(name), 100)
         raise InvalidRequest(
-            f"{path} is {shortened(repr(name), 100)}; it must be 1 to 128 letters, digits, underscores and dashes.",
-            field=path,
+            f"{path} is {given}; it must be 1 to 128 letters, digits, underscores and dashes.", field=path
         )
     description: str = item.take("description", str, "")
     schema = item.take_text("input_schema")
     strict: bool = item.take("strict", bool, False)
     marks.take(item)
-    item.ignore(_IGNORED_TOOL)
-    item.refuse_rest()
+    item.finish(TOOL)
     parameters = NO_PARAMETERS if schema is None else object_schema(schema, item.path("input_schema"))
     return Tool(name=name, description=description, parameters=parameters, strict=strict)
 
@@ -130,7 +123,7 @@ def take_thinking(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
         if kind == "enabled":
             limit = take_limit(thinking, "budget_tokens")
         thinking.take("display", Literal["summarized", "omitted"])
-        thinking.refuse_rest()
+        thinking.finish(THINKING)
     asked = kind not in (None, "disabled")
     wanted = True if asked or (kind is None and switch.wanted()) else None
     marks = chat_format.thinking
@@ -166,6 +159,5 @@ def take_format(fields: Fields) -> FieldConstraint | None:
     if config is not None:
         found.append(take_json_format(config, "format"))
         config.take("effort", str)  # by `take_thinking`
-        config.ignore({"task_budget": None})
-        config.refuse_rest()
+        config.finish(OUTPUT_CONFIG)
     return only_constraint([one for one in found if one is not None])

@@ -17,6 +17,7 @@ from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.anthropic.cache import CacheMarks
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.openai.responses.writer import unsealed
+from ramify.runtime.server.tables.anthropic import BLOCK, MESSAGE, TEXT
 from ramify.text import shortened
 
 BILLING = "x-anthropic-billing-header:"
@@ -57,7 +58,7 @@ def take_turns(fields: Fields, chat_format: ChatFormat, marks: CacheMarks) -> tu
                     f"{path} is {shortened(repr(role), 100)}; it must be user, assistant or system.",
                     field=path,
                 )
-        item.refuse_rest()
+        item.finish(MESSAGE)
     if not turns.turns:
         raise InvalidRequest("messages has no text.", field="messages")
     last = turns.turns[-1]
@@ -129,8 +130,7 @@ def _take_result(block: Fields, turns: _Turns, marks: CacheMarks) -> ChatMessage
     if block.take("is_error", bool, False):
         content = f"Error: {content}"
     marks.take(block)
-    block.ignore({"toolset_name": None})
-    block.refuse_rest()
+    block.finish(BLOCK)
     return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name or "")
 
 
@@ -144,8 +144,7 @@ def _take_assistant(item: Fields, marks: CacheMarks) -> ChatMessage:
             case "thinking":
                 reasoning += _take_thinking(block)
             case "redacted_thinking":
-                block.ignore({"data": None})  # only the server that wrote it can read it
-                block.refuse_rest()
+                block.finish(BLOCK)  # only the server that wrote its data can read it
             case "tool_use":
                 calls.append(_take_call(block, marks))
             case _:
@@ -158,7 +157,7 @@ def _take_thinking(block: Fields) -> str:
     wrote that. Signatures of other servers have no effect."""
     text: str = block.take("thinking", str, "")
     signature: str = block.take("signature", str, "")
-    block.refuse_rest()
+    block.finish(BLOCK)
     return text or unsealed(signature) or ""
 
 
@@ -167,8 +166,7 @@ def _take_call(block: Fields, marks: CacheMarks) -> ToolCall:
     arguments = block.take_text("input") or "{}"
     decode(msgspec.Raw(arguments.encode()), dict[str, Any], block.path("input"))
     marks.take(block)
-    block.ignore({"caller": None, "toolset_name": None})
-    block.refuse_rest()
+    block.finish(BLOCK)
     return ToolCall(id=call_id, name=name, arguments=arguments)
 
 
@@ -186,8 +184,8 @@ def _take_blocks(item: Fields, field: str) -> list[tuple[Fields, str]]:
     """The blocks in `field`, each with its type. A string is one block of text."""
     value: str | list[msgspec.Raw] | None = item.take(field, str | list[msgspec.Raw])
     if isinstance(value, str):
-        text = msgspec.Raw(msgspec.json.encode(value))
-        return [(Fields({"text": text}, item.path(field), item.body), "text")]
+        text = {"text": msgspec.Raw(msgspec.json.encode(value))}
+        return [(Fields(text, f"{item.path(field)}[0]", item.body), "text")]
     return [(block, block.need("type")) for block in item.take_objects(field) or ()]
 
 
@@ -196,8 +194,7 @@ def _take_text(block: Fields, marks: CacheMarks) -> str:
     if text is None:
         raise InvalidRequest(f"{block.path('text')} is missing.", field=block.path("text"))
     marks.take(block)
-    block.ignore({"citations": None})
-    block.refuse_rest()
+    block.finish(TEXT)
     return text
 
 
