@@ -53,6 +53,9 @@ class MessageWriter:
         """The thinking, or the JSON text of the arguments, of the open block."""
         self._held = ""
         """White space that may begin a block of text. Alone it is none: clients may not send one back."""
+        self._replaced = 0
+        """Number of tokens at the end of a prefilled answer that the first output token replaces. They are not
+        in the usage of the engine, and are tokens of the prompt for `count_tokens`."""
         self._thinking_tokens = 0
         self._enforcement: Enforcement | None = None
         self._events: list[bytes] = []
@@ -61,6 +64,7 @@ class MessageWriter:
         """The events for `chunk`. The first chunk has the usage of the prompt."""
         if not self._begun:
             self._begun = True
+            self._replaced = chunk.replaced
             self._set_usage(chunk.usage or Usage(), output_tokens=0)
             self._emit("message_start", message=self.message)
         self._enforcement = chunk.enforcement or self._enforcement
@@ -156,6 +160,7 @@ class MessageWriter:
         return "end_turn", None
 
     def _set_usage(self, usage: Usage, output_tokens: int) -> None:
+        usage = msgspec.structs.replace(usage, prompt_tokens=usage.prompt_tokens + self._replaced)
         body = self._marks.input_usage(usage) | {"output_tokens": output_tokens}
         if self._format.reasoning_end is not None:
             body["output_tokens_details"] = {"thinking_tokens": self._thinking_tokens}
