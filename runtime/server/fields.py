@@ -147,6 +147,11 @@ class Fields:
             if (value is False or value not in _EMPTY) and name not in self.ignored:
                 self.ignored.append(name)
 
+    def ignore_private(self) -> None:
+        """Take the fields that a client keeps for itself, as having no effect: their names begin with
+        ``__``."""
+        self.ignore(dict.fromkeys(name for name in self._values if name.startswith("__")))
+
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
         """Raise `UnsupportedField` for the first field that was not taken.
 

@@ -46,6 +46,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
         if role != "tool":
             item.ignore({"name": None})
+        item.ignore_private()
         item.refuse_rest(_UNSUPPORTED_MESSAGE)
         messages.append(message)
     return tuple(messages)
