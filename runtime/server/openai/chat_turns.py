@@ -68,10 +68,10 @@ def take_result(
     """The tool message in `item`: the result of a call by an assistant message in `before`."""
     call_id = item.need(id_field)
     called = {call.id: call.name for message in before for call in message.tool_calls}
-    if call_id not in called:
+    if call_id not in called and not item.body.left_out:  # the call itself may be left out
         path = item.path(id_field)
         raise InvalidRequest(f"{path} is {call_id!r}, which no call before it has as its id.", field=path)
-    name: str = item.take("name", str, called[call_id])
+    name: str = item.take("name", str, called.get(call_id, ""))
     content = take_content(item, content_field, kinds)
     return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name)
 

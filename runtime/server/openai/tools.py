@@ -52,7 +52,9 @@ class ToolUse:
     mode: Mode
     parallel: bool
     schema_field: str
-    """Name of the field with a tool's schema, within the tool: ``function.parameters``, ``parameters``, …"""
+    """Name of the field with a function's schema, within the tool: ``function.parameters``, …"""
+    grammar_field: str = ""
+    """Name of the field with the grammar of a free-text tool, within the tool."""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
@@ -94,7 +96,8 @@ class ToolUse:
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
-            error.field = f"tools[{self.callable[index]}].{self.schema_field}"
+            inside = self.schema_field if self._callable[index].text is None else self.grammar_field
+            error.field = f"tools[{self.callable[index]}].{inside}"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
         """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
@@ -141,6 +144,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> Tool
         mode=chosen.mode,
         parallel=parallel is not False and not chosen.once,
         schema_field="function.parameters" if nested else "parameters",
+        grammar_field="custom.format.grammar.definition" if nested else "format.definition",
     )
 
 
