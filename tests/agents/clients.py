@@ -1,8 +1,9 @@
-"""The agents, each with the smallest configuration that points it at a server, and how its sessions are driven.
+"""The agents, each with the smallest configuration that points it at a server, and its command lines.
 
-Where they are: the folder that the environment variable ``RAMIFY_AGENTS`` names. In it each agent has a folder,
-named as its package with ``_`` for ``@`` and ``/``: ``npm install --prefix $RAMIFY_AGENTS/_openai_codex @openai/codex``.
-Aider has a virtual environment: ``python -m venv $RAMIFY_AGENTS/aider``, with ``aider-chat`` in it.
+The environment variable ``RAMIFY_AGENTS`` names the folder with the agents. An agent's own folder there is
+named as its npm package with ``_`` for ``@`` and ``/``, as made by
+``npm install --prefix $RAMIFY_AGENTS/_openai_codex @openai/codex``. Aider's is ``aider``, a virtual
+environment with ``aider-chat``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.agents.scripted_model import call_text
 
@@ -18,12 +20,20 @@ URL = "http://127.0.0.1:30000"
 """The server's address in what a client is configured with; a run puts its own server's there."""
 MODEL = "local"
 """The model's name there: what `--served-model-name` gives it."""
-COMMAND = "echo ran >> ran.log && echo marker-7391"
+COMMAND = "echo ran >> ran.log && echo marker | tr a-z A-Z"
 """The command that the model calls. It leaves a line in `ran.log`."""
-MARKER = "marker-7391"
+OUTPUT = "MARKER"
 """The output of `COMMAND`."""
 
 CHAT, RESPONSES, MESSAGES = "Chat", "Responses", "Messages"
+
+
+class Script(NamedTuple):
+    """The part of a scripted model: agents with the same one share a server."""
+
+    tool: str
+    call: str
+    tools_first: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +62,21 @@ class Client:
     """Pattern of the folders in the home folder that are named by ids of sessions."""
     replies: str = ""
     """Input behind the message of a new session."""
+    terminal: bool = False
+    """Whether sessions are resumed only in the agent's terminal interface, where the message is typed."""
+    tools_first: bool = False
+    """Whether the model's chat template writes tools before the system message."""
+    shares: tuple[float, float, float] = (0.95, 0.95, 0.95)
+    """The least cached shares (`Session.shares`)."""
+    note: str = ""
+    """A sentence for the docs' table."""
     proxy: bool = True
     """Whether the agent honours NO_PROXY, so that a proxy that does not exist keeps it off other hosts."""
 
     @property
-    def call(self) -> str:
-        """The model's call."""
-        return call_text(self.tool, self.arguments) if self.tool else f"```bash\n{COMMAND}\n```"
+    def script(self) -> Script:
+        call = call_text(self.tool, self.arguments) if self.tool else f"```bash\n{COMMAND}\n```"
+        return Script(self.tool, call, self.tools_first)
 
     @property
     def id(self) -> str:
@@ -80,6 +98,7 @@ class Client:
         return str(json.loads(manifest.read_text())["version"])
 
 
+CODEX_OPTIONS = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
 CODEX = """\
 model = "local"
 model_provider = "ramify"
@@ -134,6 +153,8 @@ def _copilot(api: str, env: dict[str, str]) -> Client:
             "COPILOT_OFFLINE": "true",
             **env,
         },
+        tools_first=True,
+        note="A session id stands near the end of its system message: see below.",
         run="copilot --allow-all-tools -p PROMPT",
         resume="copilot --allow-all-tools --continue -p PROMPT",
     )
@@ -163,7 +184,8 @@ def _cline(api: str, provider: str, base: str) -> Client:
         arguments={"commands": [COMMAND]},
         setup=f"cline auth {provider} --apikey none --modelid local --baseurl {base}",
         run="cline PROMPT",
-        resume="cline --id SESSION PROMPT",
+        resume="cline --id SESSION",
+        terminal=True,
         sessions=".cline/data/sessions/*",
     )
 
@@ -193,6 +215,8 @@ models:
 
 
 def _aider(api: str, provider: str, env: dict[str, str]) -> Client:
+    quiet = "--no-git --no-show-model-warnings --no-show-release-notes"
+    options = f"{quiet} --edit-format diff --model {provider}/local"
     return Client(
         agent="Aider",
         package="aider",
@@ -200,9 +224,9 @@ def _aider(api: str, provider: str, env: dict[str, str]) -> Client:
         api=api,
         tool="",
         env=env,
-        run=f"aider --model {provider}/local",
+        run=f"aider {options}",
         replies="y\ny\nWhat did that print?\n",
-        resume=f"aider --model {provider}/local --restore-chat-history --message PROMPT",
+        resume=f"aider {options} --restore-chat-history --message PROMPT",
     )
 
 
@@ -215,8 +239,8 @@ CLIENTS = [
         tool="exec_command",
         arguments={"cmd": COMMAND},
         files={".codex/config.toml": CODEX},
-        run="codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox PROMPT",
-        resume="codex exec resume --last --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox PROMPT",
+        run=f"codex exec {CODEX_OPTIONS} PROMPT",
+        resume=f"codex exec resume --last {CODEX_OPTIONS} PROMPT",
     ),
     Client(
         agent="Claude Code",

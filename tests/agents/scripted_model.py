@@ -1,17 +1,17 @@
 """A model that plays a script: a one-layer Llama with weights set by hand.
 
-With tools in the prompt it writes a given call. With a result in the prompt, or without tools, it says a given
-sentence. Then it ends. Prompts may have 131,072 tokens. Sampling at usual temperatures gives the same answer.
+With tools in the prompt it writes a given call. With a result in the prompt, or without tools, it says a
+given sentence. Then it ends. Prompts may have 131,072 tokens. Sampling at usual temperatures gives the same.
 
     position   0 1 2 3 4 5        script of the token ids 7 8 9 7 5
     heads      1..K look 1..K tokens back: at position 4 they bring the codes of 7 9 8 (K = 3)
     neuron     one for each place of the script, with the K + 1 tokens before that place: 7 8 9 7 → 5
     output     the neuron that fires puts its token above all others, and the longest match wins
 
-A token's code is a row of a Hadamard matrix; tokens outside the script share one. The keys of all positions are
-equal, and the rotary embedding turns them with the position: the query of head k is turned back by k. Two more
-heads search the whole prompt for the marks that the chat template writes before tools and before results. Their
-keys lie in pairs of numbers that the rotary embedding hardly turns.
+A token's code is a row of a Hadamard matrix; tokens outside the script share one. The keys of all positions
+are equal, and the rotary embedding turns them with the position: the query of head k is turned back by k.
+Two more heads search the whole prompt for the marks that the chat template writes before tools and before
+results. Their keys lie in pairs of numbers that the rotary embedding hardly turns.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _weights(
     code = dict(zip(known, rows, strict=False))
     outputs = {token: number for number, token in enumerate(sorted({place.token for place in places}))}
 
-    # The residual: the codes of this token, of those before it and of the found marks; a constant; the outputs.
+    # The residual: codes of this token, of earlier ones and of found marks; a constant; the outputs.
     slots = [0, *range(1, back + 1), "tools", "result"]
     slot = {name: slice(number * CODE, (number + 1) * CODE) for number, name in enumerate(slots)}
     constant = len(slots) * CODE
