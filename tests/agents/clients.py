@@ -112,15 +112,15 @@ wire_api = "responses"
 
 def _opencode(api: str, npm: str) -> Client:
     options = {"baseURL": URL + "/v1", "apiKey": "none"}
-    config = {"provider": {"ramify": {"npm": npm, "options": options, "models": {MODEL: {}}}}}
+    config = {"provider": {MODEL: {"npm": npm, "options": options, "models": {MODEL: {}}}}}
     return Client(
         agent="OpenCode",
         package="opencode-ai",
         executable="node_modules/opencode-*/bin/opencode",
         api=api,
         files={".config/opencode/opencode.json": json.dumps(config, indent=2)},
-        run="opencode run -m ramify/local PROMPT",
-        resume="opencode run -m ramify/local --continue PROMPT",
+        run="opencode run -m local/local PROMPT",
+        resume="opencode run -m local/local --continue PROMPT",
     )
 
 
