@@ -214,17 +214,27 @@ models:
     )
 
 
+AIDER = """\
+- name: PROVIDER/local
+  edit_format: diff
+  reminder: none
+"""
+
+
 def _aider(api: str, provider: str, env: dict[str, str]) -> Client:
     quiet = "--no-git --no-show-model-warnings --no-show-release-notes"
-    options = f"{quiet} --edit-format diff --model {provider}/local"
+    options = f"{quiet} --model {provider}/local"
     return Client(
         agent="Aider",
         package="aider",
         executable="bin/aider",
         api=api,
         tool="",
+        files={".aider.model.settings.yml": AIDER.replace("PROVIDER", provider)},
         env=env,
         run=f"aider {options}",
+        shares=(0.95, 0.9, 0.95),
+        note="Resumed sessions leave out outputs of commands.",
         replies="y\ny\nWhat did that print?\n",
         resume=f"aider {options} --restore-chat-history --message PROMPT",
     )
@@ -245,10 +255,12 @@ CLIENTS = [
     Client(
         agent="Claude Code",
         package="@anthropic-ai/claude-code",
-        executable="node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs",
+        executable="node_modules/@anthropic-ai/claude-code-*/claude",
         api=MESSAGES,
         tool="Bash",
         env={"ANTHROPIC_BASE_URL": URL, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": MODEL},
+        shares=(0.95, 0.95, 0.93),
+        note="1,500 tokens stand behind the first message: see below.",
         run="claude --allowedTools Bash -p PROMPT",
         resume="claude --allowedTools Bash --continue -p PROMPT",
     ),

@@ -69,7 +69,7 @@ LAST
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 PLAIN = """{%- if message.role == 'user' and 'COMMAND' in message.content %}
-    {{- 'RESULT_MARK' if 'And got this output' in message.content else 'TOOLS_MARK' }}
+    {{- 'RESULT_MARK' if 'Output from ' in message.content else 'TOOLS_MARK' }}
 {%- elif message.role == 'user' and 'once more' in message.content %}{{ 'RESULT_MARK' }}{%- endif %}"""
 """Marks for an agent without tools, which proposes commands as text and sends their output as a message."""
 ANSWER = "<|im_end|>\n<|im_start|>assistant\n"

@@ -95,7 +95,7 @@ class Session:
             checks = {
                 f"exit status {turn.status}": turn.status == 0,
                 f"the command ran {turn.ran} times": turn.ran == calls,
-                "the command's output did not come back": turn.returned or not calls,
+                "the command's output did not come back": turn.returned or not calls or not client.tool,
                 "the final sentence is not shown": FINAL in _plain(turn.output.encode()),
                 f"{len(turn.main)} requests": len(turn.main) == 1 + calls,
             }
@@ -137,13 +137,13 @@ class Player:
         lines, before, ran = len(served.lines), _responses(served), self._ran()
         prompts = self._prompts()
         status, output = command(line, message)
+        after, responses = self._prompts() - prompts, _responses(served) - before
+        returned = any(OUTPUT in prompt for prompt in after)
         found = [found.groups() for text in served.lines[lines:] if (found := LINE.search(text))]
         requests = [
             Request(path, int(status), end, *map(int, counts)) for path, status, end, *counts in found
         ]
-        after = self._prompts() - prompts
-        returned = any(OUTPUT in prompt for prompt in after)
-        return Turn(status, output, requests, _responses(served) - before, self._ran() - ran, returned)
+        return Turn(status, output, requests, responses, self._ran() - ran, returned)
 
     def _command(self, line: str, message: str) -> tuple[int, str]:
         """The exit status and the output of a command line of the agent; -1 if it ran for `LIMIT_S`."""
