@@ -69,7 +69,7 @@ class Turn:
     def main(self) -> list[Request]:
         """The requests of the conversation: beside them agents ask for titles, with far shorter prompts."""
         longest = max((request.prompt for request in self.requests), default=0)
-        return [request for request in self.requests if request.prompt > longest / 2]
+        return [request for request in self.requests if request.prompt > 0.7 * longest]
 
 
 @dataclass(frozen=True)
