@@ -276,7 +276,7 @@ CLIENTS = [
     _pi(RESPONSES, "openai-responses"),
     _pi(MESSAGES, "anthropic-messages"),
     _cline(CHAT, "openai", URL + "/v1"),
-    _cline(MESSAGES, "anthropic", URL),
+    _cline(RESPONSES, "openai-native", URL + "/v1"),
     _continue(CHAT, "openai"),
     _continue(MESSAGES, "anthropic"),
     _aider(CHAT, "openai", {"OPENAI_API_BASE": URL + "/v1", "OPENAI_API_KEY": "none"}),

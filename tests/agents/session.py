@@ -124,7 +124,8 @@ class Player:
         client = self._client
         with self._ended():
             if client.setup:
-                self._command(client.setup, "")
+                status, output = self._command(client.setup, "")
+                assert status == 0, output
             run, resume = self._command, self._in_terminal if client.terminal else self._command
             return Session(
                 self._turn(run, client.run, MESSAGES[0]),
