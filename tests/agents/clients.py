@@ -222,7 +222,7 @@ AIDER = """\
 
 
 def _aider(api: str, provider: str, env: dict[str, str]) -> Client:
-    quiet = "--no-git --no-show-model-warnings --no-show-release-notes"
+    quiet = "--no-git --no-analytics --no-show-model-warnings --no-show-release-notes"
     options = f"{quiet} --model {provider}/local"
     return Client(
         agent="Aider",
