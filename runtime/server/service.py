@@ -12,8 +12,8 @@ from typing import Any, Protocol, cast
 import msgspec
 from starlette.requests import Request
 
-from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
-from ramify.messages import Generate, ModelInfo, TextChunk, Usage
+from ramify.errors import EngineClosed, InvalidRequest
+from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.priority import BATCH
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
@@ -99,18 +99,9 @@ class Service:
 
     def tell_ignored(self, fields: Sequence[str]) -> dict[str, str]:
         """The response header that names `fields`, which were given and have no effect; empty if there are
-        none.
-
-        The log names each field once. With ``strict_fields``, raises `UnsupportedField` for the first one.
-        """
+        none. The log names each field once."""
         if not fields:
             return {}
-        if self.config.strict_fields:
-            raise UnsupportedField(
-                f"{fields[0]} has no effect on this server.",
-                field=fields[0],
-                remedy="Leave it out, or start the server without --strict-fields.",
-            )
         for field in fields:
             if field not in self._told_ignored:
                 self._told_ignored.add(field)
@@ -139,7 +130,6 @@ class Service:
             request = msgspec.structs.replace(request, priority=request.priority or BATCH, flow=batch)
         started = previous = time.perf_counter()
         first_token_s: float | None = None
-        usage = Usage()
         status, finish = 499, "abort"
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
@@ -149,12 +139,11 @@ class Service:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     recording.add_chunk(chunk)
-                    usage = chunk.usage or usage
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
                         if first_token_s is None:
                             # The chunk was held back: its first token came `writing_s` ago.
-                            previous = now - (usage.writing_s if request.every_s else 0.0)
+                            previous = now - (recording.usage.writing_s if request.every_s else 0.0)
                             first_token_s = previous - started
                             self.metrics.first_token_s.labels(endpoint).observe(first_token_s)
                             tokens = tokens - 1 if request.every_s else 0
@@ -169,7 +158,7 @@ class Service:
             status, finish = getattr(error, "status", 500), "error"
             raise
         finally:
-            recording.end_request(finish)
+            usage = recording.end_request(finish)
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)

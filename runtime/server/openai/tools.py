@@ -14,6 +14,7 @@ from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.messages import Enforcement, Preamble
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.params import FieldConstraint
+from ramify.runtime.server.tables.openai import FUNCTION, TOOL
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
     FREE,
@@ -32,13 +33,6 @@ MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
 
-_UNSUPPORTED_TOOL = {
-    "allowed_callers": "",
-    "async": "",
-    "defer_loading": "",
-    "output_schema": "Write it into the description.",
-}
-
 Mode = Literal["none", "auto", "required"]
 
 
@@ -52,7 +46,9 @@ class ToolUse:
     mode: Mode
     parallel: bool
     schema_field: str
-    """Name of the field with a tool's schema, within the tool: ``function.parameters``, ``parameters``, …"""
+    """Name of the field with a function's schema, within the tool: ``function.parameters``, …"""
+    grammar_field: str = ""
+    """Name of the field with the grammar of a free-text tool, within the tool."""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
@@ -94,7 +90,8 @@ class ToolUse:
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
-            error.field = f"tools[{self.callable[index]}].{self.schema_field}"
+            inside = self.schema_field if self._callable[index].text is None else self.grammar_field
+            error.field = f"tools[{self.callable[index]}].{inside}"
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
         """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
@@ -141,6 +138,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> Tool
         mode=chosen.mode,
         parallel=parallel is not False and not chosen.once,
         schema_field="function.parameters" if nested else "parameters",
+        grammar_field="custom.format.grammar.definition" if nested else "format.definition",
     )
 
 
@@ -168,9 +166,9 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
     parameters = function.take_text("parameters")
     # The defaults of the APIs: best effort in chat completions, strict in responses.
     strict: bool = function.take("strict", bool, not nested)
-    function.refuse_rest(_UNSUPPORTED_TOOL)
+    function.finish(FUNCTION)
     if nested:
-        item.refuse_rest()
+        item.finish(TOOL)
     return Tool(
         name=name,
         description=description,

@@ -12,13 +12,13 @@ import itertools
 import time
 from typing import Any, Literal
 
-from ramify.errors import RamifyError
+from ramify.errors import PromptTooLong, RamifyError
 from ramify.messages import Enforcement, Finish, TextChunk, Usage
 from ramify.runtime.generation import ids_in, pieces_of
 from ramify.runtime.server.errors import type_of
 from ramify.runtime.server.openai.bodies import Body, chat_logprobs, choice_extras, usage_body
 from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
-from ramify.runtime.server.sse import event
+from ramify.runtime.server.sse import KEEP_ALIVE, event
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 ItemStatus = Literal["completed", "incomplete"]
@@ -53,9 +53,7 @@ class ResponseWriter:
 
     def push(self, chunk: TextChunk) -> bytes:
         """The events for `chunk`."""
-        if not self._event_count:
-            self._emit("response.created", response=self.response)
-            self._emit("response.in_progress", response=self.response)
+        self._begin()
         for part in self._read_chunk(chunk):
             self._add_part(part)
         if self._open_type == "function_call" and self._parser.called:
@@ -64,13 +62,29 @@ class ResponseWriter:
             self._end_response(chunk, chunk.finish)
         return self._take_events()
 
+    def keep_alive(self) -> bytes:
+        """The bytes to send while there is no new chunk: a comment and ``response.in_progress``.
+
+        Codex skips comments, and gives up after 300 s without an event.
+        """
+        if self._event_count:
+            self._emit("response.in_progress", response=self.response)
+        self._begin()
+        return KEEP_ALIVE + self._take_events()
+
     def failed(self, error: RamifyError) -> bytes:
-        """The last event of a response that fails with `error`."""
+        """The last events of a response that fails with `error`."""
+        self._begin()
         if self._open is not None:
             self._open["status"] = "incomplete"
         self.response |= {"status": "failed", "error": _problem(error)}
         self._emit("response.failed", response=self.response)
         return self._take_events()
+
+    def _begin(self) -> None:
+        if not self._event_count:
+            self._emit("response.created", response=self.response)
+            self._emit("response.in_progress", response=self.response)
 
     def _read_chunk(self, chunk: TextChunk) -> list[TurnEvent]:
         thinking = self._parser.reasoning
@@ -234,7 +248,8 @@ def _problem(error: RamifyError) -> Body:
     """`error` as the object ``error`` of a response, for which OpenAI defines only a few codes."""
     kind = type_of(error.status)
     codes = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
-    code = codes.get(kind, "server_error")
+    # Agents shorten the conversation when they read the code of a prompt that is too long.
+    code = error.code if isinstance(error, PromptTooLong) else codes.get(kind, "server_error")
     return {"code": code, "message": str(error), "type": kind, "param": error.field}
 
 
