@@ -169,17 +169,26 @@ class Fields:
                     field=path,
                     remedy=remedy,
                 )
-            if value in _NOTHING:
-                continue
-            if self.body.strict:
-                raise UnsupportedField(
-                    f"{self.path(field)} has no effect on this server.",
-                    field=self.path(field),
-                    remedy="Leave it out, or start the server without --strict-fields.",
-                )
-            name = re.sub(r"\[\d+\]", "[]", self.path(field))
-            if name not in self.ignored:
-                self.ignored.append(name)
+            if value not in _NOTHING:
+                self.leave_out(re.sub(r"\[\d+\]", "[]", self.path(field)), self.path(field))
+
+    def leave_out(self, name: str, path: str | None = None) -> None:
+        """Note that the part of the body at `path` has no effect (None: this object). `ignored` gets its
+        `name`. With ``--strict-fields`` it is refused."""
+        if self.body.strict:
+            path = self._path if path is None else path
+            raise UnsupportedField(
+                f"{path} has no effect on this server.",
+                field=path,
+                remedy="Leave it out, or start the server without --strict-fields.",
+            )
+        if name not in self.ignored:
+            self.ignored.append(name)
+
+    def ignore_private(self) -> None:
+        """Take the fields that a client keeps for itself, as having no effect: their names begin with
+        ``__``."""
+        self.ignore(dict.fromkeys(name for name in self._values if name.startswith("__")))
 
     def finish(self, table: FieldTable) -> None:
         """Ignore and refuse by `table` the fields that were not taken. Unknown fields are refused by name."""

@@ -262,7 +262,7 @@ def test_fields_without_effect_are_named(
     frontend: FakeFrontend, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     named = [
-        {"role": "user", "content": "hi", "name": "ann"},
+        {"role": "user", "content": "hi", "name": "ann", "__source": "user"},
         {"role": "user", "content": "you", "name": "bo"},
     ]
     with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url) as client:
@@ -270,7 +270,7 @@ def test_fields_without_effect_are_named(
             chat = CHAT | IGNORED | {"messages": named, "modalities": ["text"], "stream": stream}
             answer = client.post("/v1/chat/completions", json=chat)
             assert answer.status_code == 200
-            names = {"messages[].name", "modalities", *IGNORED}
+            names = {"messages[].name", "messages[].__source", "modalities", *IGNORED}
             assert set(answer.headers["x-ramify-ignored"].split(", ")) == names
         answer = client.post("/v1/completions", json=COMPLETION | IGNORED | {"stream": stream})
         assert set(answer.headers["x-ramify-ignored"].split(", ")) == set(IGNORED)

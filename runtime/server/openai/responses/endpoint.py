@@ -78,7 +78,7 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
     chat = take_chat(fields, chat_format, _RESPONSES, header["id"])
     included = _take_included(fields)
     sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
-    metadata = _take_metadata(fields)
+    metadata = take_metadata(fields)
     parsed = parse_request(
         service,
         fields,
@@ -161,7 +161,8 @@ def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams
     return sampling
 
 
-def _take_metadata(fields: Fields) -> dict[str, str]:
+def take_metadata(fields: Fields) -> dict[str, str]:
+    """OpenAI's ``metadata``: pairs of texts that are only kept."""
     pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(
