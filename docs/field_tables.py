@@ -20,14 +20,19 @@ END = "<!-- /fields -->"
 
 def parts() -> dict[str, str]:
     """Title of a list → its Markdown."""
-    alike = FieldTable("", *REQUEST.rows, *SAMPLING.rows, *OTHER_SERVERS.rows)
-    every = {"alike": fields_of(alike)}
-    listed: set[FieldTable] = set()  # an object is listed with the first endpoint that takes it
+    alike = (REQUEST, SAMPLING, OTHER_SERVERS)
+    every = {"alike": fields_of(joined(alike))}
+    listed: set[FieldTable] = {*alike}  # a table is listed with the first endpoint that has it
     for endpoint in ENDPOINTS:
-        every[endpoint.title] = fields_of(endpoint.body)
+        body = joined([*(table for table in endpoint.shared if table not in listed), endpoint.body])
+        every[endpoint.title] = fields_of(body)
         every[endpoint.title] += objects_of(table for table in endpoint.inner if table not in listed)
-        listed.update(endpoint.inner)
+        listed.update(endpoint.shared, endpoint.inner)
     return every
+
+
+def joined(tables: Iterable[FieldTable]) -> FieldTable:
+    return FieldTable("", *(row for table in tables for row in table.rows))
 
 
 def fields_of(table: FieldTable) -> str:

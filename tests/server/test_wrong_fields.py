@@ -11,7 +11,7 @@ import pytest
 
 from ramify.runtime.server.parsing import MAX_PARSED_BYTES, MAX_PARSES
 from ramify.runtime.server.tables import ENDPOINTS
-from tests.server.conftest import CHAT, COMPLETION, GENERATE, RESPONSE, refused
+from tests.server.conftest import CHAT, COMPLETION, GENERATE, RESPONSE, refused, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.sample_bodies import BODIES, objects
 
@@ -137,7 +137,8 @@ def test_strict_fields_names_all_ignored_ones() -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_unknown_fields_anywhere_are_named(http: httpx.Client, name: str) -> None:
+def test_unknown_fields_anywhere_are_named(http: httpx.Client, frontend: FakeFrontend, name: str) -> None:
+    speak(frontend, suffix={"user": "", "assistant": "", "tool": ""}, variables=("tone", "reasoning_effort"))
     path, body = BODIES[name]
     endpoint = next((one for one in ENDPOINTS if one.path == path), None)
     if endpoint is None or path.startswith(("/api/", "/v1/messages", "/v1/programs")):
