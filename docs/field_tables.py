@@ -11,6 +11,7 @@ from pathlib import Path
 import generated_part
 
 from ramify.runtime.server.tables import ENDPOINTS
+from ramify.runtime.server.tables.batches import BATCH_FIELDS
 from ramify.runtime.server.tables.openai import OTHER_SERVERS, REQUEST, SAMPLING
 from ramify.runtime.server.tables.rows import FieldTable, Row
 
@@ -23,7 +24,7 @@ def parts() -> dict[str, str]:
     alike = (REQUEST, SAMPLING, OTHER_SERVERS)
     every = {"alike": fields_of(joined(alike))}
     listed: set[FieldTable] = {*alike}  # a table is listed with the first endpoint that has it
-    for endpoint in ENDPOINTS:
+    for endpoint in (*ENDPOINTS, BATCH_FIELDS):
         body = joined([*(table for table in endpoint.shared if table not in listed), endpoint.body])
         every[endpoint.title] = fields_of(body)
         every[endpoint.title] += objects_of(table for table in endpoint.inner if table not in listed)
