@@ -50,7 +50,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=split_names(config.cors),
-            allow_methods=["GET", "POST", "PUT"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=["retry-after", IGNORED_HEADER],
         )
