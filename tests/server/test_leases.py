@@ -11,7 +11,7 @@ from ramify.errors import InvalidRequest
 from ramify.messages import ProgramHint
 from ramify.runtime.server.leases import lease_seconds
 from tests.server.conftest import BODIES, CHAT, GENERATE, refused
-from tests.server.fake_frontend import FakeFrontend, LiveServer
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 OPENAI = [path for path in BODIES if path != "/generate"]
 
@@ -144,3 +144,17 @@ def test_times() -> None:
     assert [lease_seconds(ttl, "ttl") for ttl in ("5m", "1h", "90s", "1d")] == [300.0, 3600.0, 90.0, 86400.0]
     with pytest.raises(InvalidRequest, match="ttl is 'x'"):
         lease_seconds("x", "ttl")
+
+
+@pytest.mark.parametrize(("mark", "lease_s"), [({}, 300.0), ({"ttl": "5m"}, 300.0), ({"ttl": "1h"}, 3600.0)])
+def test_marks_of_anthropic(
+    http: httpx.Client, frontend: FakeFrontend, mark: dict[str, str], lease_s: float
+) -> None:
+    text = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", **mark}}
+    body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": [text]}]}
+    for headers in ({}, {"x-claude-code-session-id": "s"}):
+        assert http.post("/v1/messages", json=body, headers=headers).status_code == 200
+    alone, session = (request.hint for request in frontend.requests)
+    assert alone is not None
+    assert session is not None
+    assert (alone.lease_s, session.lease_s, session.program) == (lease_s, lease_s, "s")

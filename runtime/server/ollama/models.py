@@ -102,7 +102,7 @@ async def pull(request: Request) -> Response:
     fields.ignore({"insecure": None})
     fields.take("stream", bool)
     fields.refuse_rest()
-    if named.removesuffix(LATEST) not in (service.model_name, "default"):
+    if named.removesuffix(LATEST) not in (*service.model_names, "default"):
         raise _one_model(service, "/api/pull")
     headers = service.tell_ignored(fields.ignored)
     return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")

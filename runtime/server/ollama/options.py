@@ -72,7 +72,11 @@ def take_options(service: Service, fields: Fields) -> SamplingParams:
         if options.take(theirs, Any) not in _UNSET.get(theirs, ())
     }
     sampling = take_sampling(
-        options, spelling, least_tokens=1, unlimited="Write -1 for as many as fit into the context."
+        options,
+        spelling,
+        least_tokens=1,
+        unlimited="Write -1 for as many as fit into the context.",
+        **service.sampling_defaults,
     )
     last: int | None = options.take("repeat_last_n", int)
     if last not in (None, WHOLE_CONTEXT) and sampling.penalises:

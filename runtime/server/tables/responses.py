@@ -5,6 +5,7 @@ from __future__ import annotations
 from ramify.runtime.server.tables.openai import (
     FUNCTION,
     OTHER_REASONING,
+    OTHER_SERVERS,
     PART,
     PROMPT_CACHE_OPTIONS,
     REASONING,
@@ -40,7 +41,7 @@ RESPONSES_TOOL = FieldTable("tools[]", taken("type"), *FUNCTION.rows)
 RESPONSES = Endpoint(
     title="Responses",
     path="/v1/responses",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
         taken("input", "text, or items of type message, reasoning, function_call and function_call_output"),
@@ -64,6 +65,7 @@ RESPONSES = Endpoint(
             "the stored items before `input`; a conversation is its id or {id}",
         ),
         taken("truncation", '"disabled": the only value taken'),
+        ignored("client_metadata"),
         REASONING,
         TEMPLATE,
         OTHER_REASONING,
