@@ -13,9 +13,9 @@ The modules beside this file and the packages `html` and `tool_calls` are shared
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
     loop, retry                 one event loop for blocking functions, and requests sent again
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
-`bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
+`batches` (``/v1/batches``), `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
 
-Layers, lowest first: own modules; html; tool_calls; programs; bench; ray; cli.
+Layers, lowest first: own modules; html; tool_calls; programs; batches; bench; ray; cli.
 """
 
 from __future__ import annotations

@@ -16,12 +16,13 @@ To add a dialect:
    run ``make docs``.
 """
 
-from ramify.runtime.server.tables import openai, programs, responses, sglang
+from ramify.runtime.server.tables import anthropic, openai, programs, responses, sglang
 from ramify.runtime.server.tables.rows import Endpoint
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *openai.ENDPOINTS,
     *responses.ENDPOINTS,
+    *anthropic.ENDPOINTS,
     *sglang.ENDPOINTS,
     *programs.ENDPOINTS,
 )
