@@ -199,7 +199,7 @@ models:
   - name: local
     provider: {provider}
     model: {MODEL}
-    apiBase: {URL if api == OLLAMA else URL + "/v1"}
+    apiBase: {URL}/v1
     apiKey: none
 """
     return Client(
@@ -279,7 +279,6 @@ CLIENTS = [
     _cline(RESPONSES, "openai-native", URL + "/v1"),
     _continue(CHAT, "openai"),
     _continue(MESSAGES, "anthropic"),
-    _continue(OLLAMA, "ollama"),
     _aider(CHAT, "openai", {"OPENAI_API_BASE": URL + "/v1", "OPENAI_API_KEY": "none"}),
     _aider(MESSAGES, "anthropic", {"ANTHROPIC_API_BASE": URL, "ANTHROPIC_API_KEY": "none"}),
     _aider(OLLAMA, "ollama_chat", {"OLLAMA_API_BASE": URL}),
