@@ -341,7 +341,7 @@ def test_embeddings(http: httpx.Client, frontend: FakeFrontend) -> None:
     old = http.post("/api/embeddings", json={"model": MODEL, "prompt": "abc"}).json()
     assert old == {"embedding": [3, *b"abc"]}
     assert "input is empty" in refusal(http, "/api/embed", {"model": MODEL, "input": ""})
-    assert "prompt must be a text" in refusal(http, "/api/embeddings", {"model": MODEL, "prompt": ["a"]})
+    assert "prompt: expected `str`" in refusal(http, "/api/embeddings", {"model": MODEL, "prompt": ["a"]})
     assert "options.temprature" in refusal(
         http, "/api/embed", {"model": MODEL, "input": "a", "options": {"temprature": 1}}
     )

@@ -85,7 +85,7 @@ def take_think(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     asked = {"enabled": think} if isinstance(think, bool) else {"effort": think}
     inner = Fields({"reasoning": msgspec.Raw(msgspec.json.encode(asked))})
     use = take_reasoning(inner, chat_format)
-    if inner.ignored:
+    if inner.ignored and fields.given("think"):
         fields.ignore({"think": None})
     return use
 
@@ -110,7 +110,7 @@ def _take_call(item: Fields, number: int) -> ToolCall:
     """The call in `item`. A call without an id gets one of its `number` in the conversation, so that the
     prompt of the next request begins alike. Templates of Mistral's models demand ids of nine characters."""
     call_id: str = item.take("id", str) or f"{number:09}"
-    function = item.take_object("function") or Fields({}, item.path("function"))
+    function = item.take_object("function") or Fields({}, item.path("function"), item.body)
     name = function.need("name")
     arguments = function.take_text("arguments") or "{}"
     decode(msgspec.Raw(arguments.encode()), dict[str, Any], function.path("arguments"))

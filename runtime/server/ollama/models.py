@@ -20,10 +20,11 @@ from ramify.messages import Pooling
 from ramify.runtime.inspect.checkpoint import stored_tensors, whole_matrices
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
-from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.ollama.options import LATEST, take_model
 from ramify.runtime.server.ollama.writer import line, timestamp
 from ramify.runtime.server.openai.bodies import Body
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 
 router = APIRouter()
@@ -66,11 +67,7 @@ async def running(request: Request) -> Response:
 @router.post("/api/show")
 async def show(request: Request) -> Response:
     service = Service.serving(request)
-    fields = await read_fields(request)
-    _, lora = take_model(service, fields)
-    verbose = {"verbose": None}  # adds lists of tokens on Ollama
-    fields.ignore(verbose)
-    fields.refuse_rest({"system": "", "template": "", "options": ""})
+    lora, headers = await parse_body(request, _parse_show, {"model": "default"})
     stored, info = await _stored(service), service.frontend.info
     entry = _entry(service, stored, lora)
     body: Body = {"modelfile": f"FROM {info.path}\n", "details": entry["details"]}
@@ -90,22 +87,30 @@ async def show(request: Request) -> Response:
     family = known.get("general.architecture") or "general"
     body["model_info"] = known | {f"{family}.context_length": info.context_length}
     body["capabilities"] = capabilities
-    return json_response(body, service.tell_ignored(fields.ignored))
+    return json_response(body, headers)
+
+
+def _parse_show(service: Service, fields: Fields) -> str:
+    _, lora = take_model(service, fields)
+    fields.ignore({"verbose": None})  # adds lists of tokens on Ollama
+    fields.refuse_rest({"system": "", "template": "", "options": ""})
+    return lora
 
 
 @router.post("/api/pull")
 async def pull(request: Request) -> Response:
     """The served model is here already. Another one is refused."""
-    service = Service.serving(request)
-    fields = await read_fields(request)
+    _, headers = await parse_body(request, _parse_pull)
+    return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")
+
+
+def _parse_pull(service: Service, fields: Fields) -> None:
     named = fields.take("model", str) or fields.take("name", str) or ""
-    fields.ignore({"insecure": None})
     fields.take("stream", bool)
+    fields.ignore({"insecure": None})
     fields.refuse_rest()
     if named.removesuffix(LATEST) not in (service.model_name, "default"):
         raise _one_model(service, "/api/pull")
-    headers = service.tell_ignored(fields.ignored)
-    return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")
 
 
 @router.post("/api/create")
