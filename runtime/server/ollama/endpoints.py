@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -27,25 +27,11 @@ from ramify.runtime.server.params import explain_by_field, explained, take_promp
 from ramify.runtime.server.parsing import Parser, parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, collect, while_connected
+from ramify.runtime.server.tables import ollama as tables
+from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
-
-_IMAGES = "This server reads and writes text alone."
-UNSUPPORTED = {"template": "The model's own chat template is used.", "images": _IMAGES}
-UNSUPPORTED_CHAT = UNSUPPORTED | {
-    "system": "Write a message of the role system.",
-    "prompt": "Use messages, or /api/generate.",
-}
-UNSUPPORTED_GENERATE = UNSUPPORTED | {
-    "context": "Use /api/chat, and send the conversation as messages.",
-    "suffix": "",
-    "tools": "Use /api/chat.",
-    "messages": "Use /api/chat.",
-    "system": "With raw the prompt is sent as it is.",
-    "think": "With raw the prompt is sent as it is.",
-    **dict.fromkeys(("width", "height", "steps"), _IMAGES),
-}
 
 
 class LineStream(EventStream):
@@ -65,16 +51,16 @@ class _Answer(NamedTuple):
 
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
-    return await _respond(request, _parse_chat)
+    return await _respond(request, tables.CHAT, _parse_chat)
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
-    return await _respond(request, _parse_generate)
+    return await _respond(request, tables.GENERATE, _parse_generate)
 
 
-async def _respond(request: Request, parse: Parser[_Answer]) -> Response:
-    (chunks, writer, stream), headers = await parse_body(request, parse, {"model": "default"})
+async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer]) -> Response:
+    (chunks, writer, stream), headers = await parse_body(request, endpoint, parse)
     if chunks is None:
         return json_response(writer.loaded(), headers)
     if stream:
@@ -87,7 +73,7 @@ async def _respond(request: Request, parse: Parser[_Answer]) -> Response:
 def _parse_chat(service: Service, fields: Fields) -> _Answer:
     parsed = take_chat(fields, service.frontend.info.chat_format, CHAT, service.frontend.new_rid())
     empty = not fields.take("messages", list[Any])
-    return _parse_rest(service, fields, parsed, "/api/chat", "messages", UNSUPPORTED_CHAT, empty=empty)
+    return _parse_rest(service, fields, parsed, tables.CHAT, "messages", empty=empty)
 
 
 def _parse_generate(service: Service, fields: Fields) -> _Answer:
@@ -99,18 +85,15 @@ def _parse_generate(service: Service, fields: Fields) -> _Answer:
         parsed = Chat(request=text, turn_format=TurnFormat(), found=found, tool_use=None)
     else:
         parsed = take_chat(fields, chat_format, GENERATE, rid)
-    return _parse_rest(
-        service, fields, parsed, "/api/generate", "prompt", UNSUPPORTED_GENERATE, empty=not prompt
-    )
+    return _parse_rest(service, fields, parsed, tables.GENERATE, "prompt", empty=not prompt)
 
 
 def _parse_rest(
     service: Service,
     fields: Fields,
     parsed: Chat,
-    path: str,
+    endpoint: Endpoint,
     prompt: str,
-    unsupported: Mapping[str, str],
     *,
     empty: bool,
 ) -> _Answer:
@@ -126,8 +109,8 @@ def _parse_rest(
             remedy="Stop the server.",
         )
     fields.ignore({"keep_alive": None})
-    fields.refuse_rest(unsupported)
-    writer = AnswerWriter(model, parsed.turn_format, chat=path == "/api/chat")
+    fields.finish(endpoint.whole)
+    writer = AnswerWriter(model, parsed.turn_format, chat=endpoint is tables.CHAT)
     if empty:
         return _Answer(None, writer, stream)
     generation = msgspec.structs.replace(
@@ -138,7 +121,7 @@ def _parse_rest(
         flow=parsed.request.rid,
     )
     spelled = {"prompt": prompt, "max_tokens": "options.num_predict"}
-    chunks = explained(service.generate(generation, path), parsed.explain, spelled, parsed.tell)
+    chunks = explained(service.generate(generation, endpoint.path), parsed.explain, spelled, parsed.tell)
     return _Answer(chunks, writer, stream)
 
 
@@ -177,9 +160,7 @@ class _Embeddings(NamedTuple):
 @router.post("/api/embed")
 async def embed(request: Request) -> Response:
     started = time.perf_counter_ns()
-    (streams, model, dimensions), headers = await parse_body(
-        request, _parse_embed, {"model": "default", "input": "x"}
-    )
+    (streams, model, dimensions), headers = await parse_body(request, tables.EMBED, _parse_embed)
     results = await _results(request, streams)
     vectors = [vector_of(result.embedding, dimensions, normalize=True).tolist() for result in results]
     tokens = sum(result.usage.prompt_tokens for result in results)
@@ -190,7 +171,7 @@ async def embed(request: Request) -> Response:
 @router.post("/api/embeddings")
 async def embeddings(request: Request) -> Response:
     """The older endpoint, for one text. Its embedding is not normalised."""
-    parsed, headers = await parse_body(request, _parse_embeddings, {"model": "default", "prompt": "x"})
+    parsed, headers = await parse_body(request, tables.EMBEDDINGS, _parse_embeddings)
     (result,) = await _results(request, parsed.streams)
     vector = vector_of(result.embedding, None, normalize=False)
     return json_response({"embedding": vector.tolist()}, headers)
@@ -207,16 +188,16 @@ async def _results(
 
 def _parse_embed(service: Service, fields: Fields) -> _Embeddings:
     texts, _ = take_prompts(fields, "input", service.frontend.info.vocab_size)
-    return _parse_embedding(service, fields, "/api/embed", "input", texts)
+    return _parse_embedding(service, fields, tables.EMBED, "input", texts)
 
 
 def _parse_embeddings(service: Service, fields: Fields) -> _Embeddings:
     text: str = fields.need("prompt")
-    return _parse_embedding(service, fields, "/api/embeddings", "prompt", [text])
+    return _parse_embedding(service, fields, tables.EMBEDDINGS, "prompt", [text])
 
 
 def _parse_embedding(
-    service: Service, fields: Fields, path: str, field: str, texts: Sequence[Segment]
+    service: Service, fields: Fields, endpoint: Endpoint, field: str, texts: Sequence[Segment]
 ) -> _Embeddings:
     rid = service.frontend.new_rid()
     model, lora = take_model(service, fields)
@@ -224,9 +205,7 @@ def _parse_embedding(
     pooling = pooling_for(service.frontend.info, fields.take("pooling", str))
     dimensions: int | None = fields.take("dimensions", int) if field == "input" else None
     ignore_options(service, fields)
-    # A text that is too long is refused, whatever `truncate` is.
-    fields.ignore({"keep_alive": None, "truncate": None})
-    fields.refuse_rest()
+    fields.finish(endpoint.whole)
     streams = []
     for index, text in enumerate(texts):
         generation = Generate(
@@ -237,6 +216,6 @@ def _parse_embedding(
             lora=lora,
             flow=rid,
         )
-        chunks = service.generate(generation, path)
+        chunks = service.generate(generation, endpoint.path)
         streams.append(explained(chunks, explain_by_field(None), {"prompt": field}))
     return _Embeddings(streams, model, dimensions)

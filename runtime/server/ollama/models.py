@@ -15,17 +15,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify import __version__
-from ramify.errors import RamifyError, UnsupportedField
+from ramify.errors import NotFound, RamifyError, UnsupportedField
 from ramify.messages import Pooling
 from ramify.runtime.inspect.checkpoint import stored_tensors, whole_matrices
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.fields import Fields, json_response
-from ramify.runtime.server.ollama.options import LATEST, take_model
+from ramify.runtime.server.ollama.options import take_model
 from ramify.runtime.server.ollama.writer import line, timestamp
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables import ollama as tables
 
 router = APIRouter()
 
@@ -67,7 +68,7 @@ async def running(request: Request) -> Response:
 @router.post("/api/show")
 async def show(request: Request) -> Response:
     service = Service.serving(request)
-    lora, headers = await parse_body(request, _parse_show, {"model": "default"})
+    lora, headers = await parse_body(request, tables.SHOW, _parse_show)
     stored, info = await _stored(service), service.frontend.info
     entry = _entry(service, stored, lora)
     body: Body = {"modelfile": f"FROM {info.path}\n", "details": entry["details"]}
@@ -91,26 +92,25 @@ async def show(request: Request) -> Response:
 
 
 def _parse_show(service: Service, fields: Fields) -> str:
-    _, lora = take_model(service, fields)
-    fields.ignore({"verbose": None})  # adds lists of tokens on Ollama
-    fields.refuse_rest({"system": "", "template": "", "options": ""})
+    _, lora = take_model(service, fields, old=True)
+    fields.finish(tables.SHOW.whole)
     return lora
 
 
 @router.post("/api/pull")
 async def pull(request: Request) -> Response:
     """The served model is here already. Another one is refused."""
-    _, headers = await parse_body(request, _parse_pull)
+    _, headers = await parse_body(request, tables.PULL, _parse_pull)
     return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")
 
 
 def _parse_pull(service: Service, fields: Fields) -> None:
-    named = fields.take("model", str) or fields.take("name", str) or ""
+    try:
+        take_model(service, fields, old=True)
+    except NotFound:
+        raise _one_model(service, "/api/pull") from None
     fields.take("stream", bool)
-    fields.ignore({"insecure": None})
-    fields.refuse_rest()
-    if named.removesuffix(LATEST) not in (service.model_name, "default"):
-        raise _one_model(service, "/api/pull")
+    fields.finish(tables.PULL.whole)
 
 
 @router.post("/api/create")

@@ -14,6 +14,7 @@ from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.messages import Enforcement, Preamble
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.params import FieldConstraint
+from ramify.runtime.server.tables.openai import FUNCTION, TOOL
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
     FREE,
@@ -31,13 +32,6 @@ MAX_TOOLS = 128
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
-
-_UNSUPPORTED_TOOL = {
-    "allowed_callers": "",
-    "async": "",
-    "defer_loading": "",
-    "output_schema": "Write it into the description.",
-}
 
 Mode = Literal["none", "auto", "required"]
 
@@ -172,9 +166,9 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
     parameters = function.take_text("parameters")
     # The defaults of the APIs: best effort in chat completions, strict in responses.
     strict: bool = function.take("strict", bool, not nested)
-    function.refuse_rest(_UNSUPPORTED_TOOL)
+    function.finish(FUNCTION)
     if nested:
-        item.refuse_rest()
+        item.finish(TOOL)
     return Tool(
         name=name,
         description=description,

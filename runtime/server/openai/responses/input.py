@@ -20,11 +20,10 @@ from ramify.runtime.server.openai.chat_turns import (
     take_role,
 )
 from ramify.runtime.server.openai.responses.writer import unsealed
+from ramify.runtime.server.tables.responses import ITEM
 
 _TEXT_PARTS = ("input_text", "output_text")
 
-_UNSUPPORTED_ITEM = {"phase": "", "namespace": "", "caller": "", "async": ""}
-"""Fields of items that are not supported; OpenAI's own models use them."""
 _REMEDIES = {
     "item_reference": "Send the item itself: nothing is stored here.",
     "custom_tool_call": "Offer functions, whose calls are of type function_call.",
@@ -48,9 +47,7 @@ def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ..
             _take_item(item, turns, chat_format)
             item.take("id", str)
             item.take("status", Literal["in_progress", "completed", "incomplete"])
-            if item.given("role"):
-                item.ignore({"phase": ("commentary", "final_answer")})
-            item.refuse_rest(_UNSUPPORTED_ITEM)
+            item.finish(ITEM)
     return turns.finish()
 
 
