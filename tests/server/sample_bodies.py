@@ -48,6 +48,15 @@ BODIES: dict[str, tuple[str, Any]] = {
             "parallel_tool_calls": False,
         },
     ),
+    "infill": (
+        "/infill",
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "f", "text": "t"}],
+            "n_predict": 2,
+        },
+    ),
     "stream": ("/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
     "reasoning": (
         "/v1/chat/completions",

@@ -17,6 +17,7 @@ from ramify.runtime.server.app.middleware import (
     UnexpectedErrors,
 )
 from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.llamacpp import infill
 from ramify.runtime.server.ollama import endpoints as ollama
 from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
@@ -35,7 +36,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest.
-    dialects = (openai, embeddings, responses, sglang, tokenize, ollama, ollama_models)
+    dialects = (openai, embeddings, responses, sglang, tokenize, infill, ollama, ollama_models)
     for module in (calls, *dialects, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.fill import Fill
 from ramify.messages import HELD_S, Generate, Segment, TextChunk
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.generation import GenerationResult
@@ -79,13 +80,19 @@ def _parse_chat(service: Service, fields: Fields) -> _Answer:
 def _parse_generate(service: Service, fields: Fields) -> _Answer:
     prompt: str = fields.take("prompt", str, "")
     chat_format, rid = service.frontend.info.chat_format, service.frontend.new_rid()
-    if fields.take("raw", bool, False) or chat_format is None:
+    suffix: str = fields.take("suffix", str, "")
+    if fields.take("raw", bool, False) or suffix or chat_format is None:
         found = take_format(fields)
-        text = Generate(rid=rid, prompt=(prompt,), constraint=None if found is None else found[1])
+        text = Generate(
+            rid=rid,
+            prompt=(prompt,),
+            fill=Fill(suffix) if suffix else None,
+            constraint=None if found is None else found[1],
+        )
         parsed = Chat(request=text, turn_format=TurnFormat(), found=found, tool_use=None)
     else:
         parsed = take_chat(fields, chat_format, GENERATE, rid)
-    return _parse_rest(service, fields, parsed, tables.GENERATE, "prompt", empty=not prompt)
+    return _parse_rest(service, fields, parsed, tables.GENERATE, "prompt", empty=not (prompt or suffix))
 
 
 def _parse_rest(

@@ -21,7 +21,7 @@ from ramify.runtime.inspect.checkpoint import stored_tensors, whole_matrices
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.fields import Fields, json_response
-from ramify.runtime.server.ollama.options import take_model
+from ramify.runtime.server.ollama.options import SPELLING, take_model
 from ramify.runtime.server.ollama.writer import line, timestamp
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.parsing import parse_body
@@ -48,8 +48,7 @@ async def version() -> Response:
 async def tags(request: Request) -> Response:
     service = Service.serving(request)
     stored = await _stored(service)
-    names = ("", *service.frontend.loras.loaded)
-    return json_response({"models": [_entry(service, stored, name) for name in names]})
+    return json_response({"models": _entries(service, stored)})
 
 
 @router.get("/api/ps")
@@ -59,7 +58,7 @@ async def running(request: Request) -> Response:
     stored, info = await _stored(service), service.frontend.info
     on_cpu = {"size_vram": 0} if info.device == "cpu" else {}
     more = {"context_length": info.context_length, **on_cpu}
-    models = [_entry(service, stored, name) | more for name in ("", *service.frontend.loras.loaded)]
+    models = [entry | more for entry in _entries(service, stored)]
     for model in models:
         model.pop("size", None)  # on Ollama that in memory, which is not known here
     return json_response({"models": models})
@@ -70,10 +69,13 @@ async def show(request: Request) -> Response:
     service = Service.serving(request)
     lora, headers = await parse_body(request, tables.SHOW, _parse_show)
     stored, info = await _stored(service), service.frontend.info
-    entry = _entry(service, stored, lora)
+    entry = _entry(service, stored, lora or service.model_name, lora)
     body: Body = {"modelfile": f"FROM {info.path}\n", "details": entry["details"]}
     if "modified_at" in entry:
         body["modified_at"] = entry["modified_at"]
+    if defaults := service.sampling_defaults:
+        named = {ours: theirs for theirs, ours in SPELLING.items()}
+        body["parameters"] = "\n".join(f"{named[name]} {value}" for name, value in defaults.items())
     chat_format = info.chat_format
     capabilities = ["completion"]
     if chat_format is not None:
@@ -131,10 +133,15 @@ def _one_model(service: Service, path: str) -> UnsupportedField:
     )
 
 
-def _entry(service: Service, stored: StoredModel | None, lora: str) -> Body:
-    """A model in a list: the served one, or with `lora` this adapter."""
+def _entries(service: Service, stored: StoredModel | None) -> list[Body]:
+    """The served model under each of its names, and its adapters."""
+    entries = [_entry(service, stored, name) for name in service.model_names]
+    return entries + [_entry(service, stored, name, lora=name) for name in service.frontend.loras.loaded]
+
+
+def _entry(service: Service, stored: StoredModel | None, name: str, lora: str = "") -> Body:
+    """The served model, or with `lora` this adapter, under `name`."""
     info = service.frontend.info
-    name = lora or service.model_name
     details: Body = {"parent_model": service.model_name if lora else ""}
     entry: Body = {"name": name, "model": name, "details": details}
     if lora:

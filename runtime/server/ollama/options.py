@@ -15,12 +15,13 @@ from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.ollama import EMBED_OPTIONS, OPTIONS
 from ramify.sampling_params import SamplingParams
 
-_SPELLING = {
+SPELLING = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_tokens",
 }
+"""Option of Ollama's → ours."""
 _UNSET = {"num_predict": (-1, -2), "seed": (-1,)}
 """Option → values that stand for the option left out."""
 
@@ -55,11 +56,15 @@ def take_options(service: Service, fields: Fields) -> SamplingParams:
     _check_context(service, options)
     spelling = {
         theirs: ours
-        for theirs, ours in _SPELLING.items()
+        for theirs, ours in SPELLING.items()
         if options.take(theirs, Any) not in _UNSET.get(theirs, ())
     }
     sampling = take_sampling(
-        options, spelling, least_tokens=1, unlimited="Write -1 for as many as fit into the context."
+        options,
+        spelling,
+        least_tokens=1,
+        unlimited="Write -1 for as many as fit into the context.",
+        **service.sampling_defaults,
     )
     last: int | None = options.take("repeat_last_n", int)
     if last not in (None, WHOLE_CONTEXT) and sampling.penalises:

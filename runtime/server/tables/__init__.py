@@ -16,7 +16,7 @@ To add a dialect:
    run ``make docs``.
 """
 
-from ramify.runtime.server.tables import ollama, openai, programs, responses, sglang
+from ramify.runtime.server.tables import llamacpp, ollama, openai, programs, responses, sglang
 from ramify.runtime.server.tables.rows import Endpoint
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -24,5 +24,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *responses.ENDPOINTS,
     *ollama.ENDPOINTS,
     *sglang.ENDPOINTS,
+    *llamacpp.ENDPOINTS,
     *programs.ENDPOINTS,
 )

@@ -10,7 +10,7 @@ _OLD_NAME = taken("name", "the same as `model`, for older clients")
 _KEEP_ALIVE = ignored(
     "keep_alive", "the model stays loaded. 0 without a prompt, which asks to unload it, is refused"
 )
-_RAW = "With raw the prompt is sent as it is."
+_RAW = "With raw or a suffix the prompt is sent without the chat template."
 _IMAGES = "This server reads and writes text alone."
 
 _ANSWER = (
@@ -97,11 +97,11 @@ GENERATE = Endpoint(
         "",
         taken("prompt", "a chat of one turn"),
         taken("raw", "true sends the prompt without the chat template, `system` and `think`"),
+        taken("suffix", "as for text completions: the model fills in the middle, without the chat template"),
         taken("system", "the system turn before it", elsewhere=_RAW),
         taken("think", "as for `/api/chat`", elsewhere=_RAW),
         *_ANSWER,
         refused("context", "Use /api/chat, and send the conversation as messages."),
-        refused("suffix"),
         refused("tools messages", "Use /api/chat."),
         refused("width height steps", _IMAGES),
     ),

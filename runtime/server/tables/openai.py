@@ -52,6 +52,11 @@ SAMPLING = FieldTable(
 )
 """Fields of every endpoint of OpenAI's that generates."""
 
+TIMINGS = taken(
+    "timings_per_token",
+    "each event of a stream has `timings`, as llama.cpp gives them. The whole answer and the last event have"
+    " them in any case, if there is one prompt and one choice",
+)
 STREAM_OPTIONS = FieldTable(
     "stream_options", taken("include_usage"), refused("include_obfuscation continuous_usage_stats")
 )
@@ -166,6 +171,7 @@ CHAT = Endpoint(
         REASONING,
         TEMPLATE,
         OTHER_REASONING,
+        TIMINGS,
         ignored("metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
         ignored("modalities", 'must be `["text"]`', allowed=(["text"],)),
@@ -188,7 +194,12 @@ COMPLETION = Endpoint(
         taken("max_tokens n logprobs echo best_of", "16 tokens by default; `best_of` must be 1"),
         ignored("metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
-        refused("suffix"),
+        taken(
+            "suffix",
+            "the model fills in the middle between `prompt`, a text, and `suffix`; a model without tokens for"
+            " that is refused",
+        ),
+        TIMINGS,
         refused("tools", "Use /v1/chat/completions."),
     ),
     inner=(FORMAT, SCHEMA, STREAM_OPTIONS, STRUCTURED_OUTPUTS),

@@ -77,7 +77,9 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
     chat_format = service.frontend.info.chat_format
     chat = take_chat(fields, chat_format, _RESPONSES, header["id"])
     included = _take_included(fields)
-    sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
+    sampling = _take_logprobs(
+        fields, included, take_sampling(fields, _SPELLING, least_tokens=1, **service.sampling_defaults)
+    )
     metadata = _take_metadata(fields)
     parsed = parse_request(
         service,
