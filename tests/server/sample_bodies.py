@@ -25,6 +25,7 @@ LONG: Any = {
         {"role": "tool", "tool_call_id": "c", "content": "r", "name": "f"},
     ],
 }
+OLLAMA_CALL: Any = {"id": "c", "function": {"name": "f", "arguments": {}}}
 SAMPLING: Any = {
     "temperature": 0.5,
     "stop": ["."],
@@ -79,6 +80,15 @@ BODIES: dict[str, tuple[str, Any]] = {
             "tools": [{"type": "function", "function": FUNCTION}],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
             "parallel_tool_calls": False,
+        },
+    ),
+    "infill": (
+        "/infill",
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "f", "text": "t"}],
+            "n_predict": 2,
         },
     ),
     "stream": ("/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
@@ -208,6 +218,49 @@ BODIES: dict[str, tuple[str, Any]] = {
         {"text": "hi", "constraint": {"kind": "json_schema", "source": "{}", "definitions": {}}},
     ),
     "scored": ("/generate", {"text": "hi", "choices": {"texts": ["a", "b"]}, "preambles": []}),
+    "ollama": (
+        "/api/chat",
+        CHAT
+        | {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {"role": "assistant", "thinking": "r", "tool_calls": [OLLAMA_CALL]},
+                {"role": "tool", "content": "r", "tool_name": "f", "tool_call_id": "c"},
+            ],
+            "stream": False,
+            "options": {"num_predict": 3, "num_ctx": 9},
+        },
+    ),
+    "ollama tools": (
+        "/api/chat",
+        CHAT
+        | {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "stream": False,
+        },
+    ),
+    "ollama allowed tools": (
+        "/api/chat",
+        CHAT
+        | {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "f"}}],
+                },
+            },
+            "stream": False,
+        },
+    ),
+    "ollama prompt": ("/api/generate", {"model": MODEL, "prompt": "hi", "system": "s", "stream": False}),
+    "ollama raw": ("/api/generate", {"model": MODEL, "prompt": "hi", "raw": True, "stream": False}),
+    "ollama embed": ("/api/embed", {"model": MODEL, "input": "hi", "options": {"num_ctx": 9}}),
+    "ollama embeddings": ("/api/embeddings", {"model": MODEL, "prompt": "hi", "options": {}}),
+    "ollama show": ("/api/show", {"model": MODEL}),
+    "ollama pull": ("/api/pull", {"model": MODEL, "name": MODEL, "stream": False}),
     "tokenize": ("/tokenize", {"prompt": "hi", "add_special_tokens": False}),
     "tokenize chat": ("/tokenize", {"messages": LONG["messages"], "add_generation_prompt": False}),
     "detokenize": ("/detokenize", {"tokens": [65], "skip_special_tokens": False}),

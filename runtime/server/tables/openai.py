@@ -52,6 +52,11 @@ SAMPLING = FieldTable(
 )
 """Fields of every endpoint of OpenAI's that generates."""
 
+TIMINGS = taken(
+    "timings_per_token",
+    "each event of a stream has `timings`, as llama.cpp gives them. The whole answer and the last event have"
+    " them in any case, if there is one prompt and one choice",
+)
 OTHER_SERVERS = FieldTable(
     "",
     taken("repeat_penalty", "the same as `repetition_penalty`, as llama.cpp and Ollama spell it"),
@@ -200,6 +205,7 @@ CHAT = Endpoint(
         REASONING,
         TEMPLATE,
         OTHER_REASONING,
+        TIMINGS,
         ignored("metadata client_metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
         ignored("modalities", 'must be `["text"]`', allowed=(["text"],)),
@@ -231,7 +237,12 @@ COMPLETION = Endpoint(
         ),
         ignored("metadata client_metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
-        refused("suffix"),
+        taken(
+            "suffix",
+            "the model fills in the middle between `prompt`, a text, and `suffix`; a model without tokens for"
+            " that is refused",
+        ),
+        TIMINGS,
         refused("tools", "Use /v1/chat/completions."),
     ),
     inner=(FORMAT, SCHEMA, STREAM_OPTIONS, STRUCTURED_OUTPUTS),
