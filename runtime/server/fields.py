@@ -143,9 +143,13 @@ class Fields:
                     field=path,
                     remedy=remedy,
                 )
-            name = re.sub(r"\[\d+\]", "[]", self.path(field))
-            if (value is False or value not in _EMPTY) and name not in self.ignored:
-                self.ignored.append(name)
+            if value is False or value not in _EMPTY:
+                self.leave_out(re.sub(r"\[\d+\]", "[]", self.path(field)))
+
+    def leave_out(self, name: str) -> None:
+        """Add to `ignored` a part of the body that is not a field, such as ``tools[web_search]``."""
+        if name not in self.ignored:
+            self.ignored.append(name)
 
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
         """Raise `UnsupportedField` for the first field that was not taken.

@@ -15,7 +15,6 @@ from ramify import constraint
 from ramify.constraint import Constraint, Strict, Whitespace
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import DEFAULT_VERBOSITY
 from ramify.runtime.server.params import (
     BESIDE,
     JSON_TEXT,
@@ -56,7 +55,7 @@ def take_text_format(fields: Fields) -> FieldConstraint | None:
     text, own = fields.take_object("text"), None
     if text is not None:
         own = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
-        text.ignore({"verbosity": DEFAULT_VERBOSITY}, remedy="Ask for it in the instructions.")
+        text.ignore({"verbosity": ("low", "medium", "high")})  # as no chat template reads it
         text.refuse_rest()
     return _take_only(fields, own)
 

@@ -17,6 +17,7 @@ from ramify.messages import Enforcement, Finish, TextChunk, Usage
 from ramify.runtime.generation import ids_in, pieces_of
 from ramify.runtime.server.errors import type_of
 from ramify.runtime.server.openai.bodies import Body, chat_logprobs, choice_extras, usage_body
+from ramify.runtime.server.openai.tools import ToolUse
 from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
 from ramify.runtime.server.sse import event
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
@@ -33,13 +34,22 @@ class ResponseWriter:
     """Makes the items and events of a response from the chunks of a generation.
 
     response : the body of the response, which is completed in place
+    tool_use : the tools that may be called; None if there are none
     encrypted : whether a closed reasoning item gets an encrypted_content
 
     An item stays open until the next one begins. Items and events are numbered from 0.
     """
 
-    def __init__(self, response: Body, turn_format: TurnFormat, *, encrypted: bool = False) -> None:
+    def __init__(
+        self,
+        response: Body,
+        turn_format: TurnFormat,
+        tool_use: ToolUse | None = None,
+        *,
+        encrypted: bool = False,
+    ) -> None:
         self.response = response
+        self._names = {} if tool_use is None else tool_use.names
         self._encrypted = encrypted
         self._format = turn_format
         self._parser = parser_of(turn_format)
@@ -113,9 +123,10 @@ class ResponseWriter:
                 self._write_text(text)
             case CallBegins(_, name):
                 assert self._format.tools is not None
-                call_id = self._format.tools.new_id()
-                call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
-                self._begin_item("fc", call)
+                call = {"type": "function_call", "call_id": self._format.tools.new_id(), "name": name}
+                if name in self._names:
+                    call |= self._names[name]._asdict()
+                self._begin_item("fc", call | {"arguments": ""})
             case Arguments(_, text):
                 assert self._open is not None
                 self._open["arguments"] += text
