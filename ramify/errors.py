@@ -38,6 +38,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pointer: str | None = None
     remedy: str | None = None
     retry_after: float | None = None
+    lengths: tuple[int, int, int] | None = None
+    """See `PromptTooLong`."""
 
 
 _FIELDS = [name for name in ErrorInfo.__struct_fields__ if name != "code"]
@@ -65,6 +67,7 @@ class RamifyError(Exception):
         pointer: str | None = None,
         remedy: str | None = None,
         retry_after: float | None = None,
+        lengths: tuple[int, int, int] | None = None,
         transient: bool | None = None,
         begun: bool = False,
     ) -> None:
@@ -77,8 +80,17 @@ class RamifyError(Exception):
         self.pointer = pointer
         self.remedy = remedy
         self.retry_after = retry_after
+        self.lengths = lengths
+        self.others: tuple[RamifyError, ...] = ()
+        """Errors in other fields of the same request. The text of this error names these fields."""
 
     def __str__(self) -> str:
+        others = ", ".join(str(other.field) for other in self.others)
+        return f"{self.text} Also wrong: {others}." if others else self.text
+
+    @property
+    def text(self) -> str:
+        """The message with the place and the remedy, without the other wrong fields."""
         where = f"At {self.pointer}: " if self.pointer else ""
         return f"{where}{self.told} {self.remedy or ''}".rstrip()
 
@@ -105,6 +117,12 @@ class InvalidConstraint(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
+    """`lengths`: tokens of the prompt, tokens asked for (0 if none were), and the most that both may have
+    together. None if the prompt was not tokenised.
+
+    The messages have OpenAI's words, by which agents know that they must shorten the conversation.
+    """
+
     code = "context_length_exceeded"
 
 

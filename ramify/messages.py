@@ -414,7 +414,7 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A score for each choice, in the order of the choices. Set together with `finish` if choices are
     scored."""
     usage: Usage | None = None
-    """The usage. Set with `finish`, and on the first chunk of a request with `every_s`."""
+    """The usage. Set on the first chunk, and with `finish`."""
     finish: Finish | None = None
     kept_ids: int = 0
     tail: str = ""
@@ -559,6 +559,8 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the template reads besides messages, tools, special tokens and add_generation_prompt."""
     thinking: ThinkingFormat | None = None
     """The marks of thoughts; None if the template gives no sign that the model thinks."""
+    source: str = ""
+    """The template itself, in Jinja."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

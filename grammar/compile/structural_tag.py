@@ -30,6 +30,8 @@ from ramify.grammar.rules.expression import (
     seq,
     text,
 )
+from ramify.grammar.rules.json_escapes import json_escaped
+from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
 from ramify.grammar.schema.compiler import CompiledSchema, compile_schema
 from ramify.grammar.schema.values.schema_grammar import Options
@@ -42,6 +44,7 @@ _FIELDS: dict[str, frozenset[str]] = {
     "json_schema": frozenset(["json_schema", "strict"]),
     "regex": frozenset(["pattern"]),
     "grammar": frozenset(["grammar"]),
+    "json_string": frozenset(["content"]),
     "sequence": frozenset(["elements"]),
     "or": frozenset(["elements"]),
     "optional": frozenset(["content"]),
@@ -137,7 +140,13 @@ class _TagRules:
                 return _pointing(f"{pointer}/pattern", lambda: regex_syntax.full_match(pattern))
             case "grammar":
                 grammar = _field(form, "grammar", pointer, str)
-                return self._merged(_pointing(f"{pointer}/grammar", lambda: gbnf.grammar_rules(grammar)))
+                return self._merged(
+                    _pointing(
+                        f"{pointer}/grammar", lambda: without_left_recursion(gbnf.grammar_rules(grammar))
+                    )
+                )
+            case "json_string":
+                return self._json_string(pointer, form)
             case "tag":
                 return self._tag(pointer, form)
             case "tags_with_separator":
@@ -261,6 +270,15 @@ class _TagRules:
             msgspec.structs.replace(left, schema=pointer + left.schema) for left in compiled.unenforced
         ]
         return self._merged(compiled.rules)
+
+    def _json_string(self, pointer: str, form: dict[str, Any]) -> Expression:
+        """The texts of the content as they are written between the quotes of a JSON string."""
+        inner = _TagRules(self._options)
+        root = inner._content(pointer, form, ())
+        rules = {**inner.rules.bodies, ROOT: root}
+        return self._merged(
+            _pointing(pointer, lambda: {name: json_escaped(body) for name, body in rules.items()})
+        )
 
     def _merged(self, rules: Mapping[str, Expression]) -> Expression:
         """Add the rules of the grammar `rules` under new names. Returns a call of its root."""

@@ -38,8 +38,9 @@ from ramify.graph import CallTools, Graph
 from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, ModelInfo, TextChunk
-from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.params import take_priority
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, while_connected
 from ramify.runtime.server.sse import event as sse_event
@@ -48,9 +49,6 @@ from ramify.sampling_options import read_options
 router = APIRouter()
 
 PATH = "/v1/programs"
-SILENCE_S = 10.0
-"""Seconds without an event after which a stream sends an empty comment. It keeps proxies from closing the
-connection."""
 MAX_ROWS = 4096
 """Most rows of one HTTP request. The number of rows that run at a time is bounded so that their requests fit
 into `max_running`."""
@@ -59,12 +57,20 @@ into `max_running`."""
 @router.post(PATH)
 async def programs(request: Request) -> Response:
     service = Service.serving(request)
-    fields = await read_fields(request)
+    (stream, run, job, rows), _ = await parse_body(request, _parse)
+    at_once = max(service.max_running // max(job.graph.width, 1), 1)
+    if stream:
+        return _ProgramStream(service, run, job, rows, at_once)
+    answers = await while_connected(request.receive, _whole(job, rows, at_once))
+    return json_response({"rows": answers})
+
+
+def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, list[dict[str, Any]]]:
+    """(whether to stream, the client's id, the job, the arguments of each row)."""
     stream: bool = fields.take("stream", bool, False)
     run: str | None = fields.take("id", str)
     job, rows = _take_job(fields, service, stream)
     service.check_count(job.graph.width)
-    at_once = max(service.max_running // max(job.graph.width, 1), 1)
     calls_tools = any(isinstance(node, CallTools) for node in job.graph.nodes)
     if calls_tools and not (stream and run):
         raise InvalidRequest(
@@ -74,27 +80,29 @@ async def programs(request: Request) -> Response:
         )
     if run in service.programs:
         raise InvalidRequest(f"A program with the id {run!r} is running.", field="id")
-    if stream:
-        return _ProgramStream(service, run, job, rows, at_once)
-    answers = await while_connected(request.receive, _whole(job, rows, at_once))
-    return json_response({"rows": answers})
+    return stream, run, job, rows
 
 
 @router.post(PATH + "/{run}/results")
 async def results(run: str, request: Request) -> Response:
     """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
-    fields = await read_fields(request)
+    (place, row, texts), _ = await parse_body(request, _parse_results, {"tools": "x", "results": []})
+    waiting: list[ToolResults] = Service.serving(request).programs.get(run, [])
+    if not 0 <= row < len(waiting):
+        raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
+    waiting[row].put(place, texts)
+    return json_response({})
+
+
+def _parse_results(service: Service, fields: Fields) -> tuple[str, int, list[str]]:
+    """(the place of the turn, the row, the results)."""
     place: str = fields.need("tools", str)
     row: int = fields.take("row", int, 0)
     texts: list[str] | None = fields.take("results", list[str])
     fields.refuse_rest()
     if texts is None:
         raise InvalidRequest("results is missing.", field="results")
-    waiting: list[ToolResults] = Service.serving(request).programs.get(run, [])
-    if not 0 <= row < len(waiting):
-        raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
-    waiting[row].put(place, texts)
-    return json_response({})
+    return place, row, texts
 
 
 class _ProgramStream(EventStream):
@@ -177,7 +185,7 @@ async def _whole(job: Job, rows: list[dict[str, Any]], at_once: int) -> list[dic
     answers: list[dict[str, Any]] = [{}] * len(rows)
     async with aclosing(_row_events(job, rows, at_once, [ToolResults() for _ in rows])) as events:
         async for event in events:
-            if event is not None and event.last:
+            if event.last:
                 answers[event.row] = event.data
     if len(rows) == 1:
         _raise_failed(answers[0])
@@ -195,9 +203,6 @@ async def _events(
     first = len(rows) == 1 and job.events == "nodes"
     async with aclosing(_row_events(job, rows, at_once, tools)) as events:
         async for event in events:
-            if event is None:
-                yield b":\n\n"
-                continue
             if first:
                 _raise_failed(event.data)
             first = False
@@ -220,11 +225,10 @@ class Event(NamedTuple):
 
 async def _row_events(
     job: Job, rows: list[dict[str, Any]], at_once: int, tools: list[ToolResults]
-) -> AsyncGenerator[Event | None, None]:
+) -> AsyncGenerator[Event, None]:
     """Run the rows, `at_once` at a time, and yield their events.
 
-    Yields None after each `SILENCE_S` without an event. `tools` has, for each row, the object that receives
-    the results of its tool calls.
+    `tools` has, for each row, the object that receives the results of its tool calls.
 
     Closing the generator cancels the rows that still run.
     """
@@ -248,12 +252,7 @@ async def _row_events(
     left = len(work)
     async with cancel_at_end(work):
         while left:
-            try:
-                async with asyncio.timeout(SILENCE_S):
-                    event = await queue.get()
-            except TimeoutError:
-                yield None
-                continue
+            event = await queue.get()
             if isinstance(event, Exception):
                 raise event
             left -= event.last

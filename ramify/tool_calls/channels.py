@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, JsonEnd, Reasoning
+from ramify.tool_calls.text import InputReader
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -32,14 +33,22 @@ class ChannelParser:
 
     calls : whether messages to recipients are calls; else they are content
     reasoning : the class of the events for reasoning; None to leave reasoning out
+    texts : the names of the free-text tools
     """
 
-    def __init__(self, *, calls: bool, reasoning: type[Reasoning | Content] | None = Reasoning) -> None:
-        self._with_calls, self._reasoning = calls, reasoning
+    def __init__(
+        self,
+        *,
+        calls: bool,
+        reasoning: type[Reasoning | Content] | None = Reasoning,
+        texts: Collection[str] = (),
+    ) -> None:
+        self._with_calls, self._reasoning, self._texts = calls, reasoning, texts
         self._text = ""  # text that is in no event yet
         self._controls: list[int] = []  # positions in it at which control tokens begin
         self._kind: Literal["header", "reasoning", "content", "call"] = "header"
         self._json = JsonEnd()
+        self._input: InputReader | None = None
         self._calls = 0
         self.reasoning = True
         """True until a message begins that is not reasoning."""
@@ -95,7 +104,9 @@ class ChannelParser:
             self._kind, self._json = "call", JsonEnd()
             self._calls += 1
             self._answers()
-            return [CallBegins(self._calls - 1, recipient[1].removeprefix("functions."))]
+            name = recipient[1].removeprefix("functions.")
+            self._input = InputReader() if name in self._texts else None
+            return [CallBegins(self._calls - 1, name, self._input is not None)]
         self._kind = "reasoning" if channel and channel[1] == "analysis" else "content"
         if self._kind == "content":
             self._answers()
@@ -110,7 +121,9 @@ class ChannelParser:
             return []
         if self._kind == "call":
             self._json.push(text)
-            return [Arguments(self._calls - 1, text)]
+            if self._input is not None:
+                text = self._input.push(text)
+            return [Arguments(self._calls - 1, text)] if text else []
         if self._kind == "content":
             return [Content(text)]
         return [] if self._reasoning is None else [self._reasoning(text)]

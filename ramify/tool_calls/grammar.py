@@ -13,13 +13,17 @@ from msgspec.structs import replace
 from ramify.constraint import CONTROLS, NO_CONTROL, Constraint, structural_tag, with_controls
 from ramify.messages import Enforcement, Preamble
 from ramify.tool_calls.formats import ToolFormat
+from ramify.tool_calls.text import PARAMETERS, TextFormat
 
 FREE: dict[str, Any] = {"type": "any_text"}
 """The structural tag format of unconstrained content."""
 
-_ARGUMENTS = re.compile(r"/elements/(\d+)(?:/content|/elements/2)/json_schema(.*)", re.DOTALL)
-"""Matches a pointer into the parameters of a tool, in a constraint on calls. Groups: the tool's index, and
-the pointer inside its parameters."""
+_ARGUMENTS = re.compile(
+    r"/elements/(\d+)(?:/content|/elements/2)(?:/json_schema|/elements/1/content(?:/(?:grammar|pattern))?)(.*)",
+    re.DOTALL,
+)
+"""Matches a pointer into the parameters or the text format of a tool, in a constraint on calls. Groups: the
+tool's index, and the pointer inside its parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +35,17 @@ class Tool:
     """
 
     name: str
-    parameters: str
+    parameters: str = PARAMETERS
     description: str = ""
     strict: bool = True
+    text: TextFormat | None = None
+    """The format of the input of a free-text tool, which has no other `parameters` than `PARAMETERS`. None
+    for a function with JSON arguments."""
+
+
+def texts_of(tools: Sequence[Tool]) -> frozenset[str]:
+    """The names of the free-text tools."""
+    return frozenset(tool.name for tool in tools if tool.text is not None)
 
 
 def tools_json(tools: Sequence[Tool]) -> str:
@@ -44,8 +56,9 @@ def tools_json(tools: Sequence[Tool]) -> str:
 def described(tool: Tool) -> dict[str, Any]:
     """The entry of a tool in OpenAI's list. Its schema is raw JSON."""
     function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        function["description"] = tool.description
+    description = tool.description if tool.text is None else tool.text.described(tool.description)
+    if description:
+        function["description"] = description
     return {"type": "function", "function": function | {"parameters": msgspec.Raw(tool.parameters.encode())}}
 
 
@@ -122,7 +135,7 @@ def _call(tool_format: ToolFormat, tools: Sequence[Tool]) -> dict[str, Any]:
         _sequence(
             _text(tool.name),
             _one_of(between, *others_between),
-            _schema_format(tool),
+            _arguments_format(tool),
             *([_text(after)] if after else []),
         )
         for tool in tools
@@ -142,8 +155,10 @@ def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": list(elements)}
 
 
-def _schema_format(tool: Tool) -> dict[str, Any]:
+def _arguments_format(tool: Tool) -> dict[str, Any]:
     """The structural tag format of the arguments of a call."""
+    if tool.text is not None:
+        return tool.text.arguments()
     form = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
     return form if tool.strict else {**form, "strict": False}
 
@@ -158,7 +173,7 @@ def _calls(
             {
                 "type": "tag",
                 "begin": tool.name + between,
-                "content": _schema_format(tool),
+                "content": _arguments_format(tool),
                 "end": after,
             }
             for tool in tools

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ramify.tool_calls.formats import ToolFormat
+from ramify.tool_calls.text import InputReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,18 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """The beginning of call number `index` of this turn, a call of the tool `name`."""
+    """The beginning of call number `index` of this turn, a call of the tool `name`. `text`: whether it is a
+    free-text tool."""
 
     index: int
     name: str
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The next piece of the arguments of call number `index`, which are JSON text."""
+    """The next piece of the arguments of call number `index`: JSON text, or the decoded input of a free-text
+    tool."""
 
     index: int
     text: str
@@ -53,16 +57,20 @@ class CallParser:
         push('_call>\\n{"name": "f", "argu')      -
         push('ments": {"x": 1')                 CallBegins(0, 'f'), Arguments(0, '{"x": 1')
         push('}}\\n</tool_call>')                Arguments(0, '}')
+
+    texts : the names of the free-text tools
     """
 
-    def __init__(self, tool_format: ToolFormat) -> None:
+    def __init__(self, tool_format: ToolFormat, texts: Collection[str] = ()) -> None:
         self._format = tool_format
+        self._texts = texts
         self._text = ""  # text that is in no event yet
         self._state: Callable[[], Iterator[Event]] | None = self._content
         """The method that consumes the next text; None after the end of the calls."""
         self._literal = ""
         self._after_literal: Callable[[], Iterator[Event]] = self._content
         self._json = JsonEnd()
+        self._input: InputReader | None = None
         self.calls = 0
         """Number of calls that have begun."""
         self.inside = False
@@ -120,15 +128,18 @@ class CallParser:
         if found:
             self._text = rest
             self._json = JsonEnd()
+            self._input = InputReader() if name in self._texts else None
             self._state = self._arguments
             self.calls += 1
-            yield CallBegins(self.calls - 1, name)
+            yield CallBegins(self.calls - 1, name, self._input is not None)
 
     def _arguments(self) -> Iterator[Event]:
         length = self._json.push(self._text)
         text, self._text = self._text[:length], self._text[length:]
         if self._json.ended:
             self._expect(self._format.call[2], self._end_call)
+        if self._input is not None:
+            text = self._input.push(text)
         if text:
             yield Arguments(self.calls - 1, text)
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import copy
 import functools
+import itertools
 import logging
 import random
 import secrets
@@ -80,7 +81,7 @@ class Frontend:
         self._requests = Requests(self._fleet)
         self._replies = Replies(self._fleet.send)
         self._rid_prefix = secrets.token_hex(4)
-        self._rid_count = 0
+        self._rid_numbers = itertools.count(1)
         self._seeds = random.Random(config.seed)
         self._closed: EngineError | None = EngineClosed("The engine has not been started.")
         self._draining = False
@@ -184,9 +185,9 @@ class Frontend:
     # --- requests ---------------------------------------------------------------------------------
 
     def new_rid(self) -> str:
-        """A new request id, different from those of other frontends on this machine."""
-        self._rid_count += 1
-        return f"{self._rid_prefix}-{self._rid_count}"
+        """A new request id, different from those of other frontends on this machine. May be called in any
+        thread."""
+        return f"{self._rid_prefix}-{next(self._rid_numbers)}"
 
     def _call_id(self) -> str:
         return INTERNAL + self.new_rid()

@@ -105,23 +105,25 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
     ids = sum(len(part) for part in request.prompt if not isinstance(part, str))
     if ids > most_tokens + 1:  # with max_tokens 0 the prompt may fill the whole context
         raise PromptTooLong(
-            f"The prompt has {ids} token ids; this engine takes at most {most_tokens} tokens.",
+            f"This model's maximum context length is {most_tokens + 1} tokens. However, your messages"
+            f" resulted in {ids} tokens.",
             field="prompt",
-            remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
+            remedy="Shorten them, or give the engine a larger context_length or kv_memory_gb.",
+            lengths=(ids, 0, most_tokens + 1),
         )
     chat = request.chat or ()
     if len(chat) > most_tokens:
         raise PromptTooLong(
-            f"The chat has {len(chat)} messages, of a token or more each; this engine takes at most"
-            f" {most_tokens} tokens.",
+            f"This model's maximum context length is {most_tokens + 1} tokens. However, there are"
+            f" {len(chat)} messages, of a token or more each.",
             field="messages",
             remedy="Leave out earlier messages, or give the engine a larger context_length or kv_memory_gb.",
         )
     most = most_tokens * MAX_TOKEN_CHARACTERS
     if (size := sum(map(len, _texts(request)))) > most:
         raise PromptTooLong(
-            f"The prompt has {size} characters; this engine takes at most {most_tokens}"
-            f" tokens, and at most {most} characters.",
+            f"This model's maximum context length is {most_tokens + 1} tokens. However, your messages have"
+            f" {size} characters; at most {most} are taken.",
             field="prompt",
             remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
         )

@@ -102,7 +102,8 @@ class Detokenizer:
         output.ids += len(chunk.ids)
         if chunk.usage is not None:
             output.usage = chunk.usage
-        usage = None
+        # With `every_s`, `coalesce` adds it.
+        usage = output.usage if chunk.first and not output.every_s else None
         output.shown_ids += len(ids)
         kept_ids, tail = output.shown_ids, ""
         if matched is not None:

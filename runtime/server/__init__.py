@@ -3,6 +3,7 @@
 - `service`: the state that all endpoints share. They get the chunks of generations from `Service.generate`.
 - `metrics`, `recent`: counters, and the latest requests for the dashboard.
 - `body`: reads and inflates a body. `fields`: parses it field by field, and refuses unknown fields.
+- `parsing`: parses a body as a whole: one error names all of its wrong fields.
 - `params`: sampling options, prompts and constraints, under the names of each dialect.
 - `sse`: merges the chunks of several generations, and sends them as server-sent events.
 - `errors`: errors as responses.
@@ -10,6 +11,6 @@
   `ramify.programs.route`, since it needs `lang`, which nothing in this folder imports.
 
 Dialects: `admin/` (health, model and server information, the dashboard), `openai/` (chat completions,
-completions, models, and in `responses/` the Responses API), `sglang/` (SGLang's native API). `app/` combines
-the dialects into one application and serves it.
+completions, models, and in `responses/` the Responses API), `sglang/` (SGLang's native API), `ollama/`
+(Ollama's API). `app/` combines the dialects into one application and serves it.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI
@@ -36,20 +36,32 @@ class Problem(NamedTuple):
     pointer: str | None = None
     """JSON pointer (RFC 6901) to the place of the error in a JSON Schema."""
     remedy: str | None = None
+    errors: tuple[Problem, ...] = ()
+    """All errors in fields of the request, if there are several."""
 
     @classmethod
     def of(cls, error: RamifyError) -> Problem:
-        return cls(error.status, error.code, str(error), error.field, error.pointer, error.remedy)
+        every = tuple(cls._of_one(one, one.text) for one in (error, *error.others) if error.others)
+        return cls._of_one(error, str(error))._replace(errors=every)
+
+    @classmethod
+    def _of_one(cls, error: RamifyError, message: str) -> Problem:
+        return cls(error.status, error.code, message, error.field, error.pointer, error.remedy)
 
 
 def openai_body(problem: Problem) -> bytes:
     """The JSON body of OpenAI's API, ``{"error": {message, type, param, code}}``. The object also has the
-    pointer and the remedy, if there are any."""
+    pointer and the remedy, if there are any, and ``errors``, a list of such objects, if there are several."""
+    return msgspec.json.encode({"error": _openai_error(problem)})
+
+
+def _openai_error(problem: Problem) -> dict[str, Any]:
     kind = type_of(problem.status)
-    error = {"message": problem.message, "type": kind, "param": problem.field, "code": problem.code}
+    error: dict[str, Any] = {"message": problem.message, "type": kind}
+    error |= {"param": problem.field, "code": problem.code}
     error |= {"pointer": problem.pointer} if problem.pointer else {}
     error |= {"remedy": problem.remedy} if problem.remedy else {}
-    return msgspec.json.encode({"error": error})
+    return error | ({"errors": [_openai_error(one) for one in problem.errors]} if problem.errors else {})
 
 
 def anthropic_body(problem: Problem) -> bytes:

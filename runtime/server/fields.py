@@ -6,9 +6,10 @@ silently ignored. Every error names its field.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,28 +24,47 @@ from ramify.text import shortened
 MAX_OBJECTS = 10_000
 """Maximum number of objects in a list, such as messages. The event loop takes about 10 us for each."""
 
-_EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
+_NOTHING: tuple[Any, ...] = (None, [], {}, "")
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class BodyState:
+    """State that the objects of one body share."""
+
+    strict: bool = False
+    """Whether fields without an effect are refused (``--strict-fields``)."""
+    left_out: Set[str] = frozenset()
+    """Full names of fields and items that count as not given: see `parsing.parse_body`."""
+    ignored: list[str] = dataclasses.field(default_factory=list)
 
 
 class Fields:
     """The fields of one JSON object. A field that is null counts as not given."""
 
-    def __init__(
-        self, values: dict[str, msgspec.Raw], path: str = "", ignored: list[str] | None = None
-    ) -> None:
-        self._values = values
+    def __init__(self, values: dict[str, msgspec.Raw], path: str = "", body: BodyState | None = None) -> None:
         self._path = path
+        self.body = BodyState() if body is None else body
+        """State that the objects of one body share."""
+        left_out = self.body.left_out
+        self._values = (
+            {name: raw for name, raw in values.items() if self.path(name) not in left_out}
+            if left_out
+            else values
+        )
         self.taken: set[str] = set()
         """Names of the fields that were taken, whether given or not."""
-        self.ignored: list[str] = [] if ignored is None else ignored
-        """Full names of given fields without an effect, in the whole body, such as ``messages[].name``."""
 
     @classmethod
     def parse(cls, body: bytes) -> Fields:
         """The fields of the JSON object in `body`. Raises `InvalidRequest` if `body` is no JSON object."""
         return cls(decode(body, dict[str, msgspec.Raw], ""))
+
+    @property
+    def ignored(self) -> list[str]:
+        """Full names of given fields without an effect, in the whole body, such as ``messages[].name``."""
+        return self.body.ignored
 
     def path(self, field: str) -> str:
         """The full name of `field` in errors, such as ``messages[0].role``."""
@@ -109,7 +129,7 @@ class Fields:
     def take_object(self, field: str) -> Fields | None:
         """The fields of the object in `field`; None if not given."""
         values = self.take(field, dict[str, msgspec.Raw])
-        return None if values is None else Fields(values, self.path(field), self.ignored)
+        return None if values is None else Fields(values, self.path(field), self.body)
 
     def take_objects(self, field: str) -> list[Fields] | None:
         """The fields of each object in the list in `field`; None if not given. Raises `InvalidRequest` for
@@ -125,29 +145,39 @@ class Fields:
                 remedy="Send fewer in one request.",
             )
         return [
-            Fields(values, f"{self.path(field)}[{index}]", self.ignored) for index, values in enumerate(items)
+            Fields(values, path, self.body)
+            for index, values in enumerate(items)
+            if (path := f"{self.path(field)}[{index}]") not in self.body.left_out
         ]
 
     def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
         """Take fields that have no effect. `ignored` gets the names of the given ones.
 
         `fields` maps each field to its allowed values, or to None if any value is allowed. Another value
-        raises `UnsupportedField`, with `remedy`.
+        raises `UnsupportedField`, with `remedy`. With ``--strict-fields`` every given field does.
         """
         for field, allowed in fields.items():
             value = self.take(field, Any)
-            if allowed is not None and value not in _EMPTY and value not in allowed:
+            if allowed is not None and value is not False and value not in (*_NOTHING, *allowed):
                 path, given = self.path(field), shortened(repr(value), 100)
                 raise UnsupportedField(
                     f"{path} is {given}; only {' and '.join(map(repr, allowed))} is supported.",
                     field=path,
                     remedy=remedy,
                 )
-            if value is False or value not in _EMPTY:
-                self.leave_out(re.sub(r"\[\d+\]", "[]", self.path(field)))
+            if value not in _NOTHING:
+                self.leave_out(re.sub(r"\[\d+\]", "[]", self.path(field)), self.path(field))
 
-    def leave_out(self, name: str) -> None:
-        """Add to `ignored` a part of the body that is not a field, such as ``tools[web_search]``."""
+    def leave_out(self, name: str, path: str | None = None) -> None:
+        """Note that the part of the body at `path` has no effect (None: this object). `ignored` gets its
+        `name`. With ``--strict-fields`` it is refused."""
+        if self.body.strict:
+            path = self._path if path is None else path
+            raise UnsupportedField(
+                f"{path} has no effect on this server.",
+                field=path,
+                remedy="Leave it out, or start the server without --strict-fields.",
+            )
         if name not in self.ignored:
             self.ignored.append(name)
 
@@ -163,7 +193,7 @@ class Fields:
                 continue
             path = self.path(field)
             if field in unsupported:
-                if decode(raw, Any, path) in _EMPTY:
+                if decode(raw, Any, path) in (*_NOTHING, False):
                     continue
                 raise UnsupportedField(
                     f"{path} is not supported.", field=path, remedy=unsupported[field] or None
@@ -199,7 +229,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
             problem = r"it has a half of a surrogate pair (\ud800 to \udfff), which is no character"
     if not problem[:2].isupper():  # keeps "JSON is malformed"
         problem = problem[:1].lower() + problem[1:]
-    raise InvalidRequest(f"{path or 'The body'}: {problem}.", field=path or None)
+    raise InvalidRequest(f"{path or 'The body'}: {shortened(problem, 300)}.", field=path or None)
 
 
 def _ends(data: bytes | msgspec.Raw) -> bool:
@@ -214,7 +244,9 @@ def _ends(data: bytes | msgspec.Raw) -> bool:
 async def read_fields(request: Request) -> Fields:
     """The fields of the request's body. Raises what `read_body` raises, and `InvalidRequest` unless the body
     is a JSON object."""
-    return Fields.parse(await read_body(request))
+    strict: bool = request.app.state.service.config.strict_fields
+    values = decode(await read_body(request), dict[str, msgspec.Raw], "")
+    return Fields(values, body=BodyState(strict=strict))
 
 
 def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:

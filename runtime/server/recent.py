@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ramify.messages import Generate, TextChunk, Usage
 
 PROGRAMS = 48
@@ -58,7 +60,11 @@ class RequestRecord:
         if self.texts and len(self.text) < TEXT:
             self.text = (self.text + chunk.text)[:TEXT]
 
-    def end_request(self, outcome: str) -> None:
+    def end_request(self, outcome: str) -> Usage:
+        """End the record. Returns the usage. If the last chunk did not come, the usage is that of the first
+        chunk with the output tokens that have come."""
+        if self.usage.completion_tokens < self.output_tokens:
+            self.usage = msgspec.structs.replace(self.usage, completion_tokens=self.output_tokens)
         program = self.program
         self.ended = program.touched = self.clock()
         self.outcome = outcome
@@ -66,6 +72,7 @@ class RequestRecord:
         program.failed += outcome == "error"
         for name in SUMMED:
             program.sums[name] += getattr(self.usage, name)
+        return self.usage
 
     def to_dict(self, origin: float) -> dict[str, Any]:
         """The record in plain types, with times in seconds since `origin`."""

@@ -10,8 +10,8 @@ from typing import Any, Protocol, cast
 
 from starlette.requests import Request
 
-from ramify.errors import EngineClosed, InvalidRequest, UnsupportedField
-from ramify.messages import Generate, ModelInfo, TextChunk, Usage
+from ramify.errors import EngineClosed, InvalidRequest
+from ramify.messages import Generate, ModelInfo, TextChunk
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
@@ -93,18 +93,9 @@ class Service:
 
     def tell_ignored(self, fields: Sequence[str]) -> dict[str, str]:
         """The response header that names `fields`, which were given and have no effect; empty if there are
-        none.
-
-        The log names each field once. With ``strict_fields``, raises `UnsupportedField` for the first one.
-        """
+        none. The log names each field once."""
         if not fields:
             return {}
-        if self.config.strict_fields:
-            raise UnsupportedField(
-                f"{fields[0]} has no effect on this server.",
-                field=fields[0],
-                remedy="Leave it out, or start the server without --strict-fields.",
-            )
         for field in fields:
             if field not in self._told_ignored:
                 self._told_ignored.add(field)
@@ -131,7 +122,6 @@ class Service:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
         started = previous = time.perf_counter()
         first_token_s: float | None = None
-        usage = Usage()
         status, finish = 499, "abort"
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
@@ -141,12 +131,11 @@ class Service:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     recording.add_chunk(chunk)
-                    usage = chunk.usage or usage
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
                         if first_token_s is None:
                             # The chunk was held back: its first token came `writing_s` ago.
-                            previous = now - (usage.writing_s if request.every_s else 0.0)
+                            previous = now - (recording.usage.writing_s if request.every_s else 0.0)
                             first_token_s = previous - started
                             self.metrics.first_token_s.labels(endpoint).observe(first_token_s)
                             tokens = tokens - 1 if request.every_s else 0
@@ -161,7 +150,7 @@ class Service:
             status, finish = getattr(error, "status", 500), "error"
             raise
         finally:
-            recording.end_request(finish)
+            usage = recording.end_request(finish)
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)

@@ -23,7 +23,11 @@ logger = logging.getLogger("ramify.server")
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients skip."""
+SILENCE_S = 10.0
+"""Seconds without an event after which a keep-alive is sent. Agents and proxies that hear nothing for a
+minute or more close the connection and send the request again."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,8 +46,10 @@ class EventStream(Response):
     """Sends events as they come, and closes `events` when the client disconnects.
 
     An item of `events` that ends in `DONE` is the last, and is sent together with the end of the response.
-    The headers are sent with the first event, so that an error before that is answered with its own status. A
-    later error becomes the last event, made by `failed`.
+    `keep_alive` makes the bytes that are sent after each `SILENCE_S` without an event. It sends nothing if
+    they are empty.
+    The headers are sent with the first event or keep-alive, so that an error before that is answered with its
+    own status. A later error becomes the last event, made by `failed`.
     """
 
     media_type = "text/event-stream"
@@ -53,45 +59,61 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         failed: Callable[[RamifyError], bytes] = error_event,
         headers: Mapping[str, str] | None = None,
+        keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
     ) -> None:
         self.events = events
         self.failed = failed
+        self.keep_alive = keep_alive
         self.status_code = 200
         self.background = None
         # Tells proxies not to hold back or alter events.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        self._started = False
+        self._sent_at = 0.0
+        self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGone):
             await while_connected(receive, self._send_all(scope, send))
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
-        started = False
-        async with aclosing(self.events) as events:
+        keeping_alive = asyncio.create_task(self._keep_alive(send))
+        async with aclosing(self.events) as events, cancel_at_end((keeping_alive,)):
             try:
                 async for data in events:
-                    if not started:
-                        await self._start(send)
-                        started = True
                     last = data.endswith(DONE)
-                    await send({"type": "http.response.body", "body": data, "more_body": not last})
+                    await self._write(send, data, more=not last)
                     if last:
                         return
             except Exception as error:
-                if not started:
+                if not self._started:
                     raise
                 if not isinstance(error, RamifyError):
                     logger.exception("A stream failed.")
                     error = EngineError("An internal error ended the stream.")
                 log_error(scope, error.status, str(error), error.field)
-                data = self.failed(error)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        if not started:
-            await self._start(send)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._write(send, self.failed(error))
+            await self._write(send, b"", more=False)
 
-    async def _start(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _keep_alive(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        self._sent_at = clock()
+        while True:
+            await asyncio.sleep(self._sent_at + SILENCE_S - clock())
+            if clock() - self._sent_at >= SILENCE_S:
+                if data := self.keep_alive():
+                    await self._write(send, data)
+                self._sent_at = clock()
+
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        # In the order of the calls: events are numbered before they are written.
+        async with self._sending:
+            if not self._started:
+                self._started = True
+                headers = self.raw_headers
+                await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+            self._sent_at = asyncio.get_running_loop().time()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -17,10 +17,11 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def serve(*arguments: str) -> Iterator[Served]:
-    """`ramify serve` on a free port, once it answers."""
+def serve(*arguments: str, code: str = "") -> Iterator[Served]:
+    """`ramify serve` on a free port, once it answers. The process runs `code` first."""
+    main = f"import sys\n{code}\nfrom ramify.cli.main import main\nsys.exit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-m", "ramify", "serve", "--port", "0", *arguments],
+        [sys.executable, "-c", main, "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

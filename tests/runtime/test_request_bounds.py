@@ -44,7 +44,7 @@ def user(**fields: Any) -> ChatMessage:
     ],
 )
 def test_a_prompt_that_cannot_fit_is_not_tokenised(fields: dict[str, Any]) -> None:
-    with pytest.raises(PromptTooLong, match="at most 10 tokens") as refused:
+    with pytest.raises(PromptTooLong, match="maximum context length is 11 tokens") as refused:
         check_prompt(Generate(rid="r", **fields), MOST_TOKENS)
     assert refused.value.remedy
     check_prompt(Generate(rid="r", **fields), 1000 * MOST_TOKENS)

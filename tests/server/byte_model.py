@@ -53,6 +53,7 @@ def chunks_of(request: Generate, cached: int, script: str | None) -> list[TextCh
                 controls=(0,) if len(before) in controls and len(after) > len(before) else (),
                 logprobs=logprobs,
                 prompt_logprobs=None if i else prompt_logprobs,
+                usage=None if i else usage,
             )
         )
     embedding = b""

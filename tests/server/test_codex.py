@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from ramify.errors import InvalidConstraint
 from ramify.messages import ChatMessage, ToolCall
 from tests.server.conftest import refused
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
@@ -94,7 +95,7 @@ def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
 def test_strict_fields_refuse_hosted_tools() -> None:
     with LiveServer(FakeFrontend(), strict_fields=True) as server, httpx.Client(base_url=server.url) as http:
         error = refused(http.post("/v1/responses", json=ASK | {"tools": [{"type": "web_search"}]}))
-        assert error["param"] == "tools[web_search]"
+        assert error["param"] == "tools[0]"
 
 
 def test_one_name_in_two_namespaces(http: httpx.Client, frontend: FakeFrontend) -> None:
@@ -271,3 +272,105 @@ def test_reasoning_is_not_switched_on_by_nulls(
 ) -> None:
     assert http.post("/v1/responses", json=ASK | {"reasoning": reasoning}).status_code == 200
     assert not frontend.requests[-1].preambles
+
+
+PATCH_TOOL: Any = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits a file.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** " /[a-z]+/ NL\nNL: "\\n"'},
+}
+PATCH = '*** say "hi"\n'
+CALL = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** say \\"hi\\"\\n"}}\n</tool_call>'
+
+
+def test_a_custom_tool(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.script = [CALL] * 2
+    body = ASK | {"tools": [PATCH_TOOL, TIME]}
+    final = check_events(stream(http, body))
+    (call,) = final["output"]
+    assert call == {
+        "id": call["id"],
+        "type": "custom_tool_call",
+        "status": "completed",
+        "call_id": call["call_id"],
+        "name": "apply_patch",
+        "input": PATCH,
+    }
+    assert call["id"].startswith("ctc_")
+    whole = http.post("/v1/responses", json=body).json()
+    check_response(whole)
+    assert whole["output"][0]["input"] == PATCH
+    assert shown(frontend)["apply_patch"].startswith("Edits a file.")
+    assert '"*** " /[a-z]+/ NL' in shown(frontend)["apply_patch"]
+    told = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."}
+    http.post("/v1/responses", json=body | {"input": [{"role": "user", "content": "hi"}, call, told]})
+    _, said, result = last(frontend)
+    assert said.tool_calls[0].name == "apply_patch"
+    assert json.loads(said.tool_calls[0].arguments) == {"input": PATCH}
+    assert (result.role, result.name, result.content) == ("tool", "apply_patch", "Done.")
+
+
+def test_a_custom_tool_in_a_namespace(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.script = [CALL.replace("apply_patch", "files__edit")]
+    tools = {
+        "type": "namespace",
+        "name": "files",
+        "description": "",
+        "tools": [PATCH_TOOL | {"name": "edit"}],
+    }
+    (call,) = check_events(stream(http, ASK | {"tools": [tools]}))["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("custom_tool_call", "files", "edit")
+
+
+def test_a_custom_tool_of_chat_completions(client: openai.OpenAI, frontend: FakeFrontend) -> None:
+    frontend.script = [CALL] * 2
+    tool: Any = {
+        "type": "custom",
+        "custom": {
+            "name": "apply_patch",
+            "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[^x]*"}},
+        },
+    }
+    ask: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    message = client.chat.completions.create(**ask).choices[0].message
+    (call,) = message.tool_calls or []
+    assert call.type == "custom"
+    assert (call.custom.name, call.custom.input) == ("apply_patch", PATCH)
+    pieces = [
+        piece.model_dump(exclude_none=True)
+        for chunk in client.chat.completions.create(**ask, stream=True)
+        for piece in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert (pieces[0]["type"], pieces[0]["custom"]) == ("custom", {"name": "apply_patch", "input": ""})
+    assert "".join(piece["custom"]["input"] for piece in pieces) == PATCH
+    told: Any = {"role": "tool", "tool_call_id": call.id, "content": "Done."}
+    client.chat.completions.create(**ask | {"messages": [*ask["messages"], message, told]})
+    said = last(frontend)[1].tool_calls[0]
+    assert json.loads(said.arguments) == {"input": PATCH}
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json"}, "tools[0].format.type"),
+        ({"type": "grammar"}, "tools[0].format.syntax"),
+        ({"type": "grammar", "syntax": "yacc"}, "tools[0].format.syntax"),
+        ({"type": "grammar", "syntax": "lark"}, "tools[0].format.definition"),
+        ({"type": "text", "syntax": "lark"}, "tools[0].format.syntax"),
+    ],
+)
+def test_a_wrong_format_is_named(http: httpx.Client, form: Any, param: str) -> None:
+    error = refused(http.post("/v1/responses", json=ASK | {"tools": [PATCH_TOOL | {"format": form}]}))
+    assert error["param"] == param
+
+
+def test_a_refused_grammar_names_its_tool(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.fail_first = InvalidConstraint(
+        "The rule NL is not defined.",
+        field="structural_tag",
+        pointer="/format/elements/1/elements/1/content/elements/1/content/grammar",
+    )
+    tools = [TIME, {"type": "web_search"}, space("a", "b") | {"tools": [PATCH_TOOL]}]
+    error = refused(http.post("/v1/responses", json=ASK | {"tools": tools}))
+    assert error["param"] == "tools[2].tools[0].format.definition"

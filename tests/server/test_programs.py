@@ -18,6 +18,7 @@ import ramify.graph
 from ramify.errors import BackendError, EngineError, Overloaded
 from ramify.lang.graph import execute
 from ramify.programs import route as program_route
+from ramify.runtime.server import sse
 from tests.lang.remote import RawServer, answer
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events, raw_post
 
@@ -177,16 +178,16 @@ def test_a_stream_tells_each_node_as_it_ends(server: LiveServer, frontend: FakeF
 def test_a_stream_that_has_nothing_to_tell_is_kept_open(
     server: LiveServer, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program_route, "SILENCE_S", 0.01)
+    monkeypatch.setattr(sse, "SILENCE_S", 0.01)
     frontend.hold_after = 0
     backend = rm.RuntimeEndpoint(server.url)
     waiting = program.compile().run("tea", backend=backend, stream=True)
     body = {**graph(text("a"), gen(options={"max_tokens": 1})), "stream": True}
     with httpx.stream("POST", server.url + PATH, json=body, trust_env=False) as response:
         lines = (line for line in response.iter_lines() if line)
-        assert [next(lines) for _ in range(3)] == [":"] * 3
+        assert [next(lines) for _ in range(3)] == [": keep-alive"] * 3
         server.call(frontend.release.set)
-        assert [line for line in lines if line != ":"][-1] == "data: [DONE]"
+        assert [line for line in lines if line != ": keep-alive"][-1] == "data: [DONE]"
     assert waiting.text() == "About tea:OUT TEA:a"
     backend.close()
 

@@ -115,6 +115,7 @@ def chat_format(tokenizer: Any) -> ChatFormat | None:
         tool_format=_tool_format(tokenizer),
         variables=found.variables,
         thinking=thinking,
+        source=template_source(tokenizer),
     )
     return msgspec.structs.replace(found, tools=tool_pieces(tokenizer, found))
 

@@ -32,21 +32,28 @@ class Limits:
         prompt_len = len(message.ids)
         longest = min(self.context_length, self.kv_tokens)
         if prompt_len > longest or (prompt_len == longest and sampling.max_tokens != 0):
+            full = "" if prompt_len > longest else ", which leaves no room for an answer"
+            pages = "" if longest == self.context_length else " The KV pages have no room for more."
             raise PromptTooLong(
-                f"The prompt has {prompt_len} tokens; this engine takes at most {longest - 1}"
-                f" (context {self.context_length}, room in the KV pages for {self.kv_tokens}).",
+                f"This model's maximum context length is {longest} tokens. However, your messages resulted in"
+                f" {prompt_len} tokens{full}.{pages}",
                 field="prompt",
-                remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
+                remedy="Shorten them, or give the engine a larger context_length or kv_memory_gb.",
+                lengths=(prompt_len, 0, longest),
             )
         room = longest - prompt_len
         apart = tokens_apart(message)
         if sampling.max_tokens is not None and sampling.max_tokens + apart > room:
-            thoughts = f", {apart} of its preambles" if apart else ""
+            thoughts = f", {apart} in preambles" if apart else ""
+            asked = sampling.max_tokens + apart
             raise PromptTooLong(
-                f"The prompt's {prompt_len} tokens{thoughts} and max_tokens={sampling.max_tokens} exceed the"
-                f" limit of {longest} tokens.",
+                f"This model's maximum context length is {longest} tokens. However, you requested"
+                f" {prompt_len + asked} tokens ({prompt_len} in the messages{thoughts},"
+                f" max_tokens={sampling.max_tokens}).",
                 field="max_tokens",
-                remedy=f"Ask for at most {room} tokens{' in all' if apart else ''}.",
+                remedy=f"Reduce the length of the messages, or ask for at most {room} tokens"
+                f"{' in all' if apart else ''}.",
+                lengths=(prompt_len, asked, longest),
             )
         for field, tokens in (
             ("prompt", message.ids),

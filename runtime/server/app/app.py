@@ -17,6 +17,8 @@ from ramify.runtime.server.app.middleware import (
     UnexpectedErrors,
 )
 from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.ollama import endpoints as ollama
+from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
@@ -33,7 +35,8 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.state.service = service
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest.
-    for module in (calls, openai, embeddings, responses, sglang, tokenize, health, replicas, dashboard):
+    dialects = (openai, embeddings, responses, sglang, tokenize, ollama, ollama_models)
+    for module in (calls, *dialects, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

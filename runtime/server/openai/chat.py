@@ -16,7 +16,7 @@ from ramify.runtime.server.openai.tools import ToolUse, take_tools
 from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.runtime.server.params import FieldConstraint
 from ramify.tool_calls.formats import FORMATS, ToolFormat
-from ramify.tool_calls.grammar import tools_json
+from ramify.tool_calls.grammar import texts_of, tools_json
 from ramify.tool_calls.prompt import plain_turns
 
 
@@ -110,6 +110,7 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect, 
             channels=channels,
             show_reasoning=reasoning.shown,
             tools=tool_format if calls else None,
+            texts=frozenset() if use is None else texts_of(use.tools),
         ),
         found=found,
         tool_use=use if calls else None,

@@ -10,6 +10,7 @@ import msgspec
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.fields import Fields, decode
+from ramify.tool_calls.text import text_arguments
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text",)
@@ -67,10 +68,10 @@ def take_result(
     """The tool message in `item`: the result of a call by an assistant message in `before`."""
     call_id = item.need(id_field)
     called = {call.id: call.name for message in before for call in message.tool_calls}
-    if call_id not in called:
+    if call_id not in called and not item.body.left_out:  # the call itself may be left out
         path = item.path(id_field)
         raise InvalidRequest(f"{path} is {call_id!r}, which no call before it has as its id.", field=path)
-    name: str = item.take("name", str, called[call_id])
+    name: str = item.take("name", str, called.get(call_id, ""))
     content = take_content(item, content_field, kinds)
     return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name)
 
@@ -120,14 +121,17 @@ def _take_assistant(item: Fields) -> ChatMessage:
 
 def _take_call(item: Fields) -> ToolCall:
     kind: str | None = item.take("type", str, "function")
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise UnsupportedField(
-            f"{item.path('type')} is {kind!r}; only functions are supported.", field=item.path("type")
+            f"{item.path('type')} is {kind!r}; only functions and custom tools are supported.",
+            field=item.path("type"),
         )
     call_id = item.need("id")
-    function = item.take_object("function") or Fields({}, item.path("function"))
-    call = ToolCall(id=call_id, name=function.need("name"), arguments=take_arguments(function))
-    function.refuse_rest()
+    inner = item.take_object(kind) or Fields({}, item.path(kind))
+    custom = kind == "custom"
+    arguments = text_arguments(inner.take("input", str, "")) if custom else take_arguments(inner)
+    call = ToolCall(id=call_id, name=inner.need("name"), arguments=arguments)
+    inner.refuse_rest()
     item.take("index", int)  # clients that assemble a call from a stream send it
     item.refuse_rest()
     return call

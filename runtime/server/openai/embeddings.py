@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Literal
+from collections.abc import AsyncGenerator
+from typing import Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import UnsupportedField
-from ramify.messages import Generate
+from ramify.messages import Generate, TextChunk
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.generation import GenerationResult
-from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.request import (
     IGNORED,
     UNSUPPORTED,
@@ -21,6 +22,7 @@ from ramify.runtime.server.openai.request import (
     take_header,
 )
 from ramify.runtime.server.params import explain_by_field, take_prompts
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect, while_connected
 from ramify.sampling_params import SamplingParams
@@ -31,10 +33,33 @@ PATH = "/v1/embeddings"
 Encoding = Literal["float", "base64"]
 
 
+class _Parsed(NamedTuple):
+    """A parsed and checked request."""
+
+    streams: list[AsyncGenerator[TextChunk, None]]
+    model: str
+    encoding: Encoding
+    dimensions: int | None
+    normalize: bool
+
+
 @router.post(PATH)
 async def embeddings(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
+    parsed, headers = await parse_body(request, _parse, {"model": "default", "input": "x"})
+    results = await while_connected(request.receive, collect(parsed.streams))
+    data = []
+    for index, result in enumerate(results):
+        refuse_abort(result.finish)
+        vector = vector_of(result.embedding, parsed.dimensions, normalize=parsed.normalize)
+        shown: Any = vector.tolist()
+        if parsed.encoding == "base64":
+            shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        data.append({"object": "embedding", "index": index, "embedding": shown})
+    body = {"object": "list", "data": data, "model": parsed.model, "usage": _usage(results)}
+    return json_response(body, headers)
+
+
+def _parse(service: Service, fields: Fields) -> _Parsed:
     header = take_header(service, fields, "embd-")
     prompts, _ = take_prompts(fields, "input", service.frontend.info.vocab_size)
     service.check_count(len(prompts))
@@ -56,17 +81,7 @@ async def embeddings(request: Request) -> Response:
     )
     if parsed.stream:
         raise UnsupportedField("Embeddings are not streamed.", field="stream")
-    results = await while_connected(request.receive, collect(parsed.streams))
-    data = []
-    for index, result in enumerate(results):
-        refuse_abort(result.finish)
-        vector = vector_of(result.embedding, dimensions, normalize=normalize)
-        shown: Any = vector.tolist()
-        if encoding == "base64":
-            shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        data.append({"object": "embedding", "index": index, "embedding": shown})
-    body = {"object": "list", "data": data, "model": header["model"], "usage": _usage(results)}
-    return json_response(body, parsed.headers)
+    return _Parsed(parsed.streams, header["model"], encoding, dimensions, normalize)
 
 
 def _usage(results: list[GenerationResult]) -> dict[str, Any]:

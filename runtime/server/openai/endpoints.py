@@ -5,7 +5,7 @@ Fields beyond OpenAI's own have the names that other engines give them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Generate, Usage
-from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
-from ramify.runtime.server.openai.output_format import take_in_thread, take_output_format
+from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.request import (
     DEFAULT_VERBOSITY,
     IGNORED,
@@ -31,6 +31,7 @@ from ramify.runtime.server.openai.request import (
     with_top_logprobs,
 )
 from ramify.runtime.server.params import COMMON, explain_by_field, take_prompts, take_sampling
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
 
@@ -59,6 +60,11 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
 }
 
 
+_MODEL = {"model": "default"}
+REQUIRED_CHAT = {**_MODEL, "messages": [{"role": "user", "content": "x"}]}
+REQUIRED_COMPLETION = {**_MODEL, "prompt": "x"}
+
+
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
@@ -74,11 +80,14 @@ async def get_model(request: Request, model: str) -> Response:
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
+    (parsed, formatter), headers = await parse_body(request, _parse_chat, REQUIRED_CHAT)
+    return await _respond(request, parsed, formatter, headers)
+
+
+def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseFormatter]:
     header = take_header(service, fields, "chatcmpl-")
     chat_format = service.frontend.info.chat_format
-    chat = await take_in_thread(take_chat, fields, chat_format, CHAT_COMPLETIONS, header["id"])
+    chat = take_chat(fields, chat_format, CHAT_COMPLETIONS, header["id"])
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs is not None and not want_logprobs:
@@ -101,14 +110,16 @@ async def chat_completions(request: Request) -> Response:
         unsupported=UNSUPPORTED_CHAT,
         ignored=IGNORED_CHAT,
     )
-    formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
-    return await _respond(request, parsed, formatter)
+    return parsed, ChatFormatter(header, want_logprobs, chat.turn_format)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
+    (parsed, formatter), headers = await parse_body(request, _parse_completion, REQUIRED_COMPLETION)
+    return await _respond(request, parsed, formatter, headers)
+
+
+def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseFormatter]:
     header = take_header(service, fields, "cmpl-")
     prompts, _ = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
     if fields.take("best_of", int, 1) != 1:
@@ -127,7 +138,7 @@ async def completions(request: Request) -> Response:
     unlimited = f"Give a number; left out it is {COMPLETION_MAX_TOKENS}."
     sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=unlimited, **options)
     service.check_count(len(prompts) * sampling.n)
-    found = await take_in_thread(take_output_format, fields)
+    found = take_output_format(fields)
     generations = [
         Generate(rid=header["id"], prompt=(prompt,), constraint=None if found is None else found[1])
         for prompt in prompts
@@ -147,17 +158,18 @@ async def completions(request: Request) -> Response:
     texts = [
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
     ]
-    formatter = CompletionFormatter(header, texts, logprobs is not None)
-    return await _respond(request, parsed, formatter)
+    return parsed, CompletionFormatter(header, texts, logprobs is not None)
 
 
-async def _respond(request: Request, parsed: ParsedRequest, formatter: ResponseFormatter) -> Response:
+async def _respond(
+    request: Request, parsed: ParsedRequest, formatter: ResponseFormatter, headers: Mapping[str, str]
+) -> Response:
     if parsed.stream:
-        return EventStream(_events(parsed, formatter), headers=parsed.headers)
+        return EventStream(_events(parsed, formatter), headers=headers)
     results = await while_connected(request.receive, collect(parsed.streams))
     for result in results:
         refuse_abort(result.finish)
-    return json_response(formatter.body(results, parsed.n), parsed.headers)
+    return json_response(formatter.body(results, parsed.n), headers)
 
 
 async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncGenerator[bytes, None]:

@@ -5,9 +5,8 @@ A request has at most one constraint.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -28,18 +27,6 @@ from ramify.runtime.server.params import (
 from ramify.schema_bundle import check_size
 
 Taker = Callable[[Fields], "FieldConstraint | None"]
-T = TypeVar("T")
-
-
-async def take_in_thread(take: Callable[..., T], fields: Fields, *given: Any) -> T:
-    """The result of `take(fields, *given)`. If the output format has `definitions`, the call runs in a
-    thread.
-
-    Parsing these schemas, of up to `MAX_SOURCE_BYTES`, takes too long for the event loop.
-    """
-    if any(fields.mentions(field, "definitions") for field in ("response_format", "text")):
-        return await asyncio.to_thread(take, fields, *given)
-    return take(fields, *given)
 
 
 def take_output_format(fields: Fields) -> FieldConstraint | None:

@@ -24,6 +24,7 @@ from ramify.runtime.server.params import (
 )
 from ramify.runtime.server.service import Service
 from ramify.sampling_params import SamplingParams
+from ramify.text import shortened
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
@@ -60,8 +61,6 @@ class ParsedRequest(NamedTuple):
     n: int
     stream: bool
     include_usage: bool
-    headers: Mapping[str, str]
-    """Headers of the response."""
 
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
@@ -95,7 +94,9 @@ def lora_of(service: Service, model: str) -> str:
             raise unknown(name, loras, "model")
         return name
     names = ", ".join([repr(service.model_name), "'default'", *map(repr, sorted(loras))])
-    raise NotFound(f"There is no model {model!r} here.", field="model", remedy=f"Use one of {names}.")
+    raise NotFound(
+        f"There is no model {shortened(repr(model), 100)} here.", field="model", remedy=f"Use one of {names}."
+    )
 
 
 def parse_request(
@@ -131,7 +132,6 @@ def parse_request(
     user = _take_user(fields)
     priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
     fields.refuse_rest(unsupported)
-    headers = service.tell_ignored(fields.ignored)
     streams: list[AsyncGenerator[TextChunk, None]] = []
     for prompt in prompts:
         usages = ChoiceUsages(sampling.n)
@@ -149,7 +149,7 @@ def parse_request(
             )
             chunks = service.generate(request, endpoint, user, usages)
             streams.append(explained(chunks, explain, spelled, tell))
-    return ParsedRequest(streams, sampling.n, stream, include_usage, headers)
+    return ParsedRequest(streams, sampling.n, stream, include_usage)
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence, Sized
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -16,11 +16,12 @@ from starlette.responses import Response
 from ramify.engine_messages import TokenIds
 from ramify.errors import InvalidRequest
 from ramify.messages import Generate
-from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
-from ramify.runtime.server.openai.output_format import take_in_thread
+from ramify.runtime.server.openai.endpoints import REQUIRED_CHAT
 from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import check_segments
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 
 router = APIRouter()
@@ -38,24 +39,15 @@ _CHAT = dataclasses.replace(CHAT_COMPLETIONS, take_format=lambda fields: None)
 @router.post("/v1/tokenize")
 async def tokenize(request: Request) -> Response:
     service = Service.serving(request)
-    fields = await read_fields(request)
-    _take_model(fields, service)
-    special: bool | None = fields.take("add_special_tokens", bool)
-    spelled: bool = fields.take("return_token_strs", bool, False)
-    given: str | list[str] | None = fields.take("prompt", str | list[str])
-    chat = fields.given("messages")
-    if (given is None) is not chat:
-        raise InvalidRequest("Give one of prompt and messages.", field="prompt" if chat else "messages")
-    messages = await take_in_thread(_take_chat, fields, service) if chat else None
-    fields.refuse_rest()
+    parsed, headers = await parse_body(request, _parse_tokenize, REQUIRED_CHAT | {"prompt": "x"})
+    given, messages, spelled = parsed.prompt, parsed.messages, parsed.spelled
     many = isinstance(given, list)
     texts: Sequence[str] = given if isinstance(given, list) else (given or "",)
 
     async def tokenized(part: Sequence[str]) -> tuple[TokenIds, ...]:
         prompts = [Generate(rid=service.frontend.new_rid(), prompt=(text,)) for text in part]
-        # Chat templates write special tokens themselves.
         return await service.frontend.control.tokenize(
-            prompts if messages is None else [messages], special=not chat if special is None else special
+            prompts if messages is None else [messages], special=parsed.special
         )
 
     found = await in_parts(texts, tokenized)
@@ -67,15 +59,55 @@ async def tokenize(request: Request) -> Response:
             "max_model_len": service.frontend.info.context_length,
             "tokens": ids if many else ids[0],
             "token_strs": names if many or names is None else names[0],
-        }
+        },
+        headers,
     )
+
+
+class _Texts(NamedTuple):
+    """A parsed request to /tokenize."""
+
+    prompt: str | list[str] | None
+    messages: Generate | None
+    """The chat to tokenize instead of the prompt."""
+    special: bool
+    """Whether to add special tokens."""
+    spelled: bool
+    """Whether to return the entries of the vocabulary."""
+
+
+def _parse_tokenize(service: Service, fields: Fields) -> _Texts:
+    _take_model(fields, service)
+    special: bool | None = fields.take("add_special_tokens", bool)
+    spelled: bool = fields.take("return_token_strs", bool, False)
+    given: str | list[str] | None = fields.take("prompt", str | list[str])
+    chat = fields.given("messages")
+    if (given is None) is not chat:
+        raise InvalidRequest("Give one of prompt and messages.", field="prompt" if chat else "messages")
+    messages = _take_chat(fields, service) if chat else None
+    fields.refuse_rest()
+    # Chat templates write special tokens themselves.
+    return _Texts(given, messages, not chat if special is None else special, spelled)
 
 
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
 async def detokenize(request: Request) -> Response:
     service = Service.serving(request)
-    fields = await read_fields(request)
+    (ids, skip, many), headers = await parse_body(request, _parse_detokenize, {"tokens": [0]})
+
+    async def detokenized(part: Sequence[tuple[int, ...]]) -> list[tuple[str, str]]:
+        texts = await service.frontend.control.detokenize(part, skip_special_tokens=skip)
+        return list(zip(*texts, strict=True))
+
+    pairs = await in_parts(ids, detokenized)
+    whole, text = [one for one, _ in pairs], [one for _, one in pairs]
+    body = {"prompt": whole if many else whole[0], "text": text if many else text[0]}
+    return json_response(body, headers)
+
+
+def _parse_detokenize(service: Service, fields: Fields) -> tuple[list[tuple[int, ...]], bool, bool]:
+    """(the lists of token ids, whether to skip special tokens, whether the request has a list of lists)."""
     _take_model(fields, service)
     given: list[int | list[int]] | None = fields.take("tokens", list[int | list[int]])
     skip: bool = fields.take("skip_special_tokens", bool, True)
@@ -87,14 +119,7 @@ async def detokenize(request: Request) -> Response:
         raise InvalidRequest("tokens must be a list of ids, or a list of such lists.", field="tokens")
     ids = [tuple(one) for one in lists] or [tuple(one for one in given if isinstance(one, int))]
     check_segments(((0,), *ids), "tokens", service.frontend.info.vocab_size)  # lists may be empty
-
-    async def detokenized(part: Sequence[tuple[int, ...]]) -> list[tuple[str, str]]:
-        texts = await service.frontend.control.detokenize(part, skip_special_tokens=skip)
-        return list(zip(*texts, strict=True))
-
-    pairs = await in_parts(ids, detokenized)
-    whole, text = [one for one, _ in pairs], [one for _, one in pairs]
-    return json_response({"prompt": whole if lists else whole[0], "text": text if lists else text[0]})
+    return ids, skip, bool(lists)
 
 
 async def in_parts(items: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> list[R]:

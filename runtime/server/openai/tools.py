@@ -12,11 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.messages import Enforcement, Preamble
 from ramify.runtime.server.fields import Fields, decode
-from ramify.runtime.server.params import FieldConstraint
+from ramify.runtime.server.params import FieldConstraint, make_constraint
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
     FREE,
@@ -28,6 +29,7 @@ from ramify.tool_calls.grammar import (
     preamble_of,
     tool_at,
 )
+from ramify.tool_calls.text import TextFormat
 
 MAX_TOOLS = 128
 """Maximum number of tools in a request, as in OpenAI's API."""
@@ -62,7 +64,9 @@ class OfferedTool(NamedTuple):
     tool: Tool
     name: ToolName
     place: str
-    """Full name of the field with its schema, such as ``tools[0].parameters``."""
+    """Full name of the field with its schema or grammar, such as ``tools[0].parameters``."""
+    path: str
+    """Full name of the field with its name, such as ``tools[0].name``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +171,9 @@ def use_of(
     shown: set[str] = set()
     for one in offered:
         if one.tool.name in shown:
-            path = one.place.rpartition(".")[0] + ".name"
-            raise InvalidRequest(f"{path} is {one.tool.name!r}, which another tool is called.", field=path)
+            raise InvalidRequest(
+                f"{one.path} is {one.tool.name!r}, which another tool is called.", field=one.path
+            )
         shown.add(one.tool.name)
     chosen = _take_choice(choice, offered, nested)
     return ToolUse(
@@ -185,31 +190,60 @@ def use_of(
 def take_tool(item: Fields, nested: bool, namespace: str | None = None) -> OfferedTool:
     """Take one tool, which may be in a `namespace` of the Responses API."""
     kind: str = item.take("type", str, "function")  # clients that only have functions may leave it out
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise UnsupportedField(
-            f"{item.path('type')} is {kind!r}; only functions are supported.",
+            f"{item.path('type')} is {kind!r}; only functions and custom tools are supported.",
             field=item.path("type"),
             remedy="Offer it as a function, and call it yourself.",
         )
-    function = item.take_object("function") if nested else item
-    if function is None:
-        raise InvalidRequest(f"{item.path('function')} is missing.", field=item.path("function"))
-    name = ToolName(take_name(function), namespace)
-    description: str = function.take("description", str, "")
-    parameters = function.take_text("parameters")
-    # The defaults of the APIs: best effort in chat completions, strict in responses.
-    strict: bool = function.take("strict", bool, not nested)
-    function.ignore(_IGNORED_TOOL)
-    function.refuse_rest(_UNSUPPORTED_TOOL)
+    inner = item.take_object(kind) if nested else item
+    if inner is None:
+        raise InvalidRequest(f"{item.path(kind)} is missing.", field=item.path(kind))
+    name = ToolName(take_name(inner), namespace)
+    description: str = inner.take("description", str, "")
+    if kind == "custom":
+        text, place = _take_text_format(inner, nested)
+        tool = Tool(name=name.shown, description=description, text=text)
+    else:
+        place = inner.path("parameters")
+        parameters = inner.take_text("parameters")
+        tool = Tool(
+            name=name.shown,
+            description=description,
+            parameters=_NO_PARAMETERS if parameters is None else _object_schema(parameters, inner),
+            # The defaults of the APIs: best effort in chat completions, strict in responses.
+            strict=inner.take("strict", bool, not nested),
+        )
+    inner.ignore(_IGNORED_TOOL)
+    inner.refuse_rest(_UNSUPPORTED_TOOL)
     if nested:
         item.refuse_rest()
-    tool = Tool(
-        name=name.shown,
-        description=description,
-        parameters=_NO_PARAMETERS if parameters is None else _object_schema(parameters, function),
-        strict=strict,
-    )
-    return OfferedTool(tool, name, function.path("parameters"))
+    return OfferedTool(tool, name, place, inner.path("name"))
+
+
+def _take_text_format(tool: Fields, nested: bool) -> tuple[TextFormat, str]:
+    """(the format of a custom tool's input, the full name of the field with its grammar).
+
+    nested : the fields of a grammar are in an inner object ``grammar``, as in chat completions
+    """
+    form = tool.take_object("format") or Fields({}, tool.path("format"))
+    kind: str = form.take("type", str, "text")
+    if kind == "text":
+        form.refuse_rest()
+        return TextFormat(), form.path("type")
+    if kind != "grammar":
+        path = form.path("type")
+        raise UnsupportedField(f"{path} is {kind!r}; it must be text or grammar.", field=path)
+    grammar = form.take_object("grammar") or Fields({}, form.path("grammar")) if nested else form
+    syntax: Literal["lark", "regex"] | None = grammar.take("syntax", Literal["lark", "regex"])
+    if syntax is None:
+        raise InvalidRequest(f"{grammar.path('syntax')} is missing.", field=grammar.path("syntax"))
+    make = constraint.lark if syntax == "lark" else constraint.regex
+    place = grammar.path("definition")
+    wanted = make_constraint(place, make, grammar.need("definition"))
+    grammar.refuse_rest()
+    form.refuse_rest()
+    return TextFormat(wanted), place
 
 
 def take_name(tool: Fields) -> str:
@@ -255,9 +289,10 @@ def _take_choice(choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _
     kind: str = one.take("type", str, "function")
     if kind == "allowed_tools":
         return _take_allowed(_inner(one, kind, nested), offered, nested)
-    if kind != "function":
+    if kind not in ("function", "custom"):
         path = one.path("type")
-        raise UnsupportedField(f"{path} is {kind!r}; it must be function or allowed_tools.", field=path)
+        known = "function, custom or allowed_tools"
+        raise UnsupportedField(f"{path} is {kind!r}; it must be {known}.", field=path)
     return _Choice("required", (_known_tool(_inner(one, kind, nested), offered),), once=True)
 
 
@@ -269,8 +304,7 @@ def _take_allowed(allowed: Fields, offered: Sequence[OfferedTool], nested: bool)
         raise InvalidRequest(f"{path} is missing.", field=path)
     chosen: set[int] = set()
     for entry in entries:
-        kinds = ("function",) if nested else ("function", "namespace")
-        kind: str = entry.take("type", Literal[kinds], "function")
+        kind: str = entry.take("type", Literal["function", "custom", "namespace"], "function")
         if kind == "namespace":
             chosen.update(_tools_in(entry, offered))
         else:

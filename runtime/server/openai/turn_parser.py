@@ -23,6 +23,8 @@ class TurnFormat:
     channels: bool = False
     """Whether the turn consists of messages in channels (`tool_calls.channels`)."""
     tools: ToolFormat | None = None
+    texts: frozenset[str] = frozenset()
+    """The names of the free-text tools. The arguments of their calls are the decoded input."""
 
 
 class TurnParser:
@@ -32,7 +34,7 @@ class TurnParser:
         self._format = turn_format
         self._end = turn_format.reasoning_end
         self._held = ""
-        self._calls = None if turn_format.tools is None else CallParser(turn_format.tools)
+        self._calls = None if turn_format.tools is None else CallParser(turn_format.tools, turn_format.texts)
         self.answered = 0
         """Number of characters after the end of the reasoning, in the `push` that contained this end."""
 
@@ -80,7 +82,7 @@ def parser_of(turn_format: TurnFormat) -> TurnParser | ChannelParser:
         return TurnParser(turn_format)
     apart = Content if turn_format.reasoning_end is None else Reasoning
     thought = apart if turn_format.show_reasoning else None
-    return ChannelParser(calls=turn_format.tools is not None, reasoning=thought)
+    return ChannelParser(calls=turn_format.tools is not None, reasoning=thought, texts=turn_format.texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from ramify.errors import InvalidRequest, RamifyError
 from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, TextChunk
 from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
-from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.params import (
     COMMON,
     FieldConstraint,
@@ -51,6 +51,7 @@ from ramify.runtime.server.params import (
     take_prompts,
     take_sampling,
 )
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body, model_info, server_info
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
@@ -124,13 +125,14 @@ class ParsedRequest(NamedTuple):
 @router.api_route("/generate", methods=["POST", "PUT"])
 async def generate(request: Request) -> Response:
     service = Service.serving(request)
-    parsed = _parse_request(await read_fields(request), service)
+    parsed, headers = await parse_body(request, _parse_request, {"text": "x"})
     if parsed.stream:
-        return EventStream(_events(parsed, service.config.incremental_streaming_output))
+        events = _events(parsed, service.config.incremental_streaming_output)
+        return EventStream(events, headers=headers)
     results = await while_connected(request.receive, collect(parsed.streams))
     pairs = zip(parsed.requests, results, strict=True)
     bodies = [generation_body(one, result, parsed.texts) for one, result in pairs]
-    return json_response(bodies if parsed.batch else bodies[0])
+    return json_response(bodies if parsed.batch else bodies[0], headers)
 
 
 @router.get("/get_model_info")
@@ -153,40 +155,55 @@ async def flush_cache(request: Request) -> Response:
 
 @router.post("/abort_request")
 async def abort_request(request: Request) -> Response:
-    frontend = Service.serving(request).frontend
-    fields = await read_fields(request)
+    rid, headers = await parse_body(request, _parse_abort, {"rid": "x"})
+    return json_response({"aborted": Service.serving(request).frontend.abort(rid)}, headers)
+
+
+def _parse_abort(service: Service, fields: Fields) -> str | None:
+    """The id, or None for all requests."""
     rid: str = fields.take("rid", str, "")
     every: bool = fields.take("abort_all", bool, False)
     fields.refuse_rest()
     if not rid and not every:
         raise InvalidRequest("rid is missing.", field="rid", remedy="Or set abort_all to true.")
-    return json_response({"aborted": frontend.abort(None if every else rid)})
+    return None if every else rid
 
 
 @router.post("/v1/load_lora_adapter")
 @router.post("/load_lora_adapter")
 async def load_lora_adapter(request: Request) -> Response:
-    frontend, fields = _loading(request), await read_fields(request)
-    fields.take("lora_name", str)
-    fields.take("lora_path", str)
-    fields.refuse_rest({"load_inplace": "Unload it first.", "pinned": "Adapters stay loaded."})
-    name, path = fields.need("lora_name"), fields.need("lora_path")
+    frontend = _loading(request)
+    (name, path), _ = await parse_body(request, _parse_lora, {"lora_name": "x", "lora_path": "x"})
     with _fields_of_body():
         await frontend.loras.load(name, path)
     return _adapters(frontend)
 
 
+def _parse_lora(service: Service, fields: Fields) -> tuple[str, str]:
+    """The name and the path."""
+    fields.take("lora_name", str)
+    fields.take("lora_path", str)
+    fields.refuse_rest({"load_inplace": "Unload it first.", "pinned": "Adapters stay loaded."})
+    return fields.need("lora_name"), fields.need("lora_path")
+
+
 @router.post("/v1/unload_lora_adapter")
 @router.post("/unload_lora_adapter")
 async def unload_lora_adapter(request: Request) -> Response:
-    frontend, fields = _loading(request), await read_fields(request)
+    frontend = _loading(request)
+    name, _ = await parse_body(request, _parse_unloaded, {"lora_name": "x"})
+    with _fields_of_body():
+        await frontend.loras.unload(name)
+    return _adapters(frontend)
+
+
+def _parse_unloaded(service: Service, fields: Fields) -> str:
+    """The name."""
     fields.take("lora_name", str)
     fields.take("lora_int_id", int)  # vLLM's own number of the adapter
     fields.refuse_rest()
     name: str = fields.need("lora_name")
-    with _fields_of_body():
-        await frontend.loras.unload(name)
-    return _adapters(frontend)
+    return name
 
 
 @contextmanager
@@ -218,25 +235,35 @@ def _adapters(frontend: FrontendProtocol) -> Response:
 
 @router.post("/await_tools")
 async def await_tools(request: Request) -> Response:
-    fields = await read_fields(request)
-    program: str = fields.need("program")
-    branch: str = fields.take("branch", str, "")
-    tools: tuple[str, ...] = fields.need("tools", tuple[str, ...])
-    fields.refuse_rest()
+    (program, branch, tools), _ = await parse_body(request, _parse_awaited, {"program": "x", "tools": ["x"]})
     await Service.serving(request).frontend.control.await_tools(program, branch, tools)
     return json_response({"awaited": list(tools)})
 
 
+def _parse_awaited(service: Service, fields: Fields) -> tuple[str, str, tuple[str, ...]]:
+    """The program, the branch, and the names of the tools."""
+    program: str = fields.need("program")
+    branch: str = fields.take("branch", str, "")
+    tools: tuple[str, ...] = fields.need("tools", tuple[str, ...])
+    fields.refuse_rest()
+    return program, branch, tools
+
+
 @router.post("/end_program")
 async def end_program(request: Request) -> Response:
-    fields = await read_fields(request)
-    program: str = fields.need("program")
-    fields.refuse_rest()
+    program, _ = await parse_body(request, _parse_ended, {"program": "x"})
     await Service.serving(request).end_program(program)
     return json_response({"ended": program})
 
 
-def _parse_request(fields: Fields, service: Service) -> ParsedRequest:
+def _parse_ended(service: Service, fields: Fields) -> str:
+    """The program."""
+    program: str = fields.need("program")
+    fields.refuse_rest()
+    return program
+
+
+def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     prompts, prompt_field, batch = _take_prompts(fields, service.frontend.info.vocab_size)
     count = len(prompts)
     stream: bool = fields.take("stream", bool, False)
@@ -340,10 +367,8 @@ def _take_options(
     """
     field = "sampling_params"
     raw: Any = fields.take(field, dict[str, msgspec.Raw] | list[msgspec.Raw])
-    if raw is None:
-        every = [Fields({}, field)]
-    elif isinstance(raw, dict):
-        every = [Fields(raw, field)]
+    if not isinstance(raw, list):
+        every = [fields.take_object(field) or Fields({}, field)]
     else:
         every = fields.take_objects(field) or []
         if len(every) != count:

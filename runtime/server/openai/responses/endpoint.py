@@ -12,16 +12,19 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import TextChunk
-from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.server.errors import log_error
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
-from ramify.runtime.server.openai.output_format import take_in_thread, take_text_format
+from ramify.runtime.server.openai.output_format import take_text_format
 from ramify.runtime.server.openai.request import (
     IGNORED,
     UNSUPPORTED,
+    ParsedRequest,
     parse_request,
     refuse_abort,
     take_header,
@@ -31,6 +34,7 @@ from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import COMMON, take_sampling
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.sampling_params import SamplingParams
@@ -90,12 +94,21 @@ UNSUPPORTED_RESPONSE = UNSUPPORTED | {
 
 @router.post(PATH)
 async def responses(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
+    (parsed, writer), headers = await parse_body(request, _parse, {"model": "default", "input": "x"})
+    (stream,) = parsed.streams
+    events = _events(stream, writer)
+    if parsed.stream:
+        events = _fail_in_stream(events, writer, request.scope)
+        return EventStream(events, writer.failed, headers, writer.keep_alive)
+    await while_connected(request.receive, _read_all(events))
+    return json_response(writer.response, headers)
+
+
+def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWriter]:
     header = take_header(service, fields, "resp_")
     _take_storage(fields)
     chat_format = service.frontend.info.chat_format
-    chat = await take_in_thread(take_chat, fields, chat_format, _RESPONSES, header["id"])
+    chat = take_chat(fields, chat_format, _RESPONSES, header["id"])
     included = _take_included(fields)
     sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
     metadata = _take_metadata(fields)
@@ -114,12 +127,7 @@ async def responses(request: Request) -> Response:
     )
     response = _initial_response(header, fields, sampling, metadata)
     writer = ResponseWriter(response, chat.turn_format, chat.tool_use, encrypted=ENCRYPTED in included)
-    (stream,) = parsed.streams
-    events = _events(stream, writer)
-    if parsed.stream:
-        return EventStream(events, writer.failed, parsed.headers)
-    await while_connected(request.receive, _read_all(events))
-    return json_response(writer.response, parsed.headers)
+    return parsed, writer
 
 
 async def _events(
@@ -130,6 +138,20 @@ async def _events(
             refuse_abort(chunk.finish)
             if events := writer.push(chunk):
                 yield events
+
+
+async def _fail_in_stream(
+    events: AsyncGenerator[bytes, None], writer: ResponseWriter, scope: Scope
+) -> AsyncGenerator[bytes, None]:
+    """`events`, in which a prompt that is too long fails by an event. Codex shortens the conversation after
+    this event, and takes the status 400 for a fault of its own."""
+    async with aclosing(events):
+        try:
+            async for data in events:
+                yield data
+        except PromptTooLong as error:
+            log_error(scope, error.status, str(error), error.field)
+            yield writer.failed(error)
 
 
 async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
@@ -159,7 +181,7 @@ def _take_included(fields: Fields) -> list[str]:
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
         if name in IGNORED_INCLUDE:
-            fields.leave_out(f"include[{name}]")
+            fields.leave_out(f"include[{name}]", f"include[{index}]")
         elif name not in (LOGPROBS, ENCRYPTED):
             raise UnsupportedField(
                 f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} have an effect.",

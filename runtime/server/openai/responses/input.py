@@ -17,6 +17,7 @@ from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_arguments, take_content, take_role
 from ramify.runtime.server.openai.responses.writer import unsealed
 from ramify.runtime.server.openai.tools import ToolName
+from ramify.tool_calls.text import text_arguments
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -153,7 +154,11 @@ def _take_item(item: Fields, kind: str, turns: _TurnBuilder, chat_format: ChatFo
         case "function_call":
             call_id, name = item.need("call_id"), _take_name(item, item.need("name"))
             turns.add_call(ToolCall(id=call_id, name=name, arguments=take_arguments(item)))
-        case "function_call_output":
+        case "custom_tool_call":
+            call_id, name = item.need("call_id"), _take_name(item, item.need("name"))
+            arguments = text_arguments(item.take("input", str, ""))
+            turns.add_call(ToolCall(id=call_id, name=name, arguments=arguments))
+        case "function_call_output" | "custom_tool_call_output":
             call_id, name = item.take("call_id", str, ""), _take_name(item, item.take("name", str, ""))
             turns.add_result(call_id, name, take_content(item, "output", _TEXT_PARTS))
         case "agent_message":
@@ -173,7 +178,7 @@ def _take_item(item: Fields, kind: str, turns: _TurnBuilder, chat_format: ChatFo
             item.ignore({"max_output_length": None})
         case _:
             path = item.path("type")
-            known = "message, reasoning, function_call and function_call_output"
+            known = "message, reasoning, function_call, custom_tool_call and their outputs"
             raise UnsupportedField(
                 f"{path} is {kind!r}; only {known} are supported.", field=path, remedy=_REMEDIES.get(kind)
             )

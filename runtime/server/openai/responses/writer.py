@@ -12,14 +12,14 @@ import itertools
 import time
 from typing import Any, Literal
 
-from ramify.errors import RamifyError
+from ramify.errors import PromptTooLong, RamifyError
 from ramify.messages import Enforcement, Finish, TextChunk, Usage
 from ramify.runtime.generation import ids_in, pieces_of
 from ramify.runtime.server.errors import type_of
 from ramify.runtime.server.openai.bodies import Body, chat_logprobs, choice_extras, usage_body
 from ramify.runtime.server.openai.tools import ToolUse
 from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
-from ramify.runtime.server.sse import event
+from ramify.runtime.server.sse import KEEP_ALIVE, event
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
 
 ItemStatus = Literal["completed", "incomplete"]
@@ -28,6 +28,12 @@ MARK = "ramify1."
 """Prefix of the ``encrypted_content`` of reasoning items, with the version of the format. Clients send this
 string back without reading it. OpenAI encrypts it to hide the reasoning. Here nothing is hidden and there is
 no key: the prefix is followed by the reasoning in base64."""
+
+_CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""Type of a call → the field with its arguments, and the name of their events."""
 
 
 class ResponseWriter:
@@ -63,24 +69,38 @@ class ResponseWriter:
 
     def push(self, chunk: TextChunk) -> bytes:
         """The events for `chunk`."""
-        if not self._event_count:
-            self._emit("response.created", response=self.response)
-            self._emit("response.in_progress", response=self.response)
+        self._begin()
         for part in self._read_chunk(chunk):
             self._add_part(part)
-        if self._open_type == "function_call" and self._parser.called:
+        if self._open_type in _CALLS and self._parser.called:
             self._close_item("completed")
         if chunk.finish is not None:
             self._end_response(chunk, chunk.finish)
         return self._take_events()
 
+    def keep_alive(self) -> bytes:
+        """The bytes to send while there is no new chunk: a comment and ``response.in_progress``.
+
+        Codex skips comments, and gives up after 300 s without an event.
+        """
+        if self._event_count:
+            self._emit("response.in_progress", response=self.response)
+        self._begin()
+        return KEEP_ALIVE + self._take_events()
+
     def failed(self, error: RamifyError) -> bytes:
-        """The last event of a response that fails with `error`."""
+        """The last events of a response that fails with `error`."""
+        self._begin()
         if self._open is not None:
             self._open["status"] = "incomplete"
         self.response |= {"status": "failed", "error": _problem(error)}
         self._emit("response.failed", response=self.response)
         return self._take_events()
+
+    def _begin(self) -> None:
+        if not self._event_count:
+            self._emit("response.created", response=self.response)
+            self._emit("response.in_progress", response=self.response)
 
     def _read_chunk(self, chunk: TextChunk) -> list[TurnEvent]:
         thinking = self._parser.reasoning
@@ -121,16 +141,18 @@ class ResponseWriter:
                     part: Body = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
                     self._begin_item("msg", {"type": "message", "role": "assistant", "content": [part]})
                 self._write_text(text)
-            case CallBegins(_, name):
+            case CallBegins(_, name, text):
                 assert self._format.tools is not None
-                call = {"type": "function_call", "call_id": self._format.tools.new_id(), "name": name}
+                kind, prefix = ("custom_tool_call", "ctc") if text else ("function_call", "fc")
+                call = {"type": kind, "call_id": self._format.tools.new_id(), "name": name}
                 if name in self._names:
                     call |= self._names[name]._asdict()
-                self._begin_item("fc", call | {"arguments": ""})
+                self._begin_item(prefix, call | {_CALLS[kind][0]: ""})
             case Arguments(_, text):
                 assert self._open is not None
-                self._open["arguments"] += text
-                self._emit("response.function_call_arguments.delta", **self._place(self._open), delta=text)
+                field, events = _CALLS[self._open_type]
+                self._open[field] += text
+                self._emit(f"response.{events}.delta", **self._place(self._open), delta=text)
 
     @property
     def _open_type(self) -> str:
@@ -143,7 +165,7 @@ class ResponseWriter:
         item_id = f"{prefix}_{rid}_{len(self.response['output'])}"
         item = self._open = {"id": item_id, **fields, "status": "in_progress"}
         self.response["output"].append(item)
-        if self._open_type == "function_call":
+        if self._open_type in _CALLS:
             self._emit_item("added", item)
         else:
             self._emit_item("added", item | {"content": []})
@@ -166,9 +188,10 @@ class ResponseWriter:
         item["status"] = status
         if item["type"] == "reasoning" and self._encrypted:
             item["encrypted_content"] = sealed(item["content"][0]["text"])
-        if item["type"] == "function_call":
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            self._emit("response.function_call_arguments.done", **self._place(item), **done)
+        if item["type"] in _CALLS:
+            field, events = _CALLS[item["type"]]
+            done = {field: item[field]} | ({"name": item["name"]} if field == "arguments" else {})
+            self._emit(f"response.{events}.done", **self._place(item), **done)
         else:
             (part,) = item["content"]
             more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
@@ -179,7 +202,7 @@ class ResponseWriter:
     def _end_response(self, chunk: TextChunk, finish: Finish) -> None:
         response = self.response
         cut = finish.reason == "length"
-        self._close_item("incomplete" if cut or self._open_type == "function_call" else "completed")
+        self._close_item("incomplete" if cut or self._open_type in _CALLS else "completed")
         if not response["output"]:
             self._add_part(Content(""))
             self._close_item("incomplete" if cut else "completed")
@@ -208,7 +231,7 @@ class ResponseWriter:
     def _place(self, item: Body) -> Body:
         """The fields of an event that locate `item`, the last item of the response."""
         place = {"item_id": item["id"], "output_index": len(self.response["output"]) - 1}
-        return place if item["type"] == "function_call" else place | {"content_index": 0}
+        return place if item["type"] in _CALLS else place | {"content_index": 0}
 
     def _emit_item(self, what: str, item: Body) -> None:
         index = len(self.response["output"]) - 1
@@ -245,7 +268,8 @@ def _problem(error: RamifyError) -> Body:
     """`error` as the object ``error`` of a response, for which OpenAI defines only a few codes."""
     kind = type_of(error.status)
     codes = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
-    code = codes.get(kind, "server_error")
+    # Agents shorten the conversation when they read the code of a prompt that is too long.
+    code = error.code if isinstance(error, PromptTooLong) else codes.get(kind, "server_error")
     return {"code": code, "message": str(error), "type": kind, "param": error.field}
 
 

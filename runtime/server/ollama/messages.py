@@ -1,0 +1,138 @@
+"""Parses chats of Ollama's API: messages or a prompt, the format of the answer, and whether to think."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from ramify import constraint
+from ramify.errors import InvalidRequest
+from ramify.messages import ChatFormat, ChatMessage, ToolCall
+from ramify.runtime.server.fields import Fields, decode
+from ramify.runtime.server.openai.chat import Dialect
+from ramify.runtime.server.openai.chat_turns import take_content, take_role
+from ramify.runtime.server.openai.reasoning import ReasoningUse, take_reasoning
+from ramify.runtime.server.openai.tools import take_tools
+from ramify.runtime.server.params import FieldConstraint, make_constraint
+
+Think = bool | Literal["low", "medium", "high"]
+
+_UNSUPPORTED_MESSAGE = {
+    "images": "This server reads text alone.",
+    "tool_calls": "Only messages of the role assistant have calls.",
+    "thinking": "Only messages of the role assistant have it.",
+    "tool_call_id": "Only messages of the role tool have it.",
+    "tool_name": "Only messages of the role tool have it.",
+}
+
+
+def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
+    """Take the messages from the field ``messages``."""
+    messages: list[ChatMessage] = []
+    open_calls: list[ToolCall] = []
+    calls = 0
+    for item in fields.take_objects("messages") or ():
+        role = take_role(item, chat_format)
+        content = take_content(item, "content", ("text",), required=False)
+        match role:
+            case "assistant":
+                made = tuple(
+                    _take_call(call, calls + index)
+                    for index, call in enumerate(item.take_objects("tool_calls") or ())
+                )
+                calls += len(made)
+                open_calls += made
+                reasoning: str = item.take("thinking", str, "")
+                message = ChatMessage(role=role, content=content, tool_calls=made, reasoning=reasoning)
+            case "tool":
+                call = _take_answered(item, open_calls)
+                message = ChatMessage(role=role, content=content, tool_call_id=call.id, name=call.name)
+            case _:
+                message = ChatMessage(role=role, content=content)
+        if role != "tool":
+            item.ignore({"name": None})
+        item.refuse_rest(_UNSUPPORTED_MESSAGE)
+        messages.append(message)
+    return tuple(messages)
+
+
+def take_prompt(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
+    """Take the messages from the fields ``system`` and ``prompt``."""
+    system: str = fields.take("system", str, "")
+    user = ChatMessage(role="user", content=fields.take("prompt", str, ""))
+    return (ChatMessage(role="system", content=system), user) if system else (user,)
+
+
+def take_format(fields: Fields) -> FieldConstraint | None:
+    """Take the constraint in ``format``: "json" or a JSON schema; None if there is none."""
+    text = fields.take_text("format")
+    path = fields.path("format")
+    match None if text is None else decode(msgspec.Raw(text.encode()), Any, path):
+        case None | "":
+            return None
+        case "json":
+            return path, constraint.json_object()
+        case dict():
+            return path, make_constraint(path, constraint.json_schema, text)
+    raise InvalidRequest(f'{path} must be "json" or a JSON schema.', field=path)
+
+
+def take_think(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
+    """Take ``think``. A model that can think does so unless it is false, as on Ollama."""
+    think: Think = fields.take("think", Think, True)
+    asked = {"enabled": think} if isinstance(think, bool) else {"effort": think}
+    inner = Fields({"reasoning": msgspec.Raw(msgspec.json.encode(asked))})
+    use = take_reasoning(inner, chat_format)
+    if inner.ignored:
+        fields.ignore({"think": None})
+    return use
+
+
+CHAT = Dialect(
+    turns="messages",
+    take_turns=take_messages,
+    take_format=take_format,
+    take_tools=partial(take_tools, nested=True),
+    take_reasoning=take_think,
+)
+GENERATE = Dialect(
+    turns="prompt",
+    take_turns=take_prompt,
+    take_format=take_format,
+    take_tools=lambda fields, tool_format: None,
+    take_reasoning=take_think,
+)
+
+
+def _take_call(item: Fields, number: int) -> ToolCall:
+    """The call in `item`. A call without an id gets one of its `number` in the conversation, so that the
+    prompt of the next request begins alike. Templates of Mistral's models demand ids of nine characters."""
+    call_id: str = item.take("id", str) or f"{number:09}"
+    function = item.take_object("function") or Fields({}, item.path("function"))
+    name = function.need("name")
+    arguments = function.take_text("arguments") or "{}"
+    decode(msgspec.Raw(arguments.encode()), dict[str, Any], function.path("arguments"))
+    function.take("index", int)
+    function.refuse_rest()
+    item.take("type", Literal["function"])
+    item.take("index", int)
+    item.refuse_rest()
+    return ToolCall(id=call_id, name=name, arguments=arguments)
+
+
+def _take_answered(item: Fields, open_calls: list[ToolCall]) -> ToolCall:
+    """The call whose result is in `item`, taken out of `open_calls`, the calls without a result.
+
+    It is named by ``tool_call_id`` or ``tool_name``. Without both it is the first one: Ollama's own client
+    drops the ids.
+    """
+    given = {field: item.take(field, str, "") for field in ("tool_call_id", "tool_name", "name")}
+    call_id, name = given["tool_call_id"], given["tool_name"] or given["name"]
+    for call in open_calls:
+        if call_id in ("", call.id) and name in ("", call.name):
+            open_calls.remove(call)
+            return call
+    path = item.path(next((field for field, value in given.items() if value), "role"))
+    raise InvalidRequest(f"{path}: no call before it waits for this result.", field=path)

@@ -1,0 +1,110 @@
+"""Parses the object ``options`` of Ollama's API, and the fields that all its requests share.
+
+An option that cannot change the answer is ignored by name; another one is taken, or refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ramify.errors import InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.openai.request import Ignored, lora_of
+from ramify.runtime.server.params import take_sampling
+from ramify.runtime.server.service import Service
+from ramify.sampling_params import SamplingParams
+
+_SPELLING = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_tokens",
+}
+_UNSET = {"num_predict": (-1, -2), "seed": (-1,)}
+"""Option → values that stand for the option left out."""
+
+_IGNORED: Ignored = {
+    # How Ollama loads a model.
+    **dict.fromkeys(("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all")),
+    **dict.fromkeys(("use_mmap", "use_mlock", "num_thread")),
+    "vocab_only": (False,),
+    "embedding_only": (False,),
+    # Ollama drops the middle of a prompt that is too long. Here such a prompt is refused.
+    "num_keep": None,
+    "penalize_newline": None,  # Ollama itself no longer reads it
+    "mirostat": (0,),
+    "mirostat_tau": None,  # only mirostat reads these two
+    "mirostat_eta": None,
+    "tfs_z": (1,),
+    "typical_p": (1,),
+}
+LATEST = ":latest"
+"""The tag that Ollama gives to a name without a tag."""
+
+WHOLE_CONTEXT = -1
+"""The value of ``repeat_last_n`` that lets penalties look at all tokens."""
+
+
+def take_model(service: Service, fields: Fields) -> tuple[str, str]:
+    """(``model`` as the client wrote it, the LoRA adapter that it names or "").
+
+    A name with ``:latest`` names the same model as without. Raises `NotFound` for a model that is not served.
+    """
+    # /api/show, /api/pull and others once had the name in `name`.
+    model: str = fields.take("model", str) or fields.take("name", str) or ""
+    if not model:
+        raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
+    try:
+        return model, lora_of(service, model)
+    except NotFound:
+        if not model.endswith(LATEST):
+            raise
+        return model, lora_of(service, model.removesuffix(LATEST))
+
+
+def take_options(service: Service, fields: Fields) -> SamplingParams:
+    """Take the sampling options from the object ``options``."""
+    options = fields.take_object("options") or Fields({}, fields.path("options"), fields.ignored)
+    _check_context(service, options)
+    spelling = {
+        theirs: ours
+        for theirs, ours in _SPELLING.items()
+        if options.take(theirs, Any) not in _UNSET.get(theirs, ())
+    }
+    sampling = take_sampling(
+        options, spelling, least_tokens=1, unlimited="Write -1 for as many as fit into the context."
+    )
+    last: int | None = options.take("repeat_last_n", int)
+    if last not in (None, WHOLE_CONTEXT) and sampling.penalises:
+        path = options.path("repeat_last_n")
+        raise UnsupportedField(
+            f"{path} is {last}; penalties look at all tokens here.",
+            field=path,
+            remedy=f"Leave it out, or write {WHOLE_CONTEXT}.",
+        )
+    options.ignore(_IGNORED | {"repeat_last_n": None})
+    options.refuse_rest()
+    return sampling
+
+
+def ignore_options(service: Service, fields: Fields) -> None:
+    """Take the object ``options`` of an embedding, on which no option has an effect."""
+    options = fields.take_object("options")
+    if options is not None:
+        _check_context(service, options)
+        options.ignore(dict.fromkeys((*_SPELLING, *_IGNORED, "repeat_last_n")))
+        options.refuse_rest()
+
+
+def _check_context(service: Service, options: Fields) -> None:
+    """Take ``num_ctx``. More than the server's context is refused; less has no effect."""
+    wanted: int | None = options.take("num_ctx", int)
+    context = service.frontend.info.context_length
+    if wanted is not None and wanted > context:
+        path = options.path("num_ctx")
+        raise UnsupportedField(
+            f"{path} is {wanted}; this server's context has {context} tokens.",
+            field=path,
+            remedy="Ask for less, or start the server with another --context-length.",
+        )
+    options.ignore({"num_ctx": None})
