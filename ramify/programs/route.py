@@ -44,6 +44,7 @@ from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, while_connected
 from ramify.runtime.server.sse import event as sse_event
+from ramify.runtime.server.tables.programs import PROGRAMS, RESULTS
 from ramify.sampling_options import read_options
 
 router = APIRouter()
@@ -57,7 +58,7 @@ into `max_running`."""
 @router.post(PATH)
 async def programs(request: Request) -> Response:
     service = Service.serving(request)
-    (stream, run, job, rows), _ = await parse_body(request, _parse)
+    (stream, run, job, rows), _ = await parse_body(request, PROGRAMS, _parse)
     at_once = max(service.max_running // max(job.graph.width, 1), 1)
     if stream:
         return _ProgramStream(service, run, job, rows, at_once)
@@ -86,7 +87,7 @@ def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, lis
 @router.post(PATH + "/{run}/results")
 async def results(run: str, request: Request) -> Response:
     """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
-    (place, row, texts), _ = await parse_body(request, _parse_results, {"tools": "x", "results": []})
+    (place, row, texts), _ = await parse_body(request, RESULTS, _parse_results)
     waiting: list[ToolResults] = Service.serving(request).programs.get(run, [])
     if not 0 <= row < len(waiting):
         raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
@@ -99,7 +100,7 @@ def _parse_results(service: Service, fields: Fields) -> tuple[str, int, list[str
     place: str = fields.need("tools", str)
     row: int = fields.take("row", int, 0)
     texts: list[str] | None = fields.take("results", list[str])
-    fields.refuse_rest()
+    fields.finish(RESULTS.whole)
     if texts is None:
         raise InvalidRequest("results is missing.", field="results")
     return place, row, texts
@@ -152,7 +153,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
         max_calls=fields.take("max_calls", int),
     )
     events: Events = fields.take("events", Events, "nodes")
-    fields.refuse_rest()
+    fields.finish(PROGRAMS.whole)
     if arguments is not None and rows is not None:
         raise InvalidRequest("arguments and rows are both given; give one.", field="rows")
     if rows is None:

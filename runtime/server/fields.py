@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.body import read_body
+from ramify.runtime.server.tables.rows import FieldTable
 from ramify.spelling import nearest
 from ramify.text import shortened
 
@@ -25,6 +26,9 @@ MAX_OBJECTS = 10_000
 """Maximum number of objects in a list, such as messages. The event loop takes about 10 us for each."""
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "")
+
+Ignored = Mapping[str, Sequence[Any] | None]
+"""Field that has no effect on the answer → its allowed values, or None if any is allowed."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -150,7 +154,7 @@ class Fields:
             if (path := f"{self.path(field)}[{index}]") not in self.body.left_out
         ]
 
-    def ignore(self, fields: Mapping[str, Sequence[Any] | None], remedy: str = "Leave it out.") -> None:
+    def ignore(self, fields: Ignored, remedy: str = "Leave it out.") -> None:
         """Take fields that have no effect. `ignored` gets the names of the given ones.
 
         `fields` maps each field to its allowed values, or to None if any value is allowed. Another value
@@ -180,6 +184,14 @@ class Fields:
             )
         if name not in self.ignored:
             self.ignored.append(name)
+
+    def finish(self, table: FieldTable) -> None:
+        """Ignore and refuse by `table` the fields that were not taken. Unknown fields are refused by name."""
+        for row in table.rows:
+            if row.effect == "ignored":
+                left = [name for name in row.names if name not in self.taken]
+                self.ignore(dict.fromkeys(left, row.allowed), row.remedy)
+        self.refuse_rest(table.refused)
 
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
         """Raise `UnsupportedField` for the first field that was not taken.

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence, Set
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -25,6 +25,7 @@ from ramify.errors import InvalidRequest, NotFound, RamifyError
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import BodyState, Fields, decode
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables.rows import Endpoint
 
 MAX_PARSES = 16
 """Maximum number of further times that a wrong body is parsed."""
@@ -36,13 +37,11 @@ Parser = Callable[[Service, Fields], T]
 """Function that parses a body. It has no effects, as it may be called several times."""
 
 
-async def parse_body(
-    request: Request, parse: Parser[T], required: Mapping[str, Any] | None = None
-) -> tuple[T, dict[str, str]]:
+async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> tuple[T, dict[str, str]]:
     """(the result of `parse` for the request's body, the response header that names the ignored fields).
 
-    Raises the error of the first wrong field, with the errors of the `others`. `required` has a valid value
-    for each field that the body must have; it takes the place of a wrong one while the others are sought.
+    Raises the error of the first wrong field, with the errors of the `others`. Values of `endpoint.required`
+    take the places of wrong ones while the others are sought.
     """
     service = Service.serving(request)
     data = await read_body(request)
@@ -61,7 +60,7 @@ async def parse_body(
             def parse_without(left_out: set[str]) -> None:
                 replaced = {
                     field: msgspec.Raw(msgspec.json.encode(value))
-                    for field, value in (required or {}).items()
+                    for field, value in endpoint.required.items()
                     if field in left_out
                 }
                 inside = {

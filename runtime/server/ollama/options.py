@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import Ignored, lora_of
+from ramify.runtime.server.fields import Fields, Ignored
+from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import take_sampling
 from ramify.runtime.server.service import Service
 from ramify.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ def take_model(service: Service, fields: Fields) -> tuple[str, str]:
 
 def take_options(service: Service, fields: Fields) -> SamplingParams:
     """Take the sampling options from the object ``options``."""
-    options = fields.take_object("options") or Fields({}, fields.path("options"), fields.ignored)
+    options = fields.take_object("options") or Fields({}, fields.path("options"), fields.body)
     _check_context(service, options)
     spelling = {
         theirs: ours
@@ -82,7 +82,7 @@ def take_options(service: Service, fields: Fields) -> SamplingParams:
             field=path,
             remedy=f"Leave it out, or write {WHOLE_CONTEXT}.",
         )
-    options.ignore(_IGNORED | {"repeat_last_n": None})
+    options.ignore({**_IGNORED, "repeat_last_n": None})
     options.refuse_rest()
     return sampling
 

@@ -10,25 +10,11 @@ import msgspec
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.fields import Fields, decode
+from ramify.runtime.server.tables.openai import CALL, CALL_FUNCTION, MESSAGE, PART
 from ramify.tool_calls.text import text_arguments
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text",)
-CACHE_MARKS = {"prompt_cache_breakpoint": None, "cache_control": None}
-"""Fields of a text part, from OpenAI's and Anthropic's API, that mark the end of a prefix to be cached. They
-have no effect, as every prefix is cached."""
-
-_UNSUPPORTED_MESSAGE = {
-    "function_call": "Use tool_calls.",
-    "refusal": "",
-    "audio": "",
-    "annotations": "",
-    # Fields of other roles: some clients send every field of a message, most as null.
-    "tool_calls": "Only messages of the role assistant have calls.",
-    "tool_call_id": "Only messages of the role tool have it.",
-    "reasoning_content": "Only messages of the role assistant have reasoning.",
-    "name": "",
-}
 
 
 def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
@@ -45,9 +31,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
             case _:
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
-        if role != "tool":
-            item.ignore({"name": None})
-        item.refuse_rest(_UNSUPPORTED_MESSAGE)
+        item.finish(MESSAGE)
         messages.append(message)
     return tuple(messages)
 
@@ -99,8 +83,7 @@ def take_content(item: Fields, field: str, kinds: Sequence[str], *, required: bo
             raise InvalidRequest(f"{part.path('text')} is missing.", field=part.path("text"))
         if kind == "output_text":
             part.take("logprobs", list[Any])  # a client may send back an item as it received it
-        part.ignore(CACHE_MARKS)
-        part.refuse_rest({"annotations": ""})
+        part.finish(PART)
         texts.append(text)
     return "".join(texts)
 
@@ -131,7 +114,6 @@ def _take_call(item: Fields) -> ToolCall:
     custom = kind == "custom"
     arguments = text_arguments(inner.take("input", str, "")) if custom else take_arguments(inner)
     call = ToolCall(id=call_id, name=inner.need("name"), arguments=arguments)
-    inner.refuse_rest()
-    item.take("index", int)  # clients that assemble a call from a stream send it
-    item.refuse_rest()
+    inner.finish(CALL_FUNCTION)
+    item.finish(CALL)
     return call

@@ -15,8 +15,6 @@ from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.generation import GenerationResult
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.request import (
-    IGNORED,
-    UNSUPPORTED,
     parse_request,
     refuse_abort,
     take_header,
@@ -25,11 +23,11 @@ from ramify.runtime.server.params import explain_by_field, take_prompts
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect, while_connected
+from ramify.runtime.server.tables.openai import EMBEDDING
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
 
-PATH = "/v1/embeddings"
 Encoding = Literal["float", "base64"]
 
 
@@ -43,9 +41,9 @@ class _Parsed(NamedTuple):
     normalize: bool
 
 
-@router.post(PATH)
+@router.post(EMBEDDING.path)
 async def embeddings(request: Request) -> Response:
-    parsed, headers = await parse_body(request, _parse, {"model": "default", "input": "x"})
+    parsed, headers = await parse_body(request, EMBEDDING, _parse)
     results = await while_connected(request.receive, collect(parsed.streams))
     data = []
     for index, result in enumerate(results):
@@ -73,11 +71,9 @@ def _parse(service: Service, fields: Fields) -> _Parsed:
         header,
         [Generate(rid=header["id"], prompt=(prompt,), pooling=pooling) for prompt in prompts],
         SamplingParams(max_tokens=0),
-        PATH,
+        EMBEDDING,
         explain=explain_by_field(None),
         spelled={"prompt": "input"},
-        unsupported=UNSUPPORTED | {"messages": "Give the text as input."},
-        ignored=IGNORED,
     )
     if parsed.stream:
         raise UnsupportedField("Embeddings are not streamed.", field="stream")

@@ -20,9 +20,6 @@ from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.request import (
-    DEFAULT_VERBOSITY,
-    IGNORED,
-    UNSUPPORTED,
     ParsedRequest,
     lora_of,
     parse_request,
@@ -34,6 +31,7 @@ from ramify.runtime.server.params import COMMON, explain_by_field, take_prompts,
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
+from ramify.runtime.server.tables.openai import CHAT, COMPLETION
 
 router = APIRouter()
 
@@ -42,27 +40,6 @@ COMPLETION_MAX_TOKENS = 16
 
 _COMPLETION_SPELLING = COMMON | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
-
-IGNORED_COMPLETION = {**IGNORED, "metadata": None, "store": (False,)}
-IGNORED_CHAT = {**IGNORED_COMPLETION, "modalities": (["text"],), "verbosity": DEFAULT_VERBOSITY}
-UNSUPPORTED_COMPLETION = UNSUPPORTED | {
-    "suffix": "",
-    "tools": "Use /v1/chat/completions.",
-}
-UNSUPPORTED_CHAT = UNSUPPORTED | {
-    "functions": "Use tools.",
-    "function_call": "Use tool_choice.",
-    "audio": "",
-    "prediction": "",
-    "web_search_options": "",
-    "chat_template": "",
-    "echo": "",
-}
-
-
-_MODEL = {"model": "default"}
-REQUIRED_CHAT = {**_MODEL, "messages": [{"role": "user", "content": "x"}]}
-REQUIRED_COMPLETION = {**_MODEL, "prompt": "x"}
 
 
 @router.get("/v1/models")
@@ -80,7 +57,7 @@ async def get_model(request: Request, model: str) -> Response:
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    (parsed, formatter), headers = await parse_body(request, _parse_chat, REQUIRED_CHAT)
+    (parsed, formatter), headers = await parse_body(request, CHAT, _parse_chat)
     return await _respond(request, parsed, formatter, headers)
 
 
@@ -103,19 +80,17 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
         header,
         [chat.request],
         sampling,
-        "/v1/chat/completions",
+        CHAT,
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "messages", "max_tokens": limit},
-        unsupported=UNSUPPORTED_CHAT,
-        ignored=IGNORED_CHAT,
     )
     return parsed, ChatFormatter(header, want_logprobs, chat.turn_format)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    (parsed, formatter), headers = await parse_body(request, _parse_completion, REQUIRED_COMPLETION)
+    (parsed, formatter), headers = await parse_body(request, COMPLETION, _parse_completion)
     return await _respond(request, parsed, formatter, headers)
 
 
@@ -149,11 +124,9 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
         header,
         generations,
         sampling,
-        "/v1/completions",
+        COMPLETION,
         explain=explain_by_field(found and found[0]),
         spelled={},
-        unsupported=UNSUPPORTED_COMPLETION,
-        ignored=IGNORED_COMPLETION,
     )
     texts = [
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)

@@ -24,6 +24,8 @@ from ramify.runtime.server.params import (
     take_constraints,
     take_definitions,
 )
+from ramify.runtime.server.tables.openai import SCHEMA, STRUCTURED_OUTPUTS
+from ramify.runtime.server.tables.responses import TEXT
 from ramify.schema_bundle import check_size
 
 Taker = Callable[[Fields], "FieldConstraint | None"]
@@ -42,8 +44,7 @@ def take_text_format(fields: Fields) -> FieldConstraint | None:
     text, own = fields.take_object("text"), None
     if text is not None:
         own = _format(text, "format", _TYPES | {"json_schema": _schema_with_options})
-        text.ignore({"verbosity": ("low", "medium", "high")})  # as no chat template reads it
-        text.refuse_rest()
+        text.finish(TEXT)
     return _take_only(fields, own)
 
 
@@ -110,8 +111,7 @@ def _schema_with_options(form: Fields) -> FieldConstraint | None:
     definitions = take_definitions(form)
     if definitions is not None:  # checked before the schemas are parsed
         check_size(path, len(schema.encode()) + sum(len(text.encode()) for text in definitions.values()))
-    form.ignore({"description": None})  # meant for the model, which does not see the schema either
-    form.refuse_rest()
+    form.finish(SCHEMA)
     return path, make_constraint(
         path,
         lambda source: constraint.json_schema(
@@ -171,14 +171,7 @@ def _structured_outputs(fields: Fields) -> FieldConstraint | None:
     found = take_constraints(form, makers)
     if form.take("json_object", bool, False):
         found.append((form.path("json_object"), constraint.json_object()))
-    form.refuse_rest(
-        {
-            "whitespace_pattern": "Use response_format with a json_schema and its whitespace.",
-            "disable_additional_properties": "Write additionalProperties: false into the schema.",
-            "disable_fallback": "",
-            "backend": "",
-        }
-    )
+    form.finish(STRUCTURED_OUTPUTS)
     path = fields.path("structured_outputs")
     if not found and whitespace == "compact":
         raise InvalidRequest(f"{path} holds no constraint.", field=path)

@@ -15,6 +15,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, Preamble, ThinkingFormat
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.tables.openai import REASONING_OBJECT
 from ramify.text import shortened
 
 START, END = "<think>", "</think>"
@@ -23,15 +24,6 @@ START, END = "<think>", "</think>"
 BOUND = 1024
 """Default reasoning budget, in tokens, for a model that is not a reasoning model: such a model seldom writes
 the end mark. `gen(thinking=True)` has the same default."""
-
-_IGNORED = {
-    "summary": (SUMMARIES := ("auto", "concise", "detailed")),
-    "generate_summary": SUMMARIES,
-    "context": ("auto",),
-    "mode": ("standard",),
-}
-"""Fields of OpenAI's object ``reasoning`` that have no effect, with their allowed values. The summary stays
-empty, as the reasoning itself is returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +113,7 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
         if (own_start, own_end, limit) != (None, None, None):
             switch.suggest()
         shown = not own.take("exclude", bool, False)
-        own.ignore(_IGNORED)
-        own.refuse_rest()
+        own.finish(REASONING_OBJECT)
     for field in ("thinking_token_budget", "thinking_budget"):
         budget = _take_limit(fields, field)
         if budget is not None:

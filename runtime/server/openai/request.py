@@ -23,33 +23,14 @@ from ramify.runtime.server.params import (
     take_priority,
 )
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables.openai import STREAM_OPTIONS
+from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 from ramify.text import shortened
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
 """Service tier → priority."""
-
-UNSUPPORTED = {
-    "moderation": "",
-    "guided_decoding_backend": "It is an option of the server: ramify serve --grammar-backend.",
-    "guided_whitespace_pattern": "Use a json_schema format and its whitespace.",
-    "any_order": "Write it beside the schema, in response_format.json_schema or text.format.",
-    "lora_path": 'Name the adapter in model: its name, or "model:name".',
-}
-"""Field that no endpoint supports → remedy or ""."""
-
-Ignored = Mapping[str, Sequence[Any] | None]
-"""Field that has no effect on the answer → its allowed values, or None if any is allowed."""
-
-DEFAULT_VERBOSITY = ("medium",)
-"""The only accepted value of ``verbosity``: OpenAI's default. Messages can ask for another verbosity."""
-
-IGNORED: Ignored = {
-    "prompt_cache_key": None,  # chooses among caches, and there is only one
-    "prompt_cache_options": None,
-    "prompt_cache_retention": None,
-}
 
 
 class ParsedRequest(NamedTuple):
@@ -105,13 +86,11 @@ def parse_request(
     header: Mapping[str, Any],
     prompts: Sequence[Generate],
     sampling: SamplingParams,
-    endpoint: str,
+    endpoint: Endpoint,
     *,
     explain: Explain,
     tell: Tell | None = None,
     spelled: Mapping[str, str],
-    unsupported: Mapping[str, str],
-    ignored: Ignored,
 ) -> ParsedRequest:
     """Parse the remaining fields of a request. Fields that are unknown or unsupported are refused.
 
@@ -120,7 +99,6 @@ def parse_request(
     spelled : our name of a field → the client's name, for errors of the engine
     """
     scope: str = fields.take("cache_salt", str, "")
-    fields.ignore(ignored)
     stream: bool = fields.take("stream", bool, False)
     include_usage = False
     stream_options = fields.take_object("stream_options")
@@ -128,10 +106,10 @@ def parse_request(
         include_usage = stream_options.take("include_usage", bool, False)
         if include_usage and not stream:
             raise InvalidRequest("stream_options needs stream: true.", field="stream_options")
-        stream_options.refuse_rest({"include_obfuscation": "", "continuous_usage_stats": ""})
+        stream_options.finish(STREAM_OPTIONS)
     user = _take_user(fields)
     priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
-    fields.refuse_rest(unsupported)
+    fields.finish(endpoint.whole)
     streams: list[AsyncGenerator[TextChunk, None]] = []
     for prompt in prompts:
         usages = ChoiceUsages(sampling.n)
@@ -147,7 +125,7 @@ def parse_request(
                 priority=priority,
                 flow=prompt.rid,
             )
-            chunks = service.generate(request, endpoint, user, usages)
+            chunks = service.generate(request, endpoint.path, user, usages)
             streams.append(explained(chunks, explain, spelled, tell))
     return ParsedRequest(streams, sampling.n, stream, include_usage)
 

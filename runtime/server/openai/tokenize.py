@@ -18,11 +18,11 @@ from ramify.errors import InvalidRequest
 from ramify.messages import Generate
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
-from ramify.runtime.server.openai.endpoints import REQUIRED_CHAT
 from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import check_segments
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables.openai import DETOKENIZE, TOKENIZE
 
 router = APIRouter()
 
@@ -39,7 +39,7 @@ _CHAT = dataclasses.replace(CHAT_COMPLETIONS, take_format=lambda fields: None)
 @router.post("/v1/tokenize")
 async def tokenize(request: Request) -> Response:
     service = Service.serving(request)
-    parsed, headers = await parse_body(request, _parse_tokenize, REQUIRED_CHAT | {"prompt": "x"})
+    parsed, headers = await parse_body(request, TOKENIZE, _parse_tokenize)
     given, messages, spelled = parsed.prompt, parsed.messages, parsed.spelled
     many = isinstance(given, list)
     texts: Sequence[str] = given if isinstance(given, list) else (given or "",)
@@ -85,7 +85,7 @@ def _parse_tokenize(service: Service, fields: Fields) -> _Texts:
     if (given is None) is not chat:
         raise InvalidRequest("Give one of prompt and messages.", field="prompt" if chat else "messages")
     messages = _take_chat(fields, service) if chat else None
-    fields.refuse_rest()
+    fields.finish(TOKENIZE.whole)
     # Chat templates write special tokens themselves.
     return _Texts(given, messages, not chat if special is None else special, spelled)
 
@@ -94,7 +94,7 @@ def _parse_tokenize(service: Service, fields: Fields) -> _Texts:
 @router.post("/v1/detokenize")
 async def detokenize(request: Request) -> Response:
     service = Service.serving(request)
-    (ids, skip, many), headers = await parse_body(request, _parse_detokenize, {"tokens": [0]})
+    (ids, skip, many), headers = await parse_body(request, DETOKENIZE, _parse_detokenize)
 
     async def detokenized(part: Sequence[tuple[int, ...]]) -> list[tuple[str, str]]:
         texts = await service.frontend.control.detokenize(part, skip_special_tokens=skip)
@@ -111,7 +111,7 @@ def _parse_detokenize(service: Service, fields: Fields) -> tuple[list[tuple[int,
     _take_model(fields, service)
     given: list[int | list[int]] | None = fields.take("tokens", list[int | list[int]])
     skip: bool = fields.take("skip_special_tokens", bool, True)
-    fields.refuse_rest()
+    fields.finish(DETOKENIZE.whole)
     if given is None:
         raise InvalidRequest("tokens is missing.", field="tokens")
     lists = [one for one in given if isinstance(one, list)]

@@ -18,6 +18,7 @@ from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.messages import Enforcement, Preamble
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.params import FieldConstraint, make_constraint
+from ramify.runtime.server.tables.openai import FUNCTION, TOOL
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
     FREE,
@@ -36,12 +37,6 @@ MAX_TOOLS = 128
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
-
-_UNSUPPORTED_TOOL = {"allowed_callers": "", "async": ""}
-_IGNORED_TOOL: Mapping[str, None] = {
-    "defer_loading": None,  # every tool is in the prompt
-    "output_schema": None,  # chat templates have no place for it
-}
 
 Mode = Literal["none", "auto", "required"]
 
@@ -214,10 +209,9 @@ def take_tool(item: Fields, nested: bool, namespace: str | None = None) -> Offer
             # The defaults of the APIs: best effort in chat completions, strict in responses.
             strict=inner.take("strict", bool, not nested),
         )
-    inner.ignore(_IGNORED_TOOL)
-    inner.refuse_rest(_UNSUPPORTED_TOOL)
+    inner.finish(FUNCTION)
     if nested:
-        item.refuse_rest()
+        item.finish(TOOL)
     return OfferedTool(tool, name, place, inner.path("name"))
 
 
@@ -293,7 +287,7 @@ def _take_choice(choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _
         path = one.path("type")
         known = "function, custom or allowed_tools"
         raise UnsupportedField(f"{path} is {kind!r}; it must be {known}.", field=path)
-    return _Choice("required", (_known_tool(_inner(one, kind, nested), offered),), once=True)
+    return _Choice("required", (_known_tool(_inner(one, kind, nested), offered, nested),), once=True)
 
 
 def _take_allowed(allowed: Fields, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
@@ -308,7 +302,7 @@ def _take_allowed(allowed: Fields, offered: Sequence[OfferedTool], nested: bool)
         if kind == "namespace":
             chosen.update(_tools_in(entry, offered))
         else:
-            chosen.add(_known_tool(_inner(entry, kind, nested), offered))
+            chosen.add(_known_tool(_inner(entry, kind, nested), offered, nested))
     allowed.refuse_rest()
     return _Choice(mode, tuple(sorted(chosen)))
 
@@ -322,10 +316,10 @@ def _inner(fields: Fields, field: str, nested: bool) -> Fields:
     return inner
 
 
-def _known_tool(function: Fields, offered: Sequence[OfferedTool]) -> int:
+def _known_tool(function: Fields, offered: Sequence[OfferedTool], nested: bool) -> int:
     """The index of the tool that `function` names. A name alone may also stand for a tool in a namespace."""
     name: str = function.take("name", str, "")
-    namespace: str | None = function.take("namespace", str)
+    namespace: str | None = None if nested else function.take("namespace", str)
     function.refuse_rest()
     path = function.path("name")
     wanted = ToolName(name, namespace)

@@ -18,7 +18,7 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
@@ -55,6 +55,15 @@ from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body, model_info, server_info
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
+from ramify.runtime.server.tables.sglang import (
+    ABORT,
+    AWAIT_TOOLS,
+    END_PROGRAM,
+    GENERATE,
+    LOAD_LORA,
+    SAMPLING_PARAMS,
+    UNLOAD_LORA,
+)
 from ramify.sampling_options import DEFAULT_MAX_TOKENS, SPELLINGS
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder
@@ -82,31 +91,6 @@ _CONSTRAINTS: Makers = {
     "ebnf": (str, constraint.ebnf),
     "structural_tag": (str, constraint.structural_tag),
 }
-UNSUPPORTED = {
-    "image_data": "",
-    "video_data": "",
-    "audio_data": "",
-    "input_embeds": "",
-    "modalities": "",
-    "session_id": "Continue from token ids with prompt_segments.",
-    "session_params": "Continue from token ids with prompt_segments.",
-    "token_ids_logprob": "",
-    "return_hidden_states": "",
-    "return_prompt_token_ids": "",
-    "return_entropy": "",
-    "custom_logit_processor": "",
-    "background": "",
-    "extra_key": "Use cache_scope.",
-    "require_reasoning": "",
-}
-UNSUPPORTED_SAMPLING = {
-    "stop_regex": "",
-    "no_stop_trim": "",
-    "beam_width": "",
-    "stream_interval": "",
-    "custom_params": "",
-    "watermark": "",
-}
 
 
 class ParsedRequest(NamedTuple):
@@ -125,7 +109,7 @@ class ParsedRequest(NamedTuple):
 @router.api_route("/generate", methods=["POST", "PUT"])
 async def generate(request: Request) -> Response:
     service = Service.serving(request)
-    parsed, headers = await parse_body(request, _parse_request, {"text": "x"})
+    parsed, headers = await parse_body(request, GENERATE, _parse_request)
     if parsed.stream:
         events = _events(parsed, service.config.incremental_streaming_output)
         return EventStream(events, headers=headers)
@@ -155,7 +139,7 @@ async def flush_cache(request: Request) -> Response:
 
 @router.post("/abort_request")
 async def abort_request(request: Request) -> Response:
-    rid, headers = await parse_body(request, _parse_abort, {"rid": "x"})
+    rid, headers = await parse_body(request, ABORT, _parse_abort)
     return json_response({"aborted": Service.serving(request).frontend.abort(rid)}, headers)
 
 
@@ -163,7 +147,7 @@ def _parse_abort(service: Service, fields: Fields) -> str | None:
     """The id, or None for all requests."""
     rid: str = fields.take("rid", str, "")
     every: bool = fields.take("abort_all", bool, False)
-    fields.refuse_rest()
+    fields.finish(ABORT.whole)
     if not rid and not every:
         raise InvalidRequest("rid is missing.", field="rid", remedy="Or set abort_all to true.")
     return None if every else rid
@@ -173,17 +157,17 @@ def _parse_abort(service: Service, fields: Fields) -> str | None:
 @router.post("/load_lora_adapter")
 async def load_lora_adapter(request: Request) -> Response:
     frontend = _loading(request)
-    (name, path), _ = await parse_body(request, _parse_lora, {"lora_name": "x", "lora_path": "x"})
+    (name, path), headers = await parse_body(request, LOAD_LORA, _parse_lora)
     with _fields_of_body():
         await frontend.loras.load(name, path)
-    return _adapters(frontend)
+    return _adapters(frontend, headers)
 
 
 def _parse_lora(service: Service, fields: Fields) -> tuple[str, str]:
     """The name and the path."""
     fields.take("lora_name", str)
     fields.take("lora_path", str)
-    fields.refuse_rest({"load_inplace": "Unload it first.", "pinned": "Adapters stay loaded."})
+    fields.finish(LOAD_LORA.whole)
     return fields.need("lora_name"), fields.need("lora_path")
 
 
@@ -191,17 +175,16 @@ def _parse_lora(service: Service, fields: Fields) -> tuple[str, str]:
 @router.post("/unload_lora_adapter")
 async def unload_lora_adapter(request: Request) -> Response:
     frontend = _loading(request)
-    name, _ = await parse_body(request, _parse_unloaded, {"lora_name": "x"})
+    name, headers = await parse_body(request, UNLOAD_LORA, _parse_unloaded)
     with _fields_of_body():
         await frontend.loras.unload(name)
-    return _adapters(frontend)
+    return _adapters(frontend, headers)
 
 
 def _parse_unloaded(service: Service, fields: Fields) -> str:
     """The name."""
     fields.take("lora_name", str)
-    fields.take("lora_int_id", int)  # vLLM's own number of the adapter
-    fields.refuse_rest()
+    fields.finish(UNLOAD_LORA.whole)
     name: str = fields.need("lora_name")
     return name
 
@@ -227,15 +210,15 @@ def _loading(request: Request) -> FrontendProtocol:
     return service.frontend
 
 
-def _adapters(frontend: FrontendProtocol) -> Response:
+def _adapters(frontend: FrontendProtocol, headers: Mapping[str, str]) -> Response:
     """The response to loading or unloading, in SGLang's form. Clients of vLLM read only the status."""
     loaded = {name: lora.path for name, lora in frontend.loras.loaded.items()}
-    return json_response({"success": True, "loaded_adapters": loaded})
+    return json_response({"success": True, "loaded_adapters": loaded}, headers)
 
 
 @router.post("/await_tools")
 async def await_tools(request: Request) -> Response:
-    (program, branch, tools), _ = await parse_body(request, _parse_awaited, {"program": "x", "tools": ["x"]})
+    (program, branch, tools), _ = await parse_body(request, AWAIT_TOOLS, _parse_awaited)
     await Service.serving(request).frontend.control.await_tools(program, branch, tools)
     return json_response({"awaited": list(tools)})
 
@@ -245,13 +228,13 @@ def _parse_awaited(service: Service, fields: Fields) -> tuple[str, str, tuple[st
     program: str = fields.need("program")
     branch: str = fields.take("branch", str, "")
     tools: tuple[str, ...] = fields.need("tools", tuple[str, ...])
-    fields.refuse_rest()
+    fields.finish(AWAIT_TOOLS.whole)
     return program, branch, tools
 
 
 @router.post("/end_program")
 async def end_program(request: Request) -> Response:
-    program, _ = await parse_body(request, _parse_ended, {"program": "x"})
+    program, _ = await parse_body(request, END_PROGRAM, _parse_ended)
     await Service.serving(request).end_program(program)
     return json_response({"ended": program})
 
@@ -259,7 +242,7 @@ async def end_program(request: Request) -> Response:
 def _parse_ended(service: Service, fields: Fields) -> str:
     """The program."""
     program: str = fields.need("program")
-    fields.refuse_rest()
+    fields.finish(END_PROGRAM.whole)
     return program
 
 
@@ -282,7 +265,7 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     loras = _each(fields, "lora_path", str, "", count)
     priority = take_priority(fields)
     rids = _take_rids(fields, count, service)
-    fields.refuse_rest(UNSUPPORTED)
+    fields.finish(GENERATE.whole)
 
     service.check_count(sum(sampling.n for sampling, _ in options))
     requests: list[Generate] = []
@@ -379,9 +362,7 @@ def _take_options(
         unlimited = "Give null for as many as fit into the context."
         sampling = take_sampling(one, _SPELLING, unlimited=unlimited, **defaults)
         found = only_constraint(take_constraints(one, _CONSTRAINTS))
-        # Has no effect: fast tokenizers, the only ones that are loaded, put no spaces there.
-        one.take("spaces_between_special_tokens", bool)
-        one.refuse_rest(UNSUPPORTED_SAMPLING)
+        one.finish(SAMPLING_PARAMS)
         options.append((sampling, found))
     return options if len(options) == count else options * count
 

@@ -22,8 +22,6 @@ from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_text_format
 from ramify.runtime.server.openai.request import (
-    IGNORED,
-    UNSUPPORTED,
     ParsedRequest,
     parse_request,
     refuse_abort,
@@ -37,11 +35,10 @@ from ramify.runtime.server.params import COMMON, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
+from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
-
-PATH = "/v1/responses"
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -71,30 +68,10 @@ _RESPONSES = Dialect(
 )
 _SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
 
-IGNORED_RESPONSE = {**IGNORED, "client_metadata": None}
-_WHOLE_INPUT = "Nothing is stored here: send the whole conversation as input."
-UNSUPPORTED_RESPONSE = UNSUPPORTED | {
-    "previous_response_id": _WHOLE_INPUT,
-    "conversation": _WHOLE_INPUT,
-    "prompt": "Write it into instructions and input.",
-    "background": "Use stream, or wait for the answer.",
-    "background_options": "",
-    "max_tool_calls": "Use parallel_tool_calls; the server itself calls no tools.",
-    "context_management": "",
-    "image": "",
-    "access_programs": "",
-    "messages": "Use input.",
-    "response_format": "Use text.format.",
-    "max_tokens": "Use max_output_tokens.",
-    "max_completion_tokens": "Use max_output_tokens.",
-    "logprobs": f"Use include with {LOGPROBS}.",
-    "n": "Send one request per answer.",
-}
 
-
-@router.post(PATH)
+@router.post(RESPONSES.path)
 async def responses(request: Request) -> Response:
-    (parsed, writer), headers = await parse_body(request, _parse, {"model": "default", "input": "x"})
+    (parsed, writer), headers = await parse_body(request, RESPONSES, _parse)
     (stream,) = parsed.streams
     events = _events(stream, writer)
     if parsed.stream:
@@ -118,12 +95,10 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
         header,
         [chat.request],
         sampling,
-        PATH,
+        RESPONSES,
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
-        unsupported=UNSUPPORTED_RESPONSE,
-        ignored=IGNORED_RESPONSE,
     )
     response = _initial_response(header, fields, sampling, metadata)
     writer = ResponseWriter(response, chat.turn_format, chat.tool_use, encrypted=ENCRYPTED in included)

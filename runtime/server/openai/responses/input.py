@@ -6,7 +6,6 @@ one message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -17,13 +16,11 @@ from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_arguments, take_content, take_role
 from ramify.runtime.server.openai.responses.writer import unsealed
 from ramify.runtime.server.openai.tools import ToolName
+from ramify.runtime.server.tables.responses import INPUT_PART, ITEM
 from ramify.tool_calls.text import text_arguments
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
-_UNSUPPORTED_ITEM = {"caller": "", "async": ""}
-"""Fields of items that are not supported; OpenAI's own models use them."""
-_IGNORED_ITEM: Mapping[str, None] = {"internal_chat_message_metadata_passthrough": None, "created_by": None}
 _REMEDIES = {
     "item_reference": "Send the item itself: nothing is stored here.",
     "compaction": "Only the server that wrote it can read it. Send the items that it stands for.",
@@ -83,10 +80,7 @@ def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ..
             _take_item(item, kind, turns, chat_format)
             item.take("id", str)
             item.take("status", Literal["in_progress", "completed", "incomplete", "failed"])
-            if item.given("role"):
-                item.ignore({"phase": ("commentary", "final_answer")})
-            item.ignore(_IGNORED_ITEM)
-            item.refuse_rest(_UNSUPPORTED_ITEM)
+            item.finish(ITEM)
     if not (messages := turns.finish()):
         raise InvalidRequest("input has no item that is shown to the model.", field="input")
     return messages
@@ -171,11 +165,9 @@ def _take_item(item: Fields, kind: str, turns: _TurnBuilder, chat_format: ChatFo
             call_id = item.need("call_id")
             item.take_object(field)
             turns.add_call(ToolCall(id=call_id, name=name, arguments=item.take_text(field) or "{}"))
-            item.ignore({"environment": None})
         case _ if kind in _SERVER_RESULTS:
             call_id = item.need(_SERVER_RESULTS[kind])
             turns.add_result(call_id, "", item.take_json("output") or "")
-            item.ignore({"max_output_length": None})
         case _:
             path = item.path("type")
             known = "message, reasoning, function_call, custom_tool_call and their outputs"
@@ -195,12 +187,9 @@ def _take_agent_message(item: Fields) -> ChatMessage:
     author, recipient = item.take("author", str, ""), item.take("recipient", str, "")
     texts = []
     for part in item.take_objects("content") or ():
-        if part.take("type", str) == "encrypted_content":
-            part.ignore({"encrypted_content": None})
-        else:
+        if part.take("type", str) != "encrypted_content":
             texts.append(part.take("text", str, ""))
-        part.refuse_rest()
-    item.ignore({"agent": None})
+        part.finish(INPUT_PART)
     return ChatMessage(role="user", content=f"[{author} to {recipient}]\n" + "".join(texts))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.tools import OfferedTool, ToolUse, take_name, take_tool, use_of
+from ramify.runtime.server.tables.responses import RESPONSES_TOOL
 from ramify.tool_calls.formats import ToolFormat
 
 HOSTED = frozenset(
@@ -71,7 +72,7 @@ def _take_namespace(item: Fields) -> Iterator[OfferedTool]:
             text = f"Tools of {name}: {description}\n\n{one.tool.description}".rstrip()
             one = one._replace(tool=replace(one.tool, description=text))
         yield one
-    item.refuse_rest()
+    item.finish(RESPONSES_TOOL)
 
 
 def _additional_tools(fields: Fields) -> Iterator[list[Fields]]:
