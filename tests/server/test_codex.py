@@ -374,3 +374,43 @@ def test_a_refused_grammar_names_its_tool(http: httpx.Client, frontend: FakeFron
     tools = [TIME, {"type": "web_search"}, space("a", "b") | {"tools": [PATCH_TOOL]}]
     error = refused(http.post("/v1/responses", json=ASK | {"tools": tools}))
     assert error["param"] == "tools[2].tools[0].format.definition"
+
+
+NEEDED = {
+    "base_instructions",
+    "display_name",
+    "experimental_supported_tools",
+    "priority",
+    "shell_type",
+    "slug",
+    "support_verbosity",
+    "supported_in_api",
+    "supported_reasoning_levels",
+    "truncation_policy",
+    "visibility",
+}
+"""Fields without which Codex 0.171 rejects its whole catalogue."""
+
+
+@pytest.mark.parametrize(
+    ("variables", "efforts"),
+    [
+        ((), []),
+        (("enable_thinking",), ["none", "medium"]),
+        (("reasoning_effort",), ["low", "medium", "high"]),
+    ],
+)
+def test_the_model_catalogue(
+    http: httpx.Client, frontend: FakeFrontend, variables: tuple[str, ...], efforts: list[str]
+) -> None:
+    render_tools(frontend, "hermes", variables=variables)
+    body = http.get("/v1/models", params={"client_version": "0.171.0"}).json()
+    plain = http.get("/v1/models").json()
+    assert body.keys() == {"object", "data", "models"}
+    assert plain == {name: body[name] for name in ("object", "data")}
+    (model,) = body["models"]
+    assert model["slug"] == MODEL
+    assert model.keys() > NEEDED
+    assert model["context_window"] == frontend.info.context_length
+    assert model["truncation_policy"] == {"mode": "tokens", "limit": frontend.info.context_length // 8}
+    assert [level["effort"] for level in model["supported_reasoning_levels"]] == efforts

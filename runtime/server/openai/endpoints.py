@@ -17,6 +17,7 @@ from ramify.messages import Generate, Usage
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
+from ramify.runtime.server.openai.codex_models import codex_model
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.request import (
@@ -45,8 +46,12 @@ _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    names = ("", *service.frontend.loras.loaded)
-    return json_response({"object": "list", "data": [_card(service, name) for name in names]})
+    cards = [_card(service, name) for name in ("", *service.frontend.loras.loaded)]
+    body: Body = {"object": "list", "data": cards}
+    if "client_version" in request.query_params:  # Codex
+        info = service.frontend.info
+        body["models"] = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
+    return json_response(body)
 
 
 @router.get("/v1/models/{model:path}")
