@@ -11,7 +11,7 @@ from pathlib import Path
 import generated_part
 
 from ramify.runtime.server.tables import ENDPOINTS
-from ramify.runtime.server.tables.openai import REQUEST, SAMPLING
+from ramify.runtime.server.tables.openai import OTHER_SERVERS, REQUEST, SAMPLING
 from ramify.runtime.server.tables.rows import FieldTable, Row
 
 PAGE = Path(__file__).parent / "server.md"
@@ -20,7 +20,7 @@ END = "<!-- /fields -->"
 
 def parts() -> dict[str, str]:
     """Title of a list → its Markdown."""
-    alike = FieldTable("", *REQUEST.rows, *SAMPLING.rows)
+    alike = FieldTable("", *REQUEST.rows, *SAMPLING.rows, *OTHER_SERVERS.rows)
     every = {"alike": fields_of(alike)}
     listed: set[FieldTable] = set()  # an object is listed with the first endpoint that takes it
     for endpoint in ENDPOINTS:

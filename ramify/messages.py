@@ -203,6 +203,9 @@ class Generate(Message, frozen=True, kw_only=True):
     """The reasoning that is asked for, only for backends that take messages and switch thinking themselves.
     For other backends it is expressed by `preambles`."""
     sampling: SamplingParams = SamplingParams()
+    cut_to_fit: bool = False
+    """Whether `sampling.max_tokens` is cut to the room that the prompt leaves in the context. Otherwise a
+    larger number is refused. A request with an `uncounted` preamble is refused in any case."""
     constraint: Constraint | None = None
     choices: Choices | None = None
     """Choices to score. Nothing is generated then: `sampling.max_tokens` is 0, and there is no constraint. If

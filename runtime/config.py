@@ -370,6 +370,11 @@ class ServerConfig(EngineConfig):
     strict_fields: bool = False
     """Refuse fields of OpenAI's API that have no effect here. Otherwise each is named once in the log, and
     the response header x-ramify-ignored names the ignored fields of its request."""
+    batch_dir: str | None = None
+    """Folder for batch files (/v1/files, /v1/batches): their prompts and answers. Only one server at a time
+    uses it. None: the folder batches in Ramify's home."""
+    batch_gb: float = 10.0
+    """Disk space in GiB above which no further batch file is taken. 0: there are no batch files."""
     drain_s: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
 

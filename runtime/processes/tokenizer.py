@@ -117,6 +117,7 @@ class PromptTokenizer:
             ids=tuple(ids),
             forks=self._forks(request, prompt, ids),
             sampling=request.sampling,
+            cut_to_fit=request.cut_to_fit,
             pooling=request.pooling,
             hint=request.hint,
             scope=request.scope,
@@ -160,10 +161,7 @@ class PromptTokenizer:
             sampling=sampling,
             constraint=request.constraint,
             preambles=preambles,
-            open_end=bool(request.prompt)
-            and isinstance(request.prompt[-1], str)
-            and not preambles
-            and request.fill is None,
+            open_end=_ends_in_text(request) and not preambles and request.fill is None,
         )
 
     def tokenize(self, message: Tokenize) -> Texts:
@@ -361,6 +359,13 @@ class PromptTokenizer:
                 f"The model's chat template refuses these messages: {error}", field="messages"
             ) from error
         return str(rendered)
+
+
+def _ends_in_text(request: Generate) -> bool:
+    """Whether the prompt ends in a text that the output continues."""
+    if request.chat is None:
+        return bool(request.prompt) and isinstance(request.prompt[-1], str)
+    return bool(json.loads(request.template_kwargs or "{}").get("continue_final_message"))
 
 
 def _turn(message: ChatMessage, thoughts: str) -> dict[str, Any]:

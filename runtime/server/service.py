@@ -6,12 +6,15 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
+import msgspec
 from starlette.requests import Request
 
 from ramify.errors import EngineClosed, InvalidRequest
 from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.priority import BATCH
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
@@ -22,6 +25,9 @@ from ramify.runtime.server.recent import Recent
 logger = logging.getLogger("ramify.server")
 
 IGNORED_HEADER = "x-ramify-ignored"
+
+IN_BATCH: ContextVar[str] = ContextVar("in_batch", default="")
+"""Id of the batch to which the current request belongs; "" for a request of a client."""
 
 
 class FrontendProtocol(Protocol):
@@ -130,6 +136,8 @@ class Service:
         """
         if self.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
+        if batch := IN_BATCH.get():
+            request = msgspec.structs.replace(request, priority=request.priority or BATCH, flow=batch)
         started = previous = time.perf_counter()
         first_token_s: float | None = None
         status, finish = 499, "abort"

@@ -34,7 +34,41 @@ SAMPLING: Any = {
     "logit_bias": {"1": 1},
     "max_new_tokens": 3,
 }
+MARK: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+BLOCK: Any = {"type": "text", "text": "x"} | MARK
+MESSAGES: Any = {
+    "model": MODEL,
+    "system": [BLOCK],
+    "messages": [
+        {"role": "user", "content": [BLOCK]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "redacted_thinking"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}} | MARK,
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]} | MARK]},
+    ],
+    "tools": [{"name": "f", "input_schema": SCHEMA} | MARK],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low"},
+    "cache_control": MARK["cache_control"],
+}
+FORMATTED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+FORM: Any = {"type": "json_schema", "schema": SCHEMA, "description": "d"}
 BODIES: dict[str, tuple[str, Any]] = {
+    **{
+        f"{path} {name}": (path, body | ({} if "count" in path else {"max_tokens": 3} | more))
+        for path in ("/v1/messages", "/v1/messages/count_tokens")
+        for name, body, more in (
+            ("whole", MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto"}),
+            ("with a format", FORMATTED | {"output_config": {"format": FORM}}, {"stream": True}),
+            ("with a format in place", FORMATTED | {"output_format": FORM}, {}),
+        )
+    },
     "chat": (
         "/v1/chat/completions",
         LONG | {"max_completion_tokens": 3, "logprobs": True, "n": 2, "user": "u"},

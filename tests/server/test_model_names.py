@@ -94,7 +94,15 @@ def test_none_leaves_the_apis_own_defaults(path: str, fields: dict[str, Any]) ->
 
 def test_what_files_recommend(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert sampling_defaults_of(tmp_path) == {}
-    given = {"temperature": 0.7, "top_k": -1, "top_p": 0, "min_p": None, "do_sample": False, "max_length": 20}
+    given = {
+        "temperature": 0.7,
+        "top_k": -1,
+        "top_p": 0,
+        "min_p": "0.1",
+        "repetition_penalty": None,
+        "do_sample": False,
+        "max_length": 20,
+    }
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     assert sampling_defaults_of(tmp_path) == {"temperature": 0.7, "top_k": 0}
     assert "top_p = 0" in caplog.text

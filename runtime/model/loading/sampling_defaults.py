@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ramify.errors import InvalidRequest
 from ramify.runtime.model.gguf.header import read_header
 from ramify.sampling_params import SamplingParams
@@ -36,8 +38,8 @@ def sampling_defaults_of(weights: Path) -> dict[str, Any]:
         if name == "top_k" and value == -1:
             value = 0
         try:
-            SamplingParams(**{name: value}).check()
-        except (InvalidRequest, TypeError):
+            msgspec.convert({name: value}, SamplingParams).check()
+        except (InvalidRequest, msgspec.ValidationError):
             log.warning("The model recommends %s = %r, which is out of range: it is left out.", name, value)
         else:
             found[name] = value

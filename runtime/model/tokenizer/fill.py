@@ -91,10 +91,9 @@ def fill_format(tokenizer: Any, metadata: Mapping[str, Any]) -> FillFormat:
         ]
 
     file, repository = (next(iter(ids_of(names)), None) for names in (_FILES, _REPOSITORIES))
-    told = [[metadata.get(f"tokenizer.ggml.{key}") for key in keys] for keys in _GGUF]
+    told: list[list[Any]] = [[metadata.get(f"tokenizer.ggml.{key}") for key in keys] for keys in _GGUF]
+    told += [ids if len(ids := ids_of(names)) == len(names) else [None] for names in _FAMILIES]
     marks = next((ids for ids in told if None not in ids), None)
-    if marks is None:
-        marks = next((ids for names in _FAMILIES if len(ids := ids_of(names)) == len(names)), None)
     if marks is None:
         nearest = max(_FAMILIES, key=lambda names: len(ids_of(names)))
         missing = [name for name in nearest if not ids_of((name,))]
@@ -104,6 +103,6 @@ def fill_format(tokenizer: Any, metadata: Mapping[str, Any]) -> FillFormat:
             field="suffix",
             remedy="Serve a model that was trained for it, such as Qwen2.5-Coder.",
         )
-    prefix, suffix, middle = (*marks, None)[:3]
+    prefix, suffix, *middle = marks
     ends = (*marks, *ids_of(_ENDS))
-    return FillFormat(int(prefix), int(suffix), middle, file, repository, tuple(map(int, ends)))
+    return FillFormat(prefix, suffix, middle[0] if middle else None, file, repository, ends)

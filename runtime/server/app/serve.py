@@ -45,8 +45,9 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorke
     """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
     be started.
 
-    `routes` returns additional routers. It is called in a thread while the workers start, so it may import
-    large modules. `workers`: processes for the engine core of the first replica, if they were started early.
+    `routes` returns additional routers, whose lifespans end before the drain. It is called in a thread while
+    the workers start, so it may import large modules. `workers`: processes for the engine core of the first
+    replica, if they were started early.
     """
     _log_at(config.log_level)
     try:
@@ -129,7 +130,8 @@ async def run_server(
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await _until(stopping, serving)
+        async with app.router.lifespan_context(app):
+            await _until(stopping, serving)
         app.state.service.draining = True
         stopping.clear()
         print(

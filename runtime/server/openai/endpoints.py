@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -16,7 +17,7 @@ from ramify.fill import Fill
 from ramify.messages import Generate, Segment, Usage
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
-from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
+from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.request import (
@@ -27,7 +28,7 @@ from ramify.runtime.server.openai.request import (
     take_header,
     with_top_logprobs,
 )
-from ramify.runtime.server.params import COMMON, explain_by_field, take_prompts, take_sampling
+from ramify.runtime.server.params import OPENAI_SPELLING, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
@@ -38,7 +39,7 @@ router = APIRouter()
 COMPLETION_MAX_TOKENS = 16
 """Default of max_tokens in /v1/completions (OpenAI's API reference)."""
 
-_COMPLETION_SPELLING = COMMON | {"n": "n", "max_tokens": "max_tokens"}
+_COMPLETION_SPELLING = OPENAI_SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 
 
@@ -67,11 +68,12 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     header = take_header(service, fields, "chatcmpl-")
     chat_format = service.frontend.info.chat_format
     chat = take_chat(fields, chat_format, CHAT_COMPLETIONS, header["id"])
+    chat = take_beginning(fields, chat)
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
-    if top_logprobs is not None and not want_logprobs:
+    if top_logprobs and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
-    sampling = take_sampling(fields, _CHAT_SPELLING, least_tokens=1, **service.sampling_defaults)
+    sampling = take_sampling(fields, _CHAT_SPELLING, unlimited=None, **service.sampling_defaults)
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
@@ -125,8 +127,7 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
                 remedy="Give the prompt as text, or use /generate with logprob_start_len.",
             )
         options["prompt_logprobs_start"] = None if logprobs is None else 0
-    unlimited = f"Give a number; left out it is {COMPLETION_MAX_TOKENS}."
-    sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=unlimited, **options)
+    sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=None, **options)
     service.check_count(len(prompts) * sampling.n)
     found = take_output_format(fields)
     generations = [
@@ -173,13 +174,16 @@ async def _respond(
 
 async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncGenerator[bytes, None]:
     usages = [Usage() for _ in parsed.streams]
-    # With include_usage every event has the key `usage`, null in all but the last. Otherwise no event has it.
-    unknown: Body = {"usage": None} if parsed.include_usage else {}
+    # With include_usage every event has the key `usage`, null in all but the last unless the usage is
+    # continuous. Otherwise no event has it.
+    so_far: Body = {"usage": None} if parsed.include_usage else {}
     timings, told = Timings(), {}
     async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
-            if chunk.usage is not None:
-                usages[index] = chunk.usage
+            written = usages[index].completion_tokens + len(chunk.ids)
+            usages[index] = chunk.usage or msgspec.structs.replace(usages[index], completion_tokens=written)
+            if parsed.continuous_usage:
+                so_far = {"usage": formatter.usage(usages, parsed.n)}
             refuse_abort(chunk.finish)
             if len(usages) == 1:
                 told = {"timings": timings.push(chunk)}
@@ -187,7 +191,7 @@ async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncG
             for choice in choices:
                 last = choice is choices[-1] and chunk.finish is not None and not parsed.include_usage
                 more = told if last or formatter.timings_per_token else {}
-                yield event(formatter.stream_body([choice]) | unknown | more)
+                yield event(formatter.stream_body([choice]) | so_far | more)
     if parsed.include_usage:
         yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | told)
     yield DONE

@@ -31,7 +31,7 @@ MAX_TOOLS = 128
 """Maximum number of tools in a request, as in OpenAI's API."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
+NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
 
 Mode = Literal["none", "auto", "required"]
 
@@ -172,15 +172,16 @@ def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
     return Tool(
         name=name,
         description=description,
-        parameters=_NO_PARAMETERS if parameters is None else _object_schema(parameters, function),
+        parameters=NO_PARAMETERS
+        if parameters is None
+        else object_schema(parameters, function.path("parameters")),
         strict=strict,
     )
 
 
-def _object_schema(parameters: str, function: Fields) -> str:
-    """`parameters`, with ``"type": "object"`` if no type is given. Raises `InvalidRequest` for another
-    type."""
-    path = function.path("parameters")
+def object_schema(parameters: str, path: str) -> str:
+    """`parameters`, the JSON text in the field `path`, with ``"type": "object"`` if no type is given. Raises
+    `InvalidRequest` for another type."""
     members: dict[str, msgspec.Raw] = decode(msgspec.Raw(parameters.encode()), dict[str, msgspec.Raw], path)
     if "type" not in members:
         members = {"type": msgspec.Raw(b'"object"'), **members}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ramify.runtime.server.tables.openai import (
     FUNCTION,
     OTHER_REASONING,
+    OTHER_SERVERS,
     PART,
     REASONING,
     REASONING_OBJECT,
@@ -41,7 +42,7 @@ RESPONSES_TOOL = FieldTable("tools[]", taken("type"), *FUNCTION.rows)
 RESPONSES = Endpoint(
     title="Responses",
     path="/v1/responses",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
         taken("input", "text, or items of type message, reasoning, function_call and function_call_output"),
@@ -60,6 +61,7 @@ RESPONSES = Endpoint(
         taken("include top_logprobs", "`message.output_text.logprobs`; `reasoning.encrypted_content`"),
         taken("metadata", "comes back in the response"),
         taken("store truncation", 'false, and "disabled": the only values taken'),
+        ignored("client_metadata"),
         REASONING,
         TEMPLATE,
         OTHER_REASONING,

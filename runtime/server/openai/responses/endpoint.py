@@ -32,7 +32,7 @@ from ramify.runtime.server.openai.request import (
 from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.openai.tools import take_tools
-from ramify.runtime.server.params import COMMON, take_sampling
+from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
@@ -56,7 +56,7 @@ _RESPONSES = Dialect(
     take_format=take_text_format,
     take_tools=partial(take_tools, nested=False),
 )
-_SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
+_SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 
 @router.post(RESPONSES.path)
@@ -80,7 +80,7 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
     sampling = _take_logprobs(
         fields, included, take_sampling(fields, _SPELLING, least_tokens=1, **service.sampling_defaults)
     )
-    metadata = _take_metadata(fields)
+    metadata = take_metadata(fields)
     parsed = parse_request(
         service,
         fields,
@@ -163,7 +163,8 @@ def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams
     return sampling
 
 
-def _take_metadata(fields: Fields) -> dict[str, str]:
+def take_metadata(fields: Fields) -> dict[str, str]:
+    """OpenAI's ``metadata``: pairs of texts that are only kept."""
     pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(
