@@ -16,15 +16,7 @@ To add a dialect:
    run ``make docs``.
 """
 
-from ramify.runtime.server.tables import (
-    anthropic,
-    llamacpp,
-    ollama,
-    openai,
-    programs,
-    responses,
-    sglang,
-)
+from ramify.runtime.server.tables import anthropic, llamacpp, ollama, openai, programs, responses, sglang
 from ramify.runtime.server.tables.rows import Endpoint
 
 ENDPOINTS: tuple[Endpoint, ...] = (

@@ -60,7 +60,12 @@ RESPONSES = Endpoint(
         taken("max_output_tokens", "an answer that is cut has the status incomplete"),
         taken("include top_logprobs", "`message.output_text.logprobs`; `reasoning.encrypted_content`"),
         taken("metadata", "comes back in the response"),
-        taken("store truncation", 'false, and "disabled": the only values taken'),
+        taken("store", "false is the only value taken"),
+        ignored(
+            "truncation",
+            "a prompt over the context is refused, never cut",
+            allowed=("auto", "disabled"),
+        ),
         ignored("client_metadata"),
         REASONING,
         TEMPLATE,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -128,18 +127,12 @@ async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
 
 
 def _take_storage(fields: Fields) -> None:
-    """Refuse options that need a stored response, or that truncate the input."""
+    """Refuse options that need a stored response."""
     if fields.take("store", bool, False):
         raise UnsupportedField(
             "store: true is not supported: nothing is stored here.",
             field="store",
             remedy="Send store: false, and the whole conversation as input of every request.",
-        )
-    if fields.take("truncation", Literal["auto", "disabled"], "disabled") == "auto":
-        raise UnsupportedField(
-            "truncation: auto is not supported.",
-            field="truncation",
-            remedy="Leave out of input what is no longer needed.",
         )
 
 
