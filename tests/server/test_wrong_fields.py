@@ -75,7 +75,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ),
     (
         "/v1/completions",
-        COMPLETION | {"prompt": 5, "tools": ["x"], "best_of": 2},
+        COMPLETION | {"prompt": 5, "tools": [{}], "best_of": 2},
         ["prompt", "best_of", "tools"],
     ),
     (
