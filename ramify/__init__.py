@@ -6,16 +6,16 @@ names, start without importing the DSL.
 
 The modules beside this file and the packages `html` and `tool_calls` are shared by `lang` and `runtime`:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
-    constraint, sampling_params, graph, bounds, priority    the parts of a request or a program
+    constraint, sampling_params, graph, bounds, priority, fill    the parts of a request or a program
     sampling_options            sampling options under the names that SGLang and others use
     json_text, schema_bundle    JSON from outside, and schemas that other schemas refer to
     errors, spelling, text      errors, similar names, and texts shortened for people
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
     loop, retry                 one event loop for blocking functions, and requests sent again
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
-`bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
+`batches` (``/v1/batches``), `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
 
-Layers, lowest first: own modules; html; tool_calls; programs; bench; ray; cli.
+Layers, lowest first: own modules; html; tool_calls; programs; batches; bench; ray; cli.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ FOLDERS = {"ramify": "ramify", "lang": "ramify.lang", "runtime": "ramify.runtime
     "radix": "ramify.radix",
     "kernels": "ramify.kernels",
 }
-ROOF = ("ramify.programs", "ramify.bench", "ramify.ray", "ramify.cli")
+ROOF = ("ramify.programs", "ramify.batches", "ramify.bench", "ramify.ray", "ramify.cli")
 """Packages that need `lang` or `runtime`, and that neither of them imports."""
 
 

@@ -329,12 +329,12 @@ def _with_skipped(
             case Alt(options):
                 return alt(*map(first, options))
             case Seq(parts):
-                options = []
+                begun = []
                 for i, one in enumerate(parts):
-                    options.append(seq(first(one), *map(later, parts[i + 1 :])))
+                    begun.append(seq(first(one), *map(later, parts[i + 1 :])))
                     if not nullable(one, empty):
                         break
-                return alt(*options)
+                return alt(*begun)
             case Repeat(item, low, high):
                 least = 0 if nullable(item, empty) else max(0, low - 1)
                 return seq(first(item), repeat(later(item), least, None if high is None else high - 1))

@@ -28,6 +28,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _routes() -> list[APIRouter]:
-    from ramify.programs.route import router
+    from ramify.batches import route as batches
+    from ramify.programs import route as programs
 
-    return [router]
+    return [programs.router, batches.router]

@@ -6,12 +6,15 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
+import msgspec
 from starlette.requests import Request
 
 from ramify.errors import EngineClosed, InvalidRequest
 from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.priority import BATCH
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
@@ -22,6 +25,9 @@ from ramify.runtime.server.recent import Recent
 logger = logging.getLogger("ramify.server")
 
 IGNORED_HEADER = "x-ramify-ignored"
+
+IN_BATCH: ContextVar[str] = ContextVar("in_batch", default="")
+"""Id of the batch to which the current request belongs; "" for a request of a client."""
 
 
 class FrontendProtocol(Protocol):
@@ -62,13 +68,23 @@ class Service:
         self.config = config
         self.metrics = Metrics(lambda: frontend.blocked_s)
         self.recent = Recent(texts=config.live_texts)
-        self.model_name = config.served_model_name or frontend.info.name
+        self.model_names = tuple(config.served_model_name) or (frontend.info.name,)
+        """The names of the model for clients; the first is its id."""
+        self.sampling_defaults: dict[str, Any] = (
+            frontend.info.sampling_defaults if config.sampling_defaults == "model" else {}
+        )
+        """Sampling options that hold where a request of OpenAI's or Ollama's API leaves them out."""
         self.started_at = int(time.time())
         self.draining = False
         """True while the server shuts down: running generations continue, new ones are refused."""
         self.programs: dict[str, Any] = {}
         """Client's id of a streamed program → the tool results that the program is waiting for."""
         self._told_ignored: set[str] = set()
+
+    @property
+    def model_name(self) -> str:
+        """The model's id for clients."""
+        return self.model_names[0]
 
     @property
     def max_running(self) -> int:
@@ -120,6 +136,8 @@ class Service:
         """
         if self.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
+        if batch := IN_BATCH.get():
+            request = msgspec.structs.replace(request, priority=request.priority or BATCH, flow=batch)
         started = previous = time.perf_counter()
         first_token_s: float | None = None
         status, finish = 499, "abort"

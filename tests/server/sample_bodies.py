@@ -32,6 +32,7 @@ LONG: Any = {
         {"role": "tool", "tool_call_id": "c", "content": "r", "name": "f"},
     ],
 }
+OLLAMA_CALL: Any = {"id": "c", "function": {"name": "f", "arguments": {}}}
 SAMPLING: Any = {
     "temperature": 0.5,
     "stop": ["."],
@@ -40,7 +41,41 @@ SAMPLING: Any = {
     "logit_bias": {"1": 1},
     "max_new_tokens": 3,
 }
+MARK: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+BLOCK: Any = {"type": "text", "text": "x"} | MARK
+MESSAGES: Any = {
+    "model": MODEL,
+    "system": [BLOCK],
+    "messages": [
+        {"role": "user", "content": [BLOCK]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "redacted_thinking"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}} | MARK,
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]} | MARK]},
+    ],
+    "tools": [{"name": "f", "input_schema": SCHEMA} | MARK],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low"},
+    "cache_control": MARK["cache_control"],
+}
+FORMATTED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+FORM: Any = {"type": "json_schema", "schema": SCHEMA, "description": "d"}
 BODIES: dict[str, tuple[str, Any]] = {
+    **{
+        f"{path} {name}": (path, body | ({} if "count" in path else {"max_tokens": 3} | more))
+        for path in ("/v1/messages", "/v1/messages/count_tokens")
+        for name, body, more in (
+            ("whole", MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto"}),
+            ("with a format", FORMATTED | {"output_config": {"format": FORM}}, {"stream": True}),
+            ("with a format in place", FORMATTED | {"output_format": FORM}, {}),
+        )
+    },
     "chat": (
         "/v1/chat/completions",
         LONG | {"max_completion_tokens": 3, "logprobs": True, "n": 2, "user": "u"},
@@ -71,6 +106,15 @@ BODIES: dict[str, tuple[str, Any]] = {
                 "type": "allowed_tools",
                 "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}]},
             },
+        },
+    ),
+    "infill": (
+        "/infill",
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "f", "text": "t"}],
+            "n_predict": 2,
         },
     ),
     "stream": ("/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
@@ -236,6 +280,49 @@ BODIES: dict[str, tuple[str, Any]] = {
         {"text": "hi", "constraint": {"kind": "json_schema", "source": "{}", "definitions": {}}},
     ),
     "scored": ("/generate", {"text": "hi", "choices": {"texts": ["a", "b"]}, "preambles": []}),
+    "ollama": (
+        "/api/chat",
+        CHAT
+        | {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {"role": "assistant", "thinking": "r", "tool_calls": [OLLAMA_CALL]},
+                {"role": "tool", "content": "r", "tool_name": "f", "tool_call_id": "c"},
+            ],
+            "stream": False,
+            "options": {"num_predict": 3, "num_ctx": 9},
+        },
+    ),
+    "ollama tools": (
+        "/api/chat",
+        CHAT
+        | {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "stream": False,
+        },
+    ),
+    "ollama allowed tools": (
+        "/api/chat",
+        CHAT
+        | {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "f"}}],
+                },
+            },
+            "stream": False,
+        },
+    ),
+    "ollama prompt": ("/api/generate", {"model": MODEL, "prompt": "hi", "system": "s", "stream": False}),
+    "ollama raw": ("/api/generate", {"model": MODEL, "prompt": "hi", "raw": True, "stream": False}),
+    "ollama embed": ("/api/embed", {"model": MODEL, "input": "hi", "options": {"num_ctx": 9}}),
+    "ollama embeddings": ("/api/embeddings", {"model": MODEL, "prompt": "hi", "options": {}}),
+    "ollama show": ("/api/show", {"model": MODEL}),
+    "ollama pull": ("/api/pull", {"model": MODEL, "name": MODEL, "stream": False}),
     "tokenize": ("/tokenize", {"prompt": "hi", "add_special_tokens": False}),
     "tokenize chat": ("/tokenize", {"messages": LONG["messages"], "add_generation_prompt": False}),
     "detokenize": ("/detokenize", {"tokens": [65], "skip_special_tokens": False}),

@@ -140,6 +140,13 @@ def test_a_model_without_tools_in_its_template(client: openai.OpenAI, frontend: 
     assert rest[2].content == "<tool_response>\nnoon\n</tool_response>"
 
 
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+def test_no_prompt_is_truncated(http: httpx.Client, truncation: str) -> None:
+    answer = http.post("/v1/responses", json=ASK | {"truncation": truncation})
+    assert (answer.status_code, answer.json()["truncation"]) == (200, "disabled")
+    assert answer.headers["x-ramify-ignored"] == "truncation"
+
+
 def test_options_reach_the_model(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     client.responses.create(
         **ASK,
@@ -211,8 +218,7 @@ def test_effort_is_told_to_the_template(client: openai.OpenAI, frontend: FakeFro
         ({"instructions": 5}, "instructions", ""),
         ({"model": None}, "model", ""),
         ({"store": True}, "store", "store: false"),
-        ({"truncation": "auto"}, "truncation", "Leave out"),
-        ({"truncation": "head"}, "truncation", ""),
+        ({"truncation": "head"}, "truncation", "Leave it out"),
         ({"include": ["reasoning.encrypted_content", "x"]}, "include[1]", ""),
         ({"include": ["reasoning.encrypted_content"], "top_logprobs": 2}, "top_logprobs", ""),
         ({"include": ["message.output_text.logprobs", "x"]}, "include[1]", ""),
@@ -224,11 +230,6 @@ def test_effort_is_told_to_the_template(client: openai.OpenAI, frontend: FakeFro
         ({"max_output_tokens": -1}, "max_output_tokens", ""),
         ({"temperature": "hot"}, "temperature", ""),
         ({"user": "a", "safety_identifier": "b"}, "safety_identifier", "give one"),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "stream_options.include_obfuscation",
-            "",
-        ),
         ({"text": {"verbosity": "loud"}}, "text.verbosity", "Leave it out"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", ""),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ""),

@@ -67,8 +67,10 @@ def calls_in(form: ToolFormat, output: str, texts: set[str]) -> list[tuple[str, 
 def inputs_of(
     form: ToolFormat, format: TextFormat, count: int = 25, vocabulary: Vocabulary | None = None
 ) -> list[str]:
-    """The inputs of sampled calls of a tool with this format, beside calls of a function."""
-    constraint = constraint_on(form, [Tool(name="edit", text=format), FUNCTION])
+    """The inputs of sampled calls of a tool with this format; without `vocabulary`, a function may be called
+    too."""
+    others = [FUNCTION] if vocabulary is None else []
+    constraint = constraint_on(form, [Tool(name="edit", text=format), *others])
     found = []
     for output in samples(constraint, count, budget=150, vocabulary=vocabulary):
         if form is HARMONY:  # control tokens, which the vocabulary of the test lacks, stand for themselves

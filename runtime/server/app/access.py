@@ -1,6 +1,8 @@
 """Protection against requests that web pages send through the browser of a user (docs/security.md).
 
 Three checks refuse such requests: of Host, of Origin and Sec-Fetch-Site, and of the Content-Type of a body.
+A form with a file (`UPLOADS`) needs a bearer token in place of the third: a page can make a browser send a
+form without asking, but no such header.
 Sources: RFC 9110 section 7.2, RFC 6454, W3C Fetch Metadata Request Headers.
 """
 
@@ -18,6 +20,9 @@ from ramify.runtime.host_names import host_name, ip_address, is_loopback, split_
 from ramify.runtime.server.errors import error_response
 
 _JSON = re.compile(rb"\s*application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+_FORM = re.compile(rb"\s*multipart/form-data\s*;.*", re.IGNORECASE | re.DOTALL)
+UPLOADS = frozenset({"/v1/files"})
+"""Paths that take a form with a file, by POST."""
 _BODIES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _OWN_SITE = frozenset({b"", b"none", b"same-origin"})
 """Allowed values of Sec-Fetch-Site. They stand for, in this order: a client that is no browser, a navigation
@@ -61,7 +66,7 @@ class RefuseWebPages:
         origins: list[bytes] = []
         kinds: list[bytes] = []
         site = destination = b""
-        body = False
+        body = bearer = False
         for name, value in scope["headers"]:
             match name:
                 case b"host":
@@ -74,6 +79,8 @@ class RefuseWebPages:
                     destination = value
                 case b"content-type":
                     kinds.append(value)
+                case b"authorization":
+                    bearer = value[:7].lower() == b"bearer "
                 case b"content-length":
                     body = body or value != b"0"
                 case b"transfer-encoding":
@@ -86,6 +93,8 @@ class RefuseWebPages:
             if not linked and not self._is_allowed(hosts, origins, site):
                 return _origin_not_allowed(origins)
         if scope["method"] in _BODIES and (body or kinds) and not _is_json(kinds):
+            if scope["method"] == "POST" and scope["path"] in UPLOADS and _is_form(kinds):
+                return None if bearer else _no_token()
             # LiteLLM sends bodies to Ollama's API without a type. Browsers add an origin to such a request.
             untyped = not kinds and not origins and not site and scope["path"].startswith("/api/")
             return None if untyped else _not_json(kinds)
@@ -131,6 +140,17 @@ def _host_check(config: ServerConfig) -> Callable[[bytes], bool] | None:
 
 def _is_json(kinds: list[bytes]) -> bool:
     return len(kinds) == 1 and _JSON.fullmatch(kinds[0]) is not None
+
+
+def _is_form(kinds: list[bytes]) -> bool:
+    return len(kinds) == 1 and _FORM.fullmatch(kinds[0]) is not None
+
+
+def _no_token() -> RamifyError:
+    return UnsupportedMediaType(
+        "A form needs an Authorization header, which tells it from the form of a web page.",
+        remedy='Send "Authorization: Bearer KEY"; without --api-key any KEY will do.',
+    )
 
 
 def _host_not_allowed(hosts: list[bytes]) -> RamifyError:

@@ -45,8 +45,9 @@ def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorke
     """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
     be started.
 
-    `routes` returns additional routers. It is called in a thread while the workers start, so it may import
-    large modules. `workers`: processes for the engine core of the first replica, if they were started early.
+    `routes` returns additional routers, whose lifespans end before the drain. It is called in a thread while
+    the workers start, so it may import large modules. `workers`: processes for the engine core of the first
+    replica, if they were started early.
     """
     _log_at(config.log_level)
     try:
@@ -71,6 +72,9 @@ async def _serve(
             if not start.done():
                 return 0
             _, routers = start.result()
+            if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
+                values = ", ".join(f"{name} {value:g}" for name, value in named.items())
+                print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
             url = f"http://{_url_host(config.host)}:{listener.getsockname()[1]}"
             await run_server(
                 frontend,
@@ -126,7 +130,8 @@ async def run_server(
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await _until(stopping, serving)
+        async with app.router.lifespan_context(app):
+            await _until(stopping, serving)
         app.state.service.draining = True
         stopping.clear()
         print(

@@ -31,6 +31,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
             case _:
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
+        item.ignore_private()
         item.finish(MESSAGE)
         messages.append(message)
     return tuple(messages)
@@ -97,7 +98,9 @@ def take_arguments(function: Fields) -> str:
 
 def _take_assistant(item: Fields) -> ChatMessage:
     calls = tuple(map(_take_call, item.take_objects("tool_calls") or ()))
-    reasoning: str = item.take("reasoning_content", str, "")
+    # OpenRouter and newer servers call the reasoning by its shorter name.
+    given = [item.take(field, str) for field in ("reasoning_content", "reasoning")]
+    reasoning = next(filter(None, given), "")
     content = take_content(item, "content", _TEXT_PARTS, required=not calls)
     return ChatMessage(role="assistant", content=content, tool_calls=calls, reasoning=reasoning)
 

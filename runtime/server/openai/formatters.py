@@ -36,6 +36,8 @@ class ResponseFormatter(ABC):
     def __init__(self, header: Body, want_logprobs: bool) -> None:
         self._header = header
         self._want_logprobs = want_logprobs
+        self.timings_per_token = False
+        """Whether every event of a stream tells its times, not only the last."""
 
     @abstractmethod
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:

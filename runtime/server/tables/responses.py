@@ -5,6 +5,7 @@ from __future__ import annotations
 from ramify.runtime.server.tables.openai import (
     FUNCTION,
     OTHER_REASONING,
+    OTHER_SERVERS,
     PART,
     REASONING,
     REASONING_OBJECT,
@@ -52,7 +53,7 @@ NAMESPACE_FORMAT = FieldTable("tools[].tools[].format", *TOOL_FORMAT.rows)
 RESPONSES = Endpoint(
     title="Responses",
     path="/v1/responses",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
         taken(
@@ -84,7 +85,12 @@ RESPONSES = Endpoint(
             " effect",
         ),
         taken("metadata", "comes back in the response"),
-        taken("store truncation", 'false, and "disabled": the only values taken'),
+        taken("store", "false is the only value taken"),
+        ignored(
+            "truncation",
+            "a prompt over the context is refused, never cut",
+            allowed=("auto", "disabled"),
+        ),
         ignored("client_metadata"),
         REASONING,
         TEMPLATE,

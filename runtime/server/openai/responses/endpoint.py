@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -31,12 +30,13 @@ from ramify.runtime.server.openai.request import (
 from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
-from ramify.runtime.server.params import COMMON, take_sampling
+from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
+from ramify.text import quoted
 
 router = APIRouter()
 
@@ -66,7 +66,7 @@ _RESPONSES = Dialect(
     take_format=take_text_format,
     take_tools=take_response_tools,
 )
-_SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
+_SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 
 @router.post(RESPONSES.path)
@@ -87,8 +87,10 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
     chat_format = service.frontend.info.chat_format
     chat = take_chat(fields, chat_format, _RESPONSES, header["id"])
     included = _take_included(fields)
-    sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
-    metadata = _take_metadata(fields)
+    sampling = _take_logprobs(
+        fields, included, take_sampling(fields, _SPELLING, least_tokens=1, **service.sampling_defaults)
+    )
+    metadata = take_metadata(fields)
     parsed = parse_request(
         service,
         fields,
@@ -137,18 +139,12 @@ async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
 
 
 def _take_storage(fields: Fields) -> None:
-    """Refuse options that need a stored response, or that truncate the input."""
+    """Refuse options that need a stored response."""
     if fields.take("store", bool, False):
         raise UnsupportedField(
             "store: true is not supported: nothing is stored here.",
             field="store",
             remedy="Send store: false, and the whole conversation as input of every request.",
-        )
-    if fields.take("truncation", Literal["auto", "disabled"], "disabled") == "auto":
-        raise UnsupportedField(
-            "truncation: auto is not supported.",
-            field="truncation",
-            remedy="Leave out of input what is no longer needed.",
         )
 
 
@@ -159,7 +155,7 @@ def _take_included(fields: Fields) -> list[str]:
             fields.leave_out(f"include[{name}]", f"include[{index}]")
         elif name not in (LOGPROBS, ENCRYPTED):
             raise UnsupportedField(
-                f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} have an effect.",
+                f"include[{index}] is {quoted(name)}; only {LOGPROBS} and {ENCRYPTED} have an effect.",
                 field=f"include[{index}]",
             )
     return included
@@ -174,7 +170,8 @@ def _take_logprobs(fields: Fields, included: list[str], sampling: SamplingParams
     return sampling
 
 
-def _take_metadata(fields: Fields) -> dict[str, str]:
+def take_metadata(fields: Fields) -> dict[str, str]:
+    """OpenAI's ``metadata``: pairs of texts that are only kept."""
     pairs: dict[str, str] = fields.take("metadata", dict[str, str], {})
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(

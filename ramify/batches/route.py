@@ -1,0 +1,287 @@
+"""OpenAI's ``/v1/files`` and ``/v1/batches``: requests from a file, computed when there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Match
+
+from ramify import cache
+from ramify.batches.runner import Runner
+from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, new_id, whole_file
+from ramify.batches.upload import read_form
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.openai.responses.endpoint import take_metadata
+from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables.batches import BATCH_FIELDS
+from ramify.spelling import check_word
+
+logger = logging.getLogger("ramify.server")
+
+FILES, BATCHES = "/v1/files", "/v1/batches"
+ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings", "/v1/messages")
+"""Endpoints of which a batch can be, if the server has them."""
+WINDOW_S = {"m": 60, "h": 3600, "d": 86400}
+LONGEST_WINDOW_S = 30 * 86400
+MAX_UNFINISHED = 1000
+"""Maximum number of batches that have not ended."""
+MOST_FILES, MOST_BATCHES = 10_000, 100
+"""Maximum number of files and of batches in one answer (OpenAI's limits). By default it has 10,000 and 20."""
+
+
+class BatchFiles:
+    """The store of a server and its runner, opened when they are first needed."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._service: Service = app.state.service
+        config = self._service.config
+        self._folder = Path(config.batch_dir).expanduser() if config.batch_dir else cache.home() / "batches"
+        self._on = config.batch_gb > 0
+        self._store: Store | None = None
+        self._runner: Runner | None = None
+
+    def open(self) -> tuple[Store, Runner]:
+        """Open the folder, and go on with the batches in it. Raises `NotFound` if batch files are off."""
+        if not self._on:
+            raise NotFound("Batch files are off.", remedy="Start the server with --batch-gb above 0.")
+        if self._service.draining:
+            raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
+        if self._store is None or self._runner is None:
+            config = self._service.config
+            try:
+                self._store = Store(self._folder, config.api_key, int(config.batch_gb * 2**30))
+            except OSError as error:
+                raise disk_error(error) from None
+            self._runner = Runner(self._app, self._service, self._store)
+            self._runner.resume()
+        return self._store, self._runner
+
+    def resume(self) -> None:
+        """Go on with the batches that an earlier server has left. Without any, the folder is free for other
+        servers until a request needs it here."""
+        if self._on and self._folder.is_dir():
+            try:
+                store, runner = self.open()
+            except EngineError as error:
+                logger.warning("Batches are not continued: %s", error)
+                return
+            if not runner.busy:
+                store.close()
+                self._store = None
+
+    async def aclose(self) -> None:
+        if self._runner is not None:
+            await self._runner.aclose()
+        if self._store is not None:
+            self._store.close()
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.batch_files = files = BatchFiles(app)
+    files.resume()
+    try:
+        yield
+    finally:
+        await files.aclose()
+
+
+router = APIRouter(lifespan=_lifespan)
+
+
+def _opened(request: Request) -> tuple[Store, Runner]:
+    files: BatchFiles = request.app.state.batch_files
+    return files.open()
+
+
+@router.post(FILES)
+async def upload(request: Request) -> Response:
+    store, _ = _opened(request)
+    store.check_room()
+    identity = new_id("file-")
+    try:
+        with whole_file(store.path(identity)) as content:
+            form = await read_form(request, content)
+            purpose = form.fields["purpose"].decode(errors="replace")
+            check_word("purpose", purpose[:100], ("batch",))
+            size = content.tell()
+        file = StoredFile(
+            id=identity,
+            bytes=size,
+            created_at=int(time.time()),
+            filename=form.filename or "batch.jsonl",
+            purpose="batch",
+            owner=store.owner,
+        )
+        await asyncio.to_thread(store.save, file)
+    except OSError as error:
+        raise disk_error(error) from None
+    return json_response(_shown(file))
+
+
+@router.get(FILES)
+async def list_files(request: Request) -> Response:
+    store, _ = _opened(request)
+    purpose, order = request.query_params.get("purpose"), request.query_params.get("order", "desc")
+    check_word("order", order[:100], ("asc", "desc"))
+    found = [file for file in store.own(StoredFile) if purpose in (None, file.purpose)]
+    return _page(
+        request, found if order == "desc" else found[::-1], MOST_FILES, MOST_FILES, ("purpose", "order")
+    )
+
+
+@router.get(FILES + "/{identity}")
+async def get_file(request: Request, identity: str) -> Response:
+    return json_response(_shown(_opened(request)[0].get(StoredFile, identity)))
+
+
+@router.get(FILES + "/{identity}/content")
+async def get_content(request: Request, identity: str) -> Response:
+    store, _ = _opened(request)
+    file = store.get(StoredFile, identity)
+    return FileResponse(
+        store.path(file.id), media_type="application/octet-stream", filename=f"{file.id}.jsonl"
+    )
+
+
+@router.delete(FILES + "/{identity}")
+async def delete_file(request: Request, identity: str) -> Response:
+    store, _ = _opened(request)
+    store.remove(store.get(StoredFile, identity))
+    return json_response({"id": identity, "object": "file", "deleted": True})
+
+
+@router.post(BATCHES)
+async def create_batch(request: Request) -> Response:
+    store, runner = _opened(request)
+
+    def parse(service: Service, fields: Fields) -> tuple[StoredFile, str, str, dict[str, str]]:
+        """(the input file, the endpoint, the completion window, the metadata)."""
+        file = store.get(StoredFile, fields.need("input_file_id"))
+        endpoint: str = fields.need("endpoint")
+        check_word("endpoint", endpoint[:100], [path for path in ENDPOINTS if _serves(request.app, path)])
+        window: str = fields.need("completion_window")
+        _seconds(window)
+        metadata = take_metadata(fields)
+        fields.finish(BATCH_FIELDS.whole)
+        return file, endpoint, window, metadata
+
+    (file, endpoint, window, metadata), _ = await parse_body(request, BATCH_FIELDS, parse)
+    if file.purpose != "batch":
+        raise InvalidRequest(
+            f"{file.id} is the output of a batch.",
+            field="input_file_id",
+            remedy="Upload it as an input file.",
+        )
+    store.check_room()
+    if sum(batch.status in UNFINISHED for batch in store.batches.values()) >= MAX_UNFINISHED:
+        raise InvalidRequest(f"{MAX_UNFINISHED} batches have not ended.", remedy="Wait, or cancel one.")
+    now = int(time.time())
+    batch = Batch(
+        id=new_id("batch_"),
+        endpoint=endpoint,
+        input_file_id=file.id,
+        completion_window=window,
+        created_at=now,
+        expires_at=now + _seconds(window),
+        metadata=metadata or None,
+        owner=store.owner,
+        served=Service.serving(request).model_name,
+    )
+    try:
+        await asyncio.to_thread(store.save, batch)
+    except OSError as error:
+        raise disk_error(error) from None
+    runner.start(batch)
+    return json_response(_shown(batch))
+
+
+@router.get(BATCHES)
+async def list_batches(request: Request) -> Response:
+    return _page(request, _opened(request)[0].own(Batch), 20, MOST_BATCHES)
+
+
+@router.get(BATCHES + "/{identity}")
+async def get_batch(request: Request, identity: str) -> Response:
+    return json_response(_shown(_opened(request)[0].get(Batch, identity)))
+
+
+@router.post(BATCHES + "/{identity}/cancel")
+async def cancel_batch(request: Request, identity: str) -> Response:
+    store, runner = _opened(request)
+    batch = store.get(Batch, identity)
+    if batch.status not in UNFINISHED:
+        raise InvalidRequest(f"{batch.id} is {batch.status}.", field="id")
+    if batch.status not in ("cancelling", "finalizing"):
+        await runner.cancel(batch)
+    return json_response(_shown(batch))
+
+
+def _serves(app: FastAPI, path: str) -> bool:
+    scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
+    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+
+
+def _seconds(window: str) -> int:
+    found = re.fullmatch(r"(\d{1,6})([mhd])", window, re.ASCII)
+    seconds = int(found[1]) * WINDOW_S[found[2]] if found else 0
+    if not 0 < seconds <= LONGEST_WINDOW_S:
+        raise InvalidRequest(
+            f"completion_window is {window[:100]!r}.",
+            field="completion_window",
+            remedy='Give "24h", or other minutes (m), hours (h) or days (d), up to "30d".',
+        )
+    return seconds
+
+
+def _shown(what: StoredFile | Batch) -> dict[str, Any]:
+    """A file or batch as clients see it."""
+    return {
+        name: value for name, value in msgspec.structs.asdict(what).items() if name not in ("owner", "served")
+    }
+
+
+def _page(
+    request: Request,
+    found: Iterable[StoredFile | Batch],
+    default: int,
+    most: int,
+    others: Iterable[str] = (),
+) -> Response:
+    """The objects behind the one that the query's ``after`` names, at most ``limit``. `others`: names of
+    further parameters."""
+    query = request.query_params
+    for name in query:
+        if name not in ("after", "limit", *others):
+            raise UnsupportedField(f"{name} is not a parameter of this request.", field=name)
+    limit = query.get("limit", str(default))
+    if not (limit.isascii() and limit.isdigit() and 0 < int(limit[:9]) <= most):
+        raise InvalidRequest(f"limit must be between 1 and {most}.", field="limit")
+    left = iter(found)
+    if after := query.get("after"):
+        left = itertools.dropwhile(lambda one: one.id != after, left)
+        next(left, None)
+    page = list(itertools.islice(left, int(limit)))
+    return json_response(
+        {
+            "object": "list",
+            "data": [_shown(one) for one in page],
+            "first_id": page[0].id if page else None,
+            "last_id": page[-1].id if page else None,
+            "has_more": next(left, None) is not None,
+        }
+    )

@@ -1,0 +1,235 @@
+"""The private folder of batch files, which outlives the server.
+
+    lock            locked by the server that uses the folder
+    file-….json     a `StoredFile`; file-….jsonl is its content
+    batch_….json    a `Batch`; batch_….jsonl has the results so far
+
+A description is replaced atomically. All names are made here: a file name from a client is only shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+
+from ramify.errors import EngineError, InvalidRequest, NotFound
+from ramify.lang.batch.output import FULL
+
+logger = logging.getLogger("ramify.server")
+
+Status = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+MAX_STORED = 10_000
+"""Maximum number of files, and of batches. A new batch takes the place of the oldest that has ended."""
+UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class StoredFile(msgspec.Struct, kw_only=True):
+    """OpenAI's file object, and its owner."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+    owner: str
+    """Digest of the API key; "" without a key."""
+
+
+class LineError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class Errors(msgspec.Struct, frozen=True):
+    data: list[LineError]
+    object: Literal["list"] = "list"
+
+
+class Counts(msgspec.Struct):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """OpenAI's batch object, its owner and the served model."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None = None
+    """The model that the first line names."""
+    errors: Errors | None = None
+    input_file_id: str
+    completion_window: str
+    status: Status = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = msgspec.field(default_factory=Counts)
+    usage: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    owner: str
+    served: str
+    """The model that was served when the batch was created. A server of another model leaves it alone."""
+
+    def enter(self, status: Status) -> None:
+        """Change the status, and note the time."""
+        self.status = status
+        setattr(self, f"{status}_at", int(time.time()))
+
+
+Stored = TypeVar("Stored", StoredFile, Batch)
+
+
+class DiskFull(EngineError):
+    """The error 507 (RFC 4918, section 11.5)."""
+
+    code = "disk_full"
+    status = 507
+
+
+class Store:
+    """The files and batches in `folder`, which is made if it is missing.
+
+    Raises `EngineError` if another server uses the folder, and OSError if it cannot be made.
+    """
+
+    def __init__(self, folder: Path, api_key: str | None, most_bytes: int) -> None:
+        self.folder = folder
+        self.owner = hashlib.blake2b(api_key.encode(), digest_size=16).hexdigest() if api_key else ""
+        self._most_bytes = most_bytes
+        self.files: dict[str, StoredFile] = {}
+        """Id → file, the oldest first."""
+        self.batches: dict[str, Batch] = {}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self._lock = (folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise EngineError(
+                f"Another server keeps its batch files in {folder}.",
+                remedy="Start this one with a --batch-dir of its own.",
+            ) from None
+        self._read()
+
+    def _read(self) -> None:
+        for path in self.folder.glob("upload-*"):
+            path.unlink()  # its request broke off
+        self._read_all(StoredFile, "file-*.json")
+        self._read_all(Batch, "batch_*.json")
+
+    def _read_all(self, kind: type[Stored], names: str) -> None:
+        known: list[Stored] = []
+        for path in self.folder.glob(names):
+            try:
+                known.append(msgspec.json.decode(path.read_bytes(), type=kind))
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("%s cannot be read: %s", path, error)
+        self._known(kind).update({one.id: one for one in sorted(known, key=lambda one: one.created_at)})
+
+    def _known(self, kind: type[Stored]) -> dict[str, Stored]:
+        return cast("dict[str, Stored]", self.files if kind is StoredFile else self.batches)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def path(self, identity: str) -> Path:
+        """The file with the content of a file, or with the results of a batch."""
+        return self.folder / f"{identity}.jsonl"
+
+    def get(self, kind: type[Stored], identity: str) -> Stored:
+        """The file or batch with this id. Raises `NotFound` also for the one of another API key."""
+        found = self._known(kind).get(identity)
+        if found is None or found.owner != self.owner:
+            what = "file" if kind is StoredFile else "batch"
+            raise NotFound(f"There is no {what} {identity[:100]!r} here.", field="id")
+        return found
+
+    def own(self, kind: type[Stored]) -> Iterator[Stored]:
+        """The files or batches of this API key, the newest first."""
+        return (one for one in reversed(list(self._known(kind).values())) if one.owner == self.owner)
+
+    def save(self, what: Stored) -> None:
+        """Write the description of a file or batch to the disk, and remember it."""
+        path = self.folder / f"{what.id}.json"
+        with whole_file(path) as file:
+            file.write(msgspec.json.encode(what))
+        self._known(type(what))[what.id] = what
+        if len(self.batches) > MAX_STORED:
+            oldest = next(one for one in self.batches.values() if one.status not in UNFINISHED)
+            del self.batches[oldest.id]
+            (self.folder / f"{oldest.id}.json").unlink(missing_ok=True)
+
+    def remove(self, file: StoredFile) -> None:
+        """Remove a file. Raises `InvalidRequest` if a batch still reads it."""
+        for batch in self.batches.values():
+            if batch.input_file_id == file.id and batch.status in UNFINISHED:
+                raise InvalidRequest(
+                    f"{file.id} is the input of {batch.id}, which is {batch.status}.",
+                    field="id",
+                    remedy="Cancel the batch first.",
+                )
+        del self.files[file.id]
+        (self.folder / f"{file.id}.json").unlink(missing_ok=True)
+        self.path(file.id).unlink(missing_ok=True)
+
+    def check_room(self) -> None:
+        """Raise `DiskFull` if the files take as much space as they may."""
+        used = sum(entry.stat().st_size for entry in os.scandir(self.folder))
+        if used >= self._most_bytes or len(self.files) >= MAX_STORED:
+            raise DiskFull(
+                f"There are {len(self.files)} batch files, of {used / 2**30:.1f} GiB: no more are taken.",
+                remedy="Delete some (DELETE /v1/files/ID), or start the server with a larger --batch-gb.",
+            )
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Any]:
+    """A file to write to, which replaces `path` at the end of the block, unless that raises."""
+    part = path.with_name(f"upload-{secrets.token_hex(8)}")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def disk_error(error: OSError) -> EngineError:
+    """The error of a file that could not be written."""
+    if error.errno in FULL:
+        return DiskFull("The disk with the batch files is full.", remedy="Make room, and send it again.")
+    return EngineError(f"The batch files cannot be written: {error.strerror or error}.")
