@@ -74,10 +74,8 @@ class ToolUse:
     callable: tuple[int, ...]
     mode: Mode
     parallel: bool
-    schema_field: str = "parameters"
-    """Name of the field with a tool's schema, within the tool: ``function.parameters``, ``parameters``, …"""
-    places: tuple[str, ...] = ()
-    """Full name of the field with each tool's schema; () if each tool has the same index in the request."""
+    places: tuple[str, ...]
+    """Full name of the field with the schema or grammar of each tool, such as ``tools[0].parameters``."""
     names: Mapping[str, ToolName] = field(default_factory=dict)
     """Name by which the model knows a tool → the client's name, for tools in a namespace."""
 
@@ -121,8 +119,7 @@ class ToolUse:
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
-            place = self.callable[index]
-            error.field = self.places[place] if self.places else f"tools[{place}].{self.schema_field}"
+            error.field = self.places[self.callable[index]]
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
         """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
