@@ -123,6 +123,8 @@ class Player:
 
     def play(self) -> Session:
         client = self._client
+        # Agents share prompts, such as one agent's on two APIs.
+        httpx.post(self._served.url + "/flush_cache", trust_env=False).raise_for_status()
         with self._ended():
             if client.setup:
                 status, output = self._command(client.setup, "")
