@@ -3,12 +3,11 @@ models."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -26,7 +25,7 @@ from ramify.runtime.server.anthropic.turns import take_turns
 from ramify.runtime.server.anthropic.writer import PING, MessageWriter, failed
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body
-from ramify.runtime.server.openai.chat import Chat, Dialect, take_chat
+from ramify.runtime.server.openai.chat import Chat, Dialect, take_chat, without_generation_prompt
 from ramify.runtime.server.openai.request import lora_of, refuse_abort
 from ramify.runtime.server.params import COMMON, explained, take_priority, take_sampling
 from ramify.runtime.server.parsing import parse_body
@@ -83,7 +82,7 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
     marks = CacheMarks()
     chat = _take_chat(service, fields, marks, rid)
     max_tokens: int = fields.need("max_tokens", int)
-    sampling = take_sampling(fields, _SPELLING)
+    sampling = take_sampling(fields, _SPELLING, **service.sampling_defaults)
     thinking = fields.take_object("thinking")
     omitted = thinking is not None and thinking.take("display", str) == "omitted"
     metadata = fields.take_object("metadata")
@@ -161,8 +160,7 @@ def _take_chat(service: Service, fields: Fields, marks: CacheMarks, rid: str) ->
         take_reasoning=take_thinking,
     )
     chat = take_chat(fields, service.frontend.info.chat_format, dialect, rid)
-    request = chat.request
-    if not request.chat or request.chat[-1].role != "assistant":
+    if not chat.request.chat or chat.request.chat[-1].role != "assistant":
         return chat
     thinking = fields.take_object("thinking")
     if thinking is not None and thinking.take("type", str) == "enabled":
@@ -171,17 +169,7 @@ def _take_chat(service: Service, fields: Fields, marks: CacheMarks, rid: str) ->
         raise _not_continued(chat.found[0], "A format holds for a whole answer")
     if chat.turn_format.channels:
         raise _not_continued("messages", "This model thinks before each answer")
-    variables: dict[str, Any] = msgspec.json.decode(request.template_kwargs or "{}")
-    variables |= {"add_generation_prompt": False, "continue_final_message": True}
-    return dataclasses.replace(
-        chat,
-        request=msgspec.structs.replace(
-            request,
-            template_kwargs=msgspec.json.encode(variables).decode(),
-            preambles=tuple(preamble for preamble in request.preambles if not preamble.apart),
-        ),
-        turn_format=dataclasses.replace(chat.turn_format, reasoning_end=None),
-    )
+    return without_generation_prompt(chat, continued=True)
 
 
 def _not_continued(field: str, reason: str) -> UnsupportedField:

@@ -18,6 +18,7 @@ from ramify.runtime.server.app.middleware import (
     UnexpectedErrors,
 )
 from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.llamacpp import infill
 from ramify.runtime.server.ollama import endpoints as ollama
 from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
@@ -37,7 +38,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
     # models, for requests that name its API, have the paths of OpenAI's.
-    dialects = (anthropic, openai, embeddings, responses, sglang, tokenize, ollama, ollama_models)
+    dialects = (anthropic, openai, embeddings, responses, sglang, tokenize, infill, ollama, ollama_models)
     for module in (calls, *dialects, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)

@@ -131,7 +131,7 @@ def take_beginning(fields: Fields, chat: Chat) -> Chat:
     continued: bool = fields.take("continue_final_message", bool, False)
     field = fields.path("continue_final_message")
     if not continued:
-        return chat if prompted is not False else _without_generation_prompt(chat, continued=False)
+        return chat if prompted is not False else without_generation_prompt(chat, continued=False)
     if prompted:
         raise InvalidRequest(
             f"{field} needs add_generation_prompt: false, as the answer has begun.", field=field
@@ -148,10 +148,11 @@ def take_beginning(fields: Fields, chat: Chat) -> Chat:
             field=field,
             remedy="Switch reasoning off.",
         )
-    return _without_generation_prompt(chat, continued=True)
+    return without_generation_prompt(chat, continued=True)
 
 
-def _without_generation_prompt(chat: Chat, *, continued: bool) -> Chat:
+def without_generation_prompt(chat: Chat, *, continued: bool) -> Chat:
+    """`chat`, whose prompt ends with the last message. `continued`: the answer goes on with this message."""
     variables: dict[str, Any] = msgspec.json.decode(chat.request.template_kwargs or "{}")
     variables["add_generation_prompt"] = False
     if continued:

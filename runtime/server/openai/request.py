@@ -66,7 +66,7 @@ def lora_of(service: Service, model: str) -> str:
     Raises `NotFound` for a model that is not served.
     """
     # SGLang's examples call the only model of a server "default".
-    own = (service.model_name, "default")
+    own = (*service.model_names, "default")
     if model in own:
         return ""
     loras = service.frontend.loras.loaded
@@ -77,7 +77,7 @@ def lora_of(service: Service, model: str) -> str:
         if name not in loras:
             raise unknown(name, loras, "model")
         return name
-    names = ", ".join([repr(service.model_name), "'default'", *map(repr, sorted(loras))])
+    names = ", ".join(map(repr, [*own, *sorted(loras)]))
     raise NotFound(
         f"There is no model {shortened(repr(model), 100)} here.", field="model", remedy=f"Use one of {names}."
     )

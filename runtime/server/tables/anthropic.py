@@ -84,8 +84,7 @@ _REQUIRED = {"model": "default", "messages": [{"role": "user", "content": "x"}]}
 MESSAGES = Endpoint(
     title="Messages",
     path="/v1/messages",
-    shared=(_PROMPT,),
-    body=FieldTable("", *_OPTIONS),
+    body=FieldTable("", *_PROMPT.rows, *_OPTIONS),
     inner=(*_OBJECTS, METADATA),
     required=_REQUIRED | {"max_tokens": 1},
 )
