@@ -75,8 +75,8 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ),
     (
         "/v1/completions",
-        COMPLETION | {"prompt": 5, "suffix": "x", "best_of": 2},
-        ["prompt", "best_of", "suffix"],
+        COMPLETION | {"prompt": 5, "tools": ["x"], "best_of": 2},
+        ["prompt", "best_of", "tools"],
     ),
     (
         "/v1/responses",
