@@ -14,6 +14,13 @@ ANSWERED: Any = {
     "reasoning_content": "r",
     "name": "a",
 }
+REGEX: Any = {"type": "grammar", "syntax": "regex", "definition": "a*"}
+CUSTOM: Any = {
+    "name": "c",
+    "description": "d",
+    "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a*"}},
+}
+CUSTOM_CALL: Any = {"id": "t", "type": "custom", "custom": {"name": "c", "input": "a"}}
 CALL: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": 0}
 RESPONSE: Any = {"model": MODEL, "input": "hi"}
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -21,7 +28,7 @@ LONG: Any = {
     "model": MODEL,
     "messages": [
         {"role": "user", "content": "hi", "name": "u"},
-        ANSWERED | {"tool_calls": [CALL]},
+        ANSWERED | {"tool_calls": [CALL, CUSTOM_CALL]},
         {"role": "tool", "tool_call_id": "c", "content": "r", "name": "f"},
     ],
 }
@@ -89,6 +96,25 @@ BODIES: dict[str, tuple[str, Any]] = {
             "input_suffix": "b",
             "input_extra": [{"filename": "f", "text": "t"}],
             "n_predict": 2,
+        },
+    ),
+    "custom tools": (
+        "/v1/chat/completions",
+        CHAT
+        | {
+            "tools": [{"type": "custom", "custom": CUSTOM}],
+            "tool_choice": {"type": "custom", "custom": {"name": "c"}},
+        },
+    ),
+    "allowed custom tools": (
+        "/v1/chat/completions",
+        CHAT
+        | {
+            "tools": [{"type": "custom", "custom": CUSTOM}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}]},
+            },
         },
     ),
     "stream": ("/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
@@ -171,6 +197,42 @@ BODIES: dict[str, tuple[str, Any]] = {
                 "type": "allowed_tools",
                 "mode": "auto",
                 "tools": [{"type": "function", "name": "f"}],
+            },
+        },
+    ),
+    "tools and items of Codex": (
+        "/v1/responses",
+        RESPONSE
+        | {
+            "input": [
+                {"type": "custom_tool_call", "call_id": "c", "name": "e", "namespace": "s", "input": "a"},
+                {"type": "custom_tool_call_output", "call_id": "c", "output": "r"},
+                {"type": "local_shell_call", "call_id": "l", "action": {}},
+                {"type": "apply_patch_call", "call_id": "p", "operation": {}},
+                {
+                    "type": "agent_message",
+                    "author": "a",
+                    "recipient": "b",
+                    "content": [{"type": "input_text", "text": "x"}, {"type": "encrypted_content"}],
+                },
+                {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]},
+            ],
+            "tools": [
+                {"type": "custom", "name": "c", "format": REGEX},
+                {
+                    "type": "namespace",
+                    "name": "s",
+                    "description": "d",
+                    "tools": [
+                        {"type": "function", **FUNCTION},
+                        {"type": "custom", "name": "e", "format": REGEX},
+                    ],
+                },
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "namespace", "name": "s"}],
             },
         },
     ),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -29,8 +28,8 @@ from ramify.runtime.server.openai.request import (
     with_top_logprobs,
 )
 from ramify.runtime.server.openai.responses.input import take_input
+from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
-from ramify.runtime.server.openai.tools import take_tools
 from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
@@ -42,7 +41,18 @@ router = APIRouter()
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-"""The two values that ``include`` may contain: `LOGPROBS` and `ENCRYPTED`."""
+"""The two values of ``include`` that have an effect: `LOGPROBS` and `ENCRYPTED`."""
+IGNORED_INCLUDE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""Values of ``include`` about items that no response of this server has."""
 
 MAX_METADATA = 16
 """Maximum number of pairs of ``metadata``. The two limits below are in characters. All three are OpenAI's."""
@@ -53,7 +63,7 @@ _RESPONSES = Dialect(
     turns="input",
     take_turns=take_input,
     take_format=take_text_format,
-    take_tools=partial(take_tools, nested=False),
+    take_tools=take_response_tools,
 )
 _SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
@@ -92,7 +102,8 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
     )
     response = _initial_response(header, fields, sampling, metadata)
-    return parsed, ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
+    writer = ResponseWriter(response, chat.turn_format, chat.tool_use, encrypted=ENCRYPTED in included)
+    return parsed, writer
 
 
 async def _events(
@@ -139,9 +150,11 @@ def _take_storage(fields: Fields) -> None:
 def _take_included(fields: Fields) -> list[str]:
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
-        if name not in (LOGPROBS, ENCRYPTED):
+        if name in IGNORED_INCLUDE:
+            fields.leave_out(f"include[{name}]", f"include[{index}]")
+        elif name not in (LOGPROBS, ENCRYPTED):
             raise UnsupportedField(
-                f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} are supported.",
+                f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} have an effect.",
                 field=f"include[{index}]",
             )
     return included
