@@ -25,7 +25,7 @@ COMMAND = "echo ran >> ran.log && echo marker | tr a-z A-Z"
 OUTPUT = "MARKER"
 """The output of `COMMAND`."""
 
-CHAT, RESPONSES, MESSAGES = "Chat", "Responses", "Messages"
+CHAT, RESPONSES, MESSAGES, OLLAMA = "Chat", "Responses", "Messages", "Ollama"
 
 
 class Script(NamedTuple):
@@ -281,4 +281,5 @@ CLIENTS = [
     _continue(MESSAGES, "anthropic"),
     _aider(CHAT, "openai", {"OPENAI_API_BASE": URL + "/v1", "OPENAI_API_KEY": "none"}),
     _aider(MESSAGES, "anthropic", {"ANTHROPIC_API_BASE": URL, "ANTHROPIC_API_KEY": "none"}),
+    _aider(OLLAMA, "ollama_chat", {"OLLAMA_API_BASE": URL}),
 ]

@@ -61,13 +61,14 @@ def thinker(http: httpx.Client, frontend: FakeFrontend) -> None:
 
 
 def refuses(response: httpx.Response, field: str) -> Any:
-    """The error of a response that refuses `field`. Anthropic's errors name it in the message alone."""
-    if "/messages" not in response.request.url.path:
+    """The error of a response that refuses `field`. Errors of some APIs name it in the message alone."""
+    error = response.json()["error"]
+    if isinstance(error, dict) and "param" in error:
         error = refused(response)
         assert (error["param"], error["code"]) == (field, "unsupported_field")
         return error
     assert response.status_code == 400
-    message = response.json()["error"]["message"]
+    message = error if isinstance(error, str) else error["message"]
     assert message.startswith(f"{field} is ")
     return {"remedy": message.partition("supported. ")[2]}
 

@@ -198,7 +198,7 @@ _models = APIRouter(route_class=_AnthropicRoute)
 @_models.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    cards = [_card(service, name) for name in (service.model_name, *service.frontend.loras.loaded)]
+    cards = [_card(service, name) for name in (*service.model_names, *service.frontend.loras.loaded)]
     return json_response(
         {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     )
@@ -207,7 +207,8 @@ async def list_models(request: Request) -> Response:
 @_models.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
     service = Service.serving(request)
-    return json_response(_card(service, lora_of(service, model) or service.model_name))
+    name = lora_of(service, model) or (model if model in service.model_names else service.model_name)
+    return json_response(_card(service, name))
 
 
 def _card(service: Service, name: str) -> Body:

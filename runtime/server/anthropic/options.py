@@ -44,11 +44,11 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
     run them, and has no description of them for the model.
     """
     tools: list[Tool] = []
-    places: list[int] = []
+    places: list[str] = []
     items = fields.take_objects("tools") or []
     if len(items) > MAX_TOOLS:
         raise InvalidRequest(f"There are {len(items)} tools; at most {MAX_TOOLS} are taken.", field="tools")
-    for place, item in enumerate(items):
+    for item in items:
         kind: str = item.take("type", str, "custom")
         if kind != "custom":
             item.leave_out(f"tools[{kind}]")
@@ -60,7 +60,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
                 f"{path} is {shortened(repr(tool.name), 100)}, which another tool is called.", field=path
             )
         tools.append(tool)
-        places.append(place)
+        places.append(item.path("input_schema"))
     choice = fields.take_object("tool_choice")
     kind, name, single = "auto", None, False
     if choice is not None:
@@ -85,7 +85,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
         callable=tuple(range(len(tools))) if name is None else (names.index(name),),
         mode=_MODES[kind],
         parallel=not single and name is None,
-        schema_field="input_schema",
+        places=tuple(places),
     )
 
 

@@ -54,8 +54,8 @@ class MessageWriter:
         self._held = ""
         """White space that may begin a block of text. Alone it is none: clients may not send one back."""
         self._replaced = 0
-        """Number of tokens at the end of a prefilled answer that the first output token replaces. They are
-        not in the usage of the engine, and are tokens of the prompt for `count_tokens`."""
+        """Number of tokens at the end of a prefilled answer that the first output token replaces. They are in
+        the count of `count_tokens`, and not in the engine's usage."""
         self._thinking_tokens = 0
         self._enforcement: Enforcement | None = None
         self._events: list[bytes] = []

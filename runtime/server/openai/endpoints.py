@@ -18,6 +18,7 @@ from ramify.messages import Generate, Segment, Usage
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
+from ramify.runtime.server.openai.codex_models import codex_model
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.request import (
@@ -48,7 +49,11 @@ async def list_models(request: Request) -> Response:
     service = Service.serving(request)
     cards = [_card(service, name) for name in service.model_names]
     cards += [_card(service, name, lora=name) for name in service.frontend.loras.loaded]
-    return json_response({"object": "list", "data": cards})
+    body: Body = {"object": "list", "data": cards}
+    if "client_version" in request.query_params:  # Codex
+        info = service.frontend.info
+        body["models"] = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
+    return json_response(body)
 
 
 @router.get("/v1/models/{model:path}")
@@ -73,7 +78,9 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
-    sampling = take_sampling(fields, _CHAT_SPELLING, unlimited=None, **service.sampling_defaults)
+    sampling = take_sampling(
+        fields, _CHAT_SPELLING, least_tokens=1, unlimited=None, **service.sampling_defaults
+    )
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)

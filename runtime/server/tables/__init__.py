@@ -16,13 +16,14 @@ To add a dialect:
    run ``make docs``.
 """
 
-from ramify.runtime.server.tables import anthropic, llamacpp, openai, programs, responses, sglang
+from ramify.runtime.server.tables import anthropic, llamacpp, ollama, openai, programs, responses, sglang
 from ramify.runtime.server.tables.rows import Endpoint
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *openai.ENDPOINTS,
     *responses.ENDPOINTS,
     *anthropic.ENDPOINTS,
+    *ollama.ENDPOINTS,
     *sglang.ENDPOINTS,
     *llamacpp.ENDPOINTS,
     *programs.ENDPOINTS,

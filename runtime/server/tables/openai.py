@@ -133,17 +133,22 @@ REASONING_OBJECT = FieldTable(
 )
 TOOLS = taken(
     "tools tool_choice parallel_tool_calls",
-    "functions. Arguments satisfy their schema but for keywords that cannot be enforced, which are left out"
+    "functions, and custom tools as for `/v1/responses`. Arguments satisfy their schema but for keywords that"
+    " cannot be enforced, which are left out"
     " and told unless `strict` is true ([structured-output.md](structured-output.md#tools)). A tool without a"
     " `type` is a function",
 )
-FUNCTION = FieldTable(
-    "tools[].function",
-    taken("name description parameters strict"),
-    refused("allowed_callers async defer_loading"),
-    refused("output_schema", "Write it into the description."),
+OTHER_TOOL = (
+    ignored("defer_loading", "every tool is in the prompt"),
+    ignored("output_schema", "chat templates have no place for it"),
+    ignored("cache_control"),
+    refused("allowed_callers async"),
 )
-TOOL = FieldTable("tools[]", taken("type function"), ignored("cache_control"))
+FUNCTION = FieldTable("tools[].function", taken("name description parameters strict"), *OTHER_TOOL)
+CUSTOM = FieldTable("tools[].custom", taken("name description format"), *OTHER_TOOL)
+CUSTOM_FORMAT = FieldTable("tools[].custom.format", taken("type grammar"))
+CUSTOM_GRAMMAR = FieldTable("tools[].custom.format.grammar", taken("syntax definition"))
+TOOL = FieldTable("tools[]", taken("type function custom"), ignored("cache_control"))
 MESSAGE = FieldTable(
     "messages[]",
     taken("role content"),
@@ -163,16 +168,21 @@ PART = FieldTable(
     refused("annotations"),
 )
 CALL = FieldTable(
-    "messages[].tool_calls[]", taken("id type function"), ignored("index provider_specific_fields")
+    "messages[].tool_calls[]", taken("id type function custom"), ignored("index provider_specific_fields")
 )
 CALL_FUNCTION = FieldTable(
     "messages[].tool_calls[].function", taken("name arguments"), ignored("provider_specific_fields")
 )
-TOOL_CHOICE = FieldTable("tool_choice", taken("type function allowed_tools"))
+CALL_CUSTOM = FieldTable(
+    "messages[].tool_calls[].custom", taken("name input"), ignored("provider_specific_fields")
+)
+TOOL_CHOICE = FieldTable("tool_choice", taken("type function custom allowed_tools"))
 TOOL_CHOICE_FUNCTION = FieldTable("tool_choice.function", taken("name"))
+TOOL_CHOICE_CUSTOM = FieldTable("tool_choice.custom", taken("name"))
 ALLOWED = FieldTable("tool_choice.allowed_tools", taken("mode tools"))
-ALLOWED_TOOL = FieldTable("tool_choice.allowed_tools.tools[]", taken("type function"))
+ALLOWED_TOOL = FieldTable("tool_choice.allowed_tools.tools[]", taken("type function custom"))
 ALLOWED_FUNCTION = FieldTable("tool_choice.allowed_tools.tools[].function", taken("name"))
+ALLOWED_CUSTOM = FieldTable("tool_choice.allowed_tools.tools[].custom", taken("name"))
 FORMAT = FieldTable(
     "response_format",
     taken("type json_schema whitespace regex pattern ebnf lark grammar choice format structures triggers"),
@@ -183,8 +193,17 @@ SCHEMA = FieldTable(
     ignored("description", "meant for the model, which does not see the schema either"),
 )
 CHAT_OBJECTS = (
-    *(MESSAGE, PART, CALL, CALL_FUNCTION, TOOL, FUNCTION),
-    *(TOOL_CHOICE, TOOL_CHOICE_FUNCTION, ALLOWED, ALLOWED_TOOL, ALLOWED_FUNCTION),
+    *(MESSAGE, PART, CALL, CALL_FUNCTION, CALL_CUSTOM),
+    *(TOOL, FUNCTION, CUSTOM, CUSTOM_FORMAT, CUSTOM_GRAMMAR),
+    *(
+        TOOL_CHOICE,
+        TOOL_CHOICE_FUNCTION,
+        TOOL_CHOICE_CUSTOM,
+        ALLOWED,
+        ALLOWED_TOOL,
+        ALLOWED_FUNCTION,
+        ALLOWED_CUSTOM,
+    ),
 )
 
 _MODEL = {"model": "default"}

@@ -11,8 +11,6 @@ import functools
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
-from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -35,20 +33,32 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.openai.responses.input import take_input
 from ramify.runtime.server.openai.responses.store import ResponseStore, Storage, take_storage
+from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
-from ramify.runtime.server.openai.tools import take_tools
 from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
+from ramify.text import quoted
 
 router = APIRouter()
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-"""The two values that ``include`` may contain: `LOGPROBS` and `ENCRYPTED`."""
+"""The two values of ``include`` that have an effect: `LOGPROBS` and `ENCRYPTED`."""
+IGNORED_INCLUDE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""Values of ``include`` about items that no response of this server has."""
 
 MAX_METADATA = 16
 """Maximum number of pairs of ``metadata``. The two limits below are in characters. All three are OpenAI's."""
@@ -59,7 +69,7 @@ _RESPONSES = Dialect(
     turns="input",
     take_turns=take_input,
     take_format=take_text_format,
-    take_tools=partial(take_tools, nested=False),
+    take_tools=take_response_tools,
 )
 _SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
@@ -94,7 +104,6 @@ def _parse(
 ) -> tuple[ParsedRequest, ResponseWriter, Storage]:
     header = take_header(service, fields, "resp_")
     storage = take_storage(store, fields, header["id"])
-    _refuse_truncation(fields)
     chat_format = service.frontend.info.chat_format
     dialect = dataclasses.replace(_RESPONSES, take_turns=functools.partial(take_input, storage=storage))
     chat = take_chat(fields, chat_format, dialect, header["id"])
@@ -118,7 +127,8 @@ def _parse(
         lease_s=math.inf if storage.program else None,  # `max_lease_s` bounds it
     )
     response = _initial_response(header, fields, sampling, metadata) | storage.echo()
-    return parsed, ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included), storage
+    writer = ResponseWriter(response, chat.turn_format, chat.tool_use, encrypted=ENCRYPTED in included)
+    return parsed, writer, storage
 
 
 async def _events(
@@ -157,21 +167,14 @@ async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
             pass
 
 
-def _refuse_truncation(fields: Fields) -> None:
-    if fields.take("truncation", Literal["auto", "disabled"], "disabled") == "auto":
-        raise UnsupportedField(
-            "truncation: auto is not supported.",
-            field="truncation",
-            remedy="Leave out of input what is no longer needed.",
-        )
-
-
 def take_included(fields: Fields) -> list[str]:
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
-        if name not in (LOGPROBS, ENCRYPTED):
+        if name in IGNORED_INCLUDE:
+            fields.leave_out(f"include[{name}]", f"include[{index}]")
+        elif name not in (LOGPROBS, ENCRYPTED):
             raise UnsupportedField(
-                f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} are supported.",
+                f"include[{index}] is {quoted(name)}; only {LOGPROBS} and {ENCRYPTED} have an effect.",
                 field=f"include[{index}]",
             )
     return included
