@@ -168,7 +168,7 @@ def use_of(
                 f"{one.path} is {one.tool.name!r}, which another tool is called.", field=one.path
             )
         shown.add(one.tool.name)
-    chosen = _take_choice(choice, offered, nested)
+    chosen = _take_choice(fields, choice, offered, nested)
     return ToolUse(
         tool_format=tool_format,
         tools=tuple(one.tool for one in offered),
@@ -266,7 +266,7 @@ def object_schema(parameters: str, path: str) -> str:
     return parameters
 
 
-def _take_choice(choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
+def _take_choice(fields: Fields, choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
     match choice:
         case None | "auto":
             return _Choice("auto")
@@ -277,7 +277,7 @@ def _take_choice(choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _
                 f"tool_choice is {quoted(choice)}; it must be none, auto, required, or name a function.",
                 field="tool_choice",
             )
-    one = Fields(choice, "tool_choice")
+    one = fields.take_object("tool_choice") or Fields({}, "tool_choice")
     kind: str = one.take("type", str, "function")
     if kind == "allowed_tools":
         return _take_allowed(_inner(one, kind, nested), offered, nested)

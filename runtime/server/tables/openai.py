@@ -137,6 +137,7 @@ TOOLS = taken(
 OTHER_TOOL = (
     ignored("defer_loading", "every tool is in the prompt"),
     ignored("output_schema", "chat templates have no place for it"),
+    ignored("cache_control"),
     refused("allowed_callers async"),
 )
 FUNCTION = FieldTable("tools[].function", taken("name description parameters strict"), *OTHER_TOOL)
