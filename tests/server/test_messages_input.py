@@ -160,6 +160,13 @@ def test_marks_may_be_anywhere(http: httpx.Client, frontend: FakeFrontend) -> No
         usage = http.post(PATH, json=ASK | {"cache_salt": str(fields)} | fields).json()["usage"]
         assert usage["cache_creation_input_tokens"] == frontend_prompt(frontend)
         assert usage["input_tokens"] == 0
+        hint = frontend.requests[-1].hint
+        assert hint is not None
+        assert hint.lease_s == 300
+    assert send(http, frontend).hint is None
+    hour = send(http, frontend, cache_control={"type": "ephemeral", "ttl": "1h"}).hint
+    assert hour is not None
+    assert hour.lease_s == 3600
     assert "cache_control.ttl" in refusal(http, cache_control={"type": "ephemeral", "ttl": "9h"})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ramify.messages import Usage
+from ramify.messages import ProgramHint, Usage
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.tables.anthropic import MARK
@@ -20,10 +20,11 @@ class CacheMarks:
         self.ttl: Ttl | None = None
         """The longest time that a mark asks for; None without marks."""
 
-    @property
-    def lease_s(self) -> float:
-        """Seconds of the lease; 0 without marks."""
-        return 0.0 if self.ttl is None else _SECONDS[self.ttl]
+    def hint(self, rid: str) -> ProgramHint | None:
+        """The hint that leases the prompt of the request `rid`; None without marks."""
+        if self.ttl is None:
+            return None
+        return ProgramHint(program=rid, name="cache_control", lease_s=_SECONDS[self.ttl])
 
     def take(self, item: Fields) -> None:
         """Take the field ``cache_control`` of `item`."""

@@ -101,6 +101,7 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
         every_s=0.0 if stream else HELD_S,
         priority=take_priority(fields),
         flow=rid,
+        hint=marks.hint(rid),
     )
     fields.finish(MESSAGES.whole)
     message: Body = {
@@ -195,7 +196,7 @@ _models = APIRouter(route_class=_AnthropicRoute)
 @_models.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    cards = [_card(service, name) for name in (service.model_name, *service.frontend.loras.loaded)]
+    cards = [_card(service, name) for name in (*service.model_names, *service.frontend.loras.loaded)]
     return json_response(
         {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     )
@@ -204,7 +205,8 @@ async def list_models(request: Request) -> Response:
 @_models.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
     service = Service.serving(request)
-    return json_response(_card(service, lora_of(service, model) or service.model_name))
+    name = lora_of(service, model) or (model if model in service.model_names else service.model_name)
+    return json_response(_card(service, name))
 
 
 def _card(service: Service, name: str) -> Body:
