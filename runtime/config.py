@@ -356,8 +356,9 @@ class ServerConfig(EngineConfig):
     """Names of the model for clients, in place of its own. The first is its id; requests may also name
     the others."""
     sampling_defaults: Literal["model", "none"] = "model"
-    """Values of temperature, top_p, top_k, min_p and repetition_penalty for requests of OpenAI's and Ollama's
-    API that leave them out. model: those that the model's files recommend. none: those of the API."""
+    """Values of temperature, top_p, top_k, min_p and repetition_penalty for requests that leave them out, on
+    the APIs of other servers but SGLang's. model: those that the model's files recommend. none: those of the
+    API."""
     lora_loading: bool = False
     """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
     this machine read as an adapter."""
