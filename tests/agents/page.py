@@ -49,7 +49,7 @@ def table(rows: Sequence[tuple[Client, str, Session]]) -> str:
         complete = all(turn.main for turn in turns) and len(session.first.main) > 1
         shares = [f"{share:.0%}" for share in session.shares] if complete else ["", "", ""]
         prompt = f"{session.first.main[0].prompt:,}" if session.first.main else ""
-        told = "; ".join(faults) if faults else f"passed. {client.note}".strip()
+        told = faults[0] if faults else f"passed. {client.note}".strip()
         lines.append(f"| {' | '.join([client.agent, client.api, version, prompt, counts, *shares, told])} |")
     return "\n".join([*lines, "", ""])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import pty
 import re
@@ -122,6 +123,8 @@ class Player:
 
     def play(self) -> Session:
         client = self._client
+        # Agents share prompts, such as one agent's on two APIs.
+        httpx.post(self._served.url + "/flush_cache", trust_env=False).raise_for_status()
         with self._ended():
             if client.setup:
                 status, output = self._command(client.setup, "")
@@ -182,21 +185,23 @@ class Player:
         )
         shown, deadline = b"", time.monotonic() + LIMIT_S
 
-        def wait_for(text: str, start: int) -> str:
-            """What was shown from `start` on, once `text` is in it."""
+        def wait_for(text: str, keys: str = "") -> str:
+            """What is shown from now on, once `text` is in it. Keys that come too early are lost: `keys` are
+            pressed every 5 s."""
             nonlocal shown
-            while text not in (plain := _plain(shown[start:])) and time.monotonic() < deadline:
+            start, pressed = len(shown), -math.inf
+            while text not in (plain := _plain(shown[start:])) and (now := time.monotonic()) < deadline:
+                if keys and now > pressed + 5:
+                    os.write(master, keys.encode())
+                    pressed = now
                 if select.select([master], [], [], 0.5)[0]:
                     shown += os.read(master, 65536)
             return plain
 
         try:
-            wait_for(FINAL, 0)
-            start = len(shown)
-            os.write(master, message.encode())
-            wait_for(message, start)
-            os.write(master, b"\r")
-            output = wait_for(FINAL, len(shown))
+            wait_for(FINAL)
+            wait_for(message, message)
+            output = wait_for(FINAL, "\r")
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -89,15 +89,6 @@ BODIES: dict[str, tuple[str, Any]] = {
             "parallel_tool_calls": False,
         },
     ),
-    "infill": (
-        "/infill",
-        {
-            "input_prefix": "a",
-            "input_suffix": "b",
-            "input_extra": [{"filename": "f", "text": "t"}],
-            "n_predict": 2,
-        },
-    ),
     "custom tools": (
         "/v1/chat/completions",
         CHAT
@@ -115,6 +106,15 @@ BODIES: dict[str, tuple[str, Any]] = {
                 "type": "allowed_tools",
                 "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}]},
             },
+        },
+    ),
+    "infill": (
+        "/infill",
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "f", "text": "t"}],
+            "n_predict": 2,
         },
     ),
     "stream": ("/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),

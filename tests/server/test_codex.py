@@ -15,7 +15,9 @@ import openai
 import pytest
 
 from ramify.errors import InvalidConstraint
+from ramify.grammar.compile.policy import compile_constraint
 from ramify.messages import ChatMessage, ToolCall
+from tests.grammar.vocabularies import tiny
 from tests.server.conftest import refused
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.responses_contract import check_events, check_response
@@ -24,7 +26,6 @@ from tests.server.test_tools import render_tools
 
 REQUESTS: dict[str, Any] = json.loads((Path(__file__).parent / "codex_requests.json").read_text())
 SHOUT = '<tool_call>\n{"name": "mcp__lab__shout", "arguments": {"text": "quiet"}}\n</tool_call>'
-TEXT: Any = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
 def request(name: str) -> Any:
@@ -309,6 +310,16 @@ def test_a_custom_tool(http: httpx.Client, frontend: FakeFrontend) -> None:
     assert said.tool_calls[0].name == "apply_patch"
     assert json.loads(said.tool_calls[0].arguments) == {"input": PATCH}
     assert (result.role, result.name, result.content) == ("tool", "apply_patch", "Done.")
+
+
+def test_a_patch(http: httpx.Client, frontend: FakeFrontend) -> None:
+    check_events(stream(http, request("patch")))
+    said, told = last(frontend)[-2:]
+    assert json.loads(said.tool_calls[0].arguments)["input"].startswith("*** Begin Patch\n")
+    assert (told.name, told.content.partition("\n")[0]) == ("apply_patch", "Exit code: 0")
+    wanted = frontend.requests[-1].constraint
+    assert wanted is not None
+    compile_constraint(wanted, tiny())  # the grammar is one that can be enforced
 
 
 def test_a_custom_tool_in_a_namespace(http: httpx.Client, frontend: FakeFrontend) -> None:

@@ -17,6 +17,11 @@ SCHEMA = {
     "json_schema": {"name": "n", "schema": {"default": "HERE"}, "strict": "HERE2"},
 }
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "HERE"}}
+CUSTOM = {
+    "type": "custom",
+    "name": "c",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "HERE"},
+}
 USER = {"role": "user", "content": "hi"}
 BLOCK = {"type": "tool_use", "id": "1", "name": "f", "input": "HERE"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "HERE"}
@@ -60,6 +65,23 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
             {"tools": [{"type": "function", "name": "f", "parameters": {"x": "HERE"}}]},
             {"metadata": {"a": "HERE"}},
             {"reasoning": {"effort": "HERE"}},
+            {"client_metadata": "HERE"},
+            {"include": ["HERE"]},
+            {"tool_choice": {"type": "function", "name": "HERE"}, "tools": [CUSTOM]},
+            {"tools": [{"type": "HERE"}]},
+            {"tools": [{"name": "HERE"}]},
+            {"tools": [{"type": "namespace", "name": "n", "tools": "HERE"}]},
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"name": "f", "parameters": "HERE"}]}]},
+            {"tools": [{"type": "custom", "name": "c", "format": "HERE"}]},
+            {"tools": [CUSTOM]},
+            {"tools": [CUSTOM], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": "HERE"}},
+            {"input": [{"type": "HERE"}]},
+            {"input": [{"type": "custom_tool_call", "call_id": "a", "name": "c", "input": "HERE"}]},
+            {"input": [{"type": "function_call_output", "call_id": "a", "output": "HERE"}]},
+            {"input": [{"type": "local_shell_call", "call_id": "a", "action": "HERE"}]},
+            {"input": [{"type": "shell_call_output", "call_id": "a", "output": "HERE"}]},
+            {"input": [{"type": "agent_message", "content": "HERE"}]},
+            {"input": [{"type": "additional_tools", "tools": "HERE"}]},
         ],
     ),
     "/v1/messages": (

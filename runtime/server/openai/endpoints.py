@@ -78,7 +78,9 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     top_logprobs: int | None = fields.take("top_logprobs", int)
     if top_logprobs and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
-    sampling = take_sampling(fields, _CHAT_SPELLING, unlimited=None, **service.sampling_defaults)
+    sampling = take_sampling(
+        fields, _CHAT_SPELLING, least_tokens=1, unlimited=None, **service.sampling_defaults
+    )
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)

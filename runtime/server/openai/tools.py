@@ -19,6 +19,7 @@ from ramify.messages import Enforcement, Preamble
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.params import FieldConstraint, make_constraint
 from ramify.runtime.server.tables.openai import FUNCTION, TOOL
+from ramify.text import quoted
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
     FREE,
@@ -167,7 +168,7 @@ def use_of(
                 f"{one.path} is {one.tool.name!r}, which another tool is called.", field=one.path
             )
         shown.add(one.tool.name)
-    chosen = _take_choice(choice, offered, nested)
+    chosen = _take_choice(fields, choice, offered, nested)
     return ToolUse(
         tool_format=tool_format,
         tools=tuple(one.tool for one in offered),
@@ -184,7 +185,7 @@ def take_tool(item: Fields, nested: bool, namespace: str | None = None) -> Offer
     kind: str = item.take("type", str, "function")  # clients that only have functions may leave it out
     if kind not in ("function", "custom"):
         raise UnsupportedField(
-            f"{item.path('type')} is {kind!r}; only functions and custom tools are supported.",
+            f"{item.path('type')} is {quoted(kind)}; only functions and custom tools are supported.",
             field=item.path("type"),
             remedy="Offer it as a function, and call it yourself.",
         )
@@ -224,7 +225,7 @@ def _take_text_format(tool: Fields, nested: bool) -> tuple[TextFormat, str]:
         return TextFormat(), form.path("type")
     if kind != "grammar":
         path = form.path("type")
-        raise UnsupportedField(f"{path} is {kind!r}; it must be text or grammar.", field=path)
+        raise UnsupportedField(f"{path} is {quoted(kind)}; it must be text or grammar.", field=path)
     grammar = form.take_object("grammar") or Fields({}, form.path("grammar")) if nested else form
     syntax: Literal["lark", "regex"] | None = grammar.take("syntax", Literal["lark", "regex"])
     if syntax is None:
@@ -243,7 +244,8 @@ def take_name(tool: Fields) -> str:
     if not _NAME.fullmatch(name):
         path = tool.path("name")
         raise InvalidRequest(
-            f"{path} is {name!r}; it must be 1 to 64 letters, digits, underscores and dashes.", field=path
+            f"{path} is {quoted(name)}; it must be 1 to 64 letters, digits, underscores and dashes.",
+            field=path,
         )
     return name
 
@@ -264,7 +266,7 @@ def object_schema(parameters: str, path: str) -> str:
     return parameters
 
 
-def _take_choice(choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
+def _take_choice(fields: Fields, choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
     match choice:
         case None | "auto":
             return _Choice("auto")
@@ -272,17 +274,17 @@ def _take_choice(choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _
             return _Choice(choice)
         case str():
             raise InvalidRequest(
-                f"tool_choice is {choice!r}; it must be none, auto, required, or name a function.",
+                f"tool_choice is {quoted(choice)}; it must be none, auto, required, or name a function.",
                 field="tool_choice",
             )
-    one = Fields(choice, "tool_choice")
+    one = fields.take_object("tool_choice") or Fields({}, "tool_choice")
     kind: str = one.take("type", str, "function")
     if kind == "allowed_tools":
         return _take_allowed(_inner(one, kind, nested), offered, nested)
     if kind not in ("function", "custom"):
         path = one.path("type")
         known = "function, custom or allowed_tools"
-        raise UnsupportedField(f"{path} is {kind!r}; it must be {known}.", field=path)
+        raise UnsupportedField(f"{path} is {quoted(kind)}; it must be {known}.", field=path)
     return _Choice("required", (_known_tool(_inner(one, kind, nested), offered, nested),), once=True)
 
 
@@ -324,10 +326,12 @@ def _known_tool(function: Fields, offered: Sequence[OfferedTool], nested: bool) 
         found = [i for i, one in enumerate(offered) if one.name.name == name]
     if len(found) > 1:
         raise InvalidRequest(
-            f"{path} is {name!r}, which is in several namespaces.", field=path, remedy="Add its namespace."
+            f"{path} is {quoted(name)}, which is in several namespaces.",
+            field=path,
+            remedy="Add its namespace.",
         )
     if not found:
-        raise InvalidRequest(f"{path} is {name!r}, which no tool is called.", field=path)
+        raise InvalidRequest(f"{path} is {quoted(name)}, which no tool is called.", field=path)
     return found[0]
 
 
@@ -338,7 +342,7 @@ def _tools_in(entry: Fields, offered: Sequence[OfferedTool]) -> list[int]:
     found = [i for i, one in enumerate(offered) if one.name.namespace == name]
     if not found:
         path = entry.path("name")
-        raise InvalidRequest(f"{path} is {name!r}, which no namespace is called.", field=path)
+        raise InvalidRequest(f"{path} is {quoted(name)}, which no namespace is called.", field=path)
     return found
 
 

@@ -133,6 +133,7 @@ TOOLS = taken(
 OTHER_TOOL = (
     ignored("defer_loading", "every tool is in the prompt"),
     ignored("output_schema", "chat templates have no place for it"),
+    ignored("cache_control"),
     refused("allowed_callers async"),
 )
 FUNCTION = FieldTable("tools[].function", taken("name description parameters strict"), *OTHER_TOOL)
@@ -164,7 +165,9 @@ CALL = FieldTable(
 CALL_FUNCTION = FieldTable(
     "messages[].tool_calls[].function", taken("name arguments"), ignored("provider_specific_fields")
 )
-CALL_CUSTOM = FieldTable("messages[].tool_calls[].custom", taken("name input"))
+CALL_CUSTOM = FieldTable(
+    "messages[].tool_calls[].custom", taken("name input"), ignored("provider_specific_fields")
+)
 TOOL_CHOICE = FieldTable("tool_choice", taken("type function custom allowed_tools"))
 TOOL_CHOICE_FUNCTION = FieldTable("tool_choice.function", taken("name"))
 TOOL_CHOICE_CUSTOM = FieldTable("tool_choice.custom", taken("name"))

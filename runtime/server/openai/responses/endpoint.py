@@ -36,6 +36,7 @@ from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
+from ramify.text import quoted
 
 router = APIRouter()
 
@@ -154,7 +155,7 @@ def _take_included(fields: Fields) -> list[str]:
             fields.leave_out(f"include[{name}]", f"include[{index}]")
         elif name not in (LOGPROBS, ENCRYPTED):
             raise UnsupportedField(
-                f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} have an effect.",
+                f"include[{index}] is {quoted(name)}; only {LOGPROBS} and {ENCRYPTED} have an effect.",
                 field=f"include[{index}]",
             )
     return included

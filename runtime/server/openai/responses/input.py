@@ -17,6 +17,7 @@ from ramify.runtime.server.openai.chat_turns import take_arguments, take_content
 from ramify.runtime.server.openai.responses.writer import unsealed
 from ramify.runtime.server.openai.tools import ToolName
 from ramify.runtime.server.tables.responses import INPUT_PART, ITEM
+from ramify.text import quoted
 from ramify.tool_calls.text import text_arguments
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -172,7 +173,9 @@ def _take_item(item: Fields, kind: str, turns: _TurnBuilder, chat_format: ChatFo
             path = item.path("type")
             known = "message, reasoning, function_call, custom_tool_call and their outputs"
             raise UnsupportedField(
-                f"{path} is {kind!r}; only {known} are supported.", field=path, remedy=_REMEDIES.get(kind)
+                f"{path} is {quoted(kind)}; only {known} are supported.",
+                field=path,
+                remedy=_REMEDIES.get(kind),
             )
 
 
