@@ -340,7 +340,7 @@ class ServerConfig(EngineConfig):
     """The address to listen on. An address that other machines can reach needs `api_key` or `insecure`."""
     port: int = 30000
     api_key: str | None = None
-    """Key that requests must send as a bearer token, on every path except /livez, /readyz and /health."""
+    """Key that requests must send as a bearer token or in x-api-key, but for /livez, /readyz and /health."""
     open_metrics: bool = False
     """/metrics needs no api_key, so that gateways can read it without one."""
     insecure: bool = False
