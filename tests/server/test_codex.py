@@ -88,7 +88,6 @@ def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
         "reasoning.summary",
         "text.verbosity",
         "include[web_search_call.action.sources]",
-        "prompt_cache_key",
         "client_metadata",
     ]
 
