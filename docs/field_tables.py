@@ -11,7 +11,8 @@ from pathlib import Path
 import generated_part
 
 from ramify.runtime.server.tables import ENDPOINTS
-from ramify.runtime.server.tables.openai import REQUEST, SAMPLING
+from ramify.runtime.server.tables.batches import BATCH_FIELDS
+from ramify.runtime.server.tables.openai import OTHER_SERVERS, REQUEST, SAMPLING
 from ramify.runtime.server.tables.rows import FieldTable, Row
 
 PAGE = Path(__file__).parent / "server.md"
@@ -20,14 +21,19 @@ END = "<!-- /fields -->"
 
 def parts() -> dict[str, str]:
     """Title of a list → its Markdown."""
-    alike = FieldTable("", *REQUEST.rows, *SAMPLING.rows)
-    every = {"alike": fields_of(alike)}
-    listed: set[FieldTable] = set()  # an object is listed with the first endpoint that takes it
-    for endpoint in ENDPOINTS:
-        every[endpoint.title] = fields_of(endpoint.body)
+    alike = (REQUEST, SAMPLING, OTHER_SERVERS)
+    every = {"alike": fields_of(joined(alike))}
+    listed: set[FieldTable] = {*alike}  # a table is listed with the first endpoint that has it
+    for endpoint in (*ENDPOINTS, BATCH_FIELDS):
+        body = joined([*(table for table in endpoint.shared if table not in listed), endpoint.body])
+        every[endpoint.title] = fields_of(body)
         every[endpoint.title] += objects_of(table for table in endpoint.inner if table not in listed)
-        listed.update(endpoint.inner)
+        listed.update(endpoint.shared, endpoint.inner)
     return every
+
+
+def joined(tables: Iterable[FieldTable]) -> FieldTable:
+    return FieldTable("", *(row for table in tables for row in table.rows))
 
 
 def fields_of(table: FieldTable) -> str:
@@ -62,6 +68,8 @@ if __name__ == "__main__":
     for title, part in parts().items():
         begin = f"<!-- fields: {title} -->\n"
         if begin not in PAGE.read_text():
-            raise SystemExit(f"{PAGE} has no line {begin}")
+            print(f"{PAGE} has no line {begin}")
+            wrong = 1
+            continue
         wrong |= generated_part.main(PAGE, begin, END, f"\n{part}\n")
     raise SystemExit(wrong)

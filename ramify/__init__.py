@@ -6,7 +6,7 @@ names, start without importing the DSL.
 
 The modules beside this file and the packages `html` and `tool_calls` are shared by `lang` and `runtime`:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
-    constraint, sampling_params, graph, bounds, priority    the parts of a request or a program
+    constraint, sampling_params, graph, bounds, priority, fill    the parts of a request or a program
     sampling_options            sampling options under the names that SGLang and others use
     json_text, schema_bundle    JSON from outside, and schemas that other schemas refer to
     errors, spelling, text      errors, similar names, and texts shortened for people

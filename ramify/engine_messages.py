@@ -64,7 +64,8 @@ class Submit(Message, frozen=True, kw_only=True):
     scope: str = ""
     lora: str = ""
     lora_revision: str = ""
-    """The field of the same name in `Generate`."""
+    cut_to_fit: bool = False
+    """The field of the same name in `Generate`, as is `lora_revision`."""
     open_end: bool = False
     """Whether the prompt ends in plain text, so that the output may begin inside the prompt's last token
     (token healing)."""

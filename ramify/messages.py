@@ -14,6 +14,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest
+from ramify.fill import Fill
 from ramify.sampling_params import SamplingParams
 
 Segment = str | tuple[int, ...]
@@ -193,6 +194,8 @@ class Generate(Message, frozen=True, kw_only=True):
     """The list of tools for the chat template, as JSON text; empty for none."""
     template_kwargs: str = ""
     """Further variables for the chat template: a JSON object, as text."""
+    fill: Fill | None = None
+    """If set, the model writes what is between the prompt, which is one text, and `fill.suffix`."""
     preambles: tuple[Preamble, ...] = ()
     """Preambles of the output, in order. The constraint holds for the text after the last preamble; without a
     constraint that text is free."""
@@ -200,6 +203,9 @@ class Generate(Message, frozen=True, kw_only=True):
     """The reasoning that is asked for, only for backends that take messages and switch thinking themselves.
     For other backends it is expressed by `preambles`."""
     sampling: SamplingParams = SamplingParams()
+    cut_to_fit: bool = False
+    """Whether `sampling.max_tokens` is cut to the room that the prompt leaves in the context. Otherwise a
+    larger number is refused. A request with an `uncounted` preamble is refused in any case."""
     constraint: Constraint | None = None
     choices: Choices | None = None
     """Choices to score. Nothing is generated then: `sampling.max_tokens` is 0, and there is no constraint. If
@@ -586,6 +592,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 0
     page_size: int = 0
     """Tokens of a KV page."""
+    sampling_defaults: dict[str, Any] = {}
+    """Sampling options that the model's files recommend, by name."""
     pooling: str = "last"
     """The pooling for embeddings that the model's folder names: a `Pooling`, or if that pooling is not
     supported, its name."""

@@ -15,6 +15,11 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def quoted(text: str) -> str:
+    """`text` in quotes, as errors repeat what a client sent: at most 100 characters of it."""
+    return shortened(repr(text), 100)
+
+
 def sentence(text: str) -> str:
     """`text` with a full stop appended, unless it ends with one of . ! ? and …."""
     return text if text.endswith((".", "!", "?", "…")) else text + "."

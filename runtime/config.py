@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
@@ -352,7 +352,12 @@ class ServerConfig(EngineConfig):
     cors: str = ""
     """Comma-separated origins of web pages that may use the server, such as https://app.example.com; * means
     any page."""
-    served_model_name: str | None = None
+    served_model_name: Sequence[str] = ()
+    """Names of the model for clients, in place of its own. The first is its id; requests may also name
+    the others."""
+    sampling_defaults: Literal["model", "none"] = "model"
+    """Values of temperature, top_p, top_k, min_p and repetition_penalty for requests of OpenAI's and Ollama's
+    API that leave them out. model: those that the model's files recommend. none: those of the API."""
     lora_loading: bool = False
     """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
     this machine read as an adapter."""
@@ -377,6 +382,12 @@ class ServerConfig(EngineConfig):
         super().__post_init__()
         if not 0 <= self.port < 65536:
             raise ValueError(f"port is {self.port}; it must be between 0 and 65535.")
+        names = self.served_model_name
+        names = (names,) if isinstance(names, str) else tuple(names)
+        if len(set(names)) < len(names) or not all(names):
+            given = ", ".join(map(repr, names))
+            raise ValueError(f"served_model_name is {given}; names differ and are not empty.")
+        object.__setattr__(self, "served_model_name", names)
         if self.api_key == "":
             raise ValueError("api_key is empty.")
         for origin in split_names(self.cors):

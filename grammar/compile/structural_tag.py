@@ -31,6 +31,7 @@ from ramify.grammar.rules.expression import (
     text,
 )
 from ramify.grammar.rules.json_escapes import json_escaped
+from ramify.grammar.rules.lark import lark_rules
 from ramify.grammar.rules.left_recursion import without_left_recursion
 from ramify.grammar.rules.rule_set import ROOT, Rules, productive
 from ramify.grammar.schema.compiler import CompiledSchema, compile_schema
@@ -44,6 +45,7 @@ _FIELDS: dict[str, frozenset[str]] = {
     "json_schema": frozenset(["json_schema", "strict"]),
     "regex": frozenset(["pattern"]),
     "grammar": frozenset(["grammar"]),
+    "lark": frozenset(["grammar"]),
     "json_string": frozenset(["content"]),
     "sequence": frozenset(["elements"]),
     "or": frozenset(["elements"]),
@@ -139,12 +141,9 @@ class _TagRules:
                 pattern = _field(form, "pattern", pointer, str)
                 return _pointing(f"{pointer}/pattern", lambda: regex_syntax.full_match(pattern))
             case "grammar":
-                grammar = _field(form, "grammar", pointer, str)
-                return self._merged(
-                    _pointing(
-                        f"{pointer}/grammar", lambda: without_left_recursion(gbnf.grammar_rules(grammar))
-                    )
-                )
+                return self._grammar(pointer, form, gbnf.grammar_rules)
+            case "lark":
+                return self._grammar(pointer, form, lark_rules)
             case "json_string":
                 return self._json_string(pointer, form)
             case "tag":
@@ -270,6 +269,12 @@ class _TagRules:
             msgspec.structs.replace(left, schema=pointer + left.schema) for left in compiled.unenforced
         ]
         return self._merged(compiled.rules)
+
+    def _grammar(
+        self, pointer: str, form: dict[str, Any], read: Callable[[str], dict[str, Expression]]
+    ) -> Expression:
+        source = _field(form, "grammar", pointer, str)
+        return self._merged(_pointing(f"{pointer}/grammar", lambda: without_left_recursion(read(source))))
 
     def _json_string(self, pointer: str, form: dict[str, Any]) -> Expression:
         """The texts of the content as they are written between the quotes of a JSON string."""

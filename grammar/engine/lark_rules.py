@@ -9,29 +9,17 @@ llguidance accepts.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ramify.grammar.rules import rule_set
 from ramify.grammar.rules.expression import EMPTY, NOTHING, Call, Expression, alt, repeat, seq
+from ramify.grammar.rules.lark_words import lark_words
 from ramify.grammar.rules.rule_set import calls_of
 
 START = "start"
 
-_TOKEN = re.compile(
-    r"""(?P<blank>[ \t\r]+|(?:\#|//)[^\n]*)
-    | (?P<literal>"(?:\\.|[^"\\\n])*"i?)
-    | (?P<pattern>/(?:\\.|[^/\\])+/[imslux]*)
-    | (?P<json>%(?:json|regex|llguidance)\b)
-    | (?P<statement>%[a-z]+)
-    | (?P<name>[!?]*_?[A-Za-z][\w-]*)
-    | (?P<number>[+-]?[0-9]+)
-    | (?P<line>\n\s*)
-    | (?P<sign>->|\.\.|::|[^\n])""",
-    re.VERBOSE,
-)
 _MAY_BE_EMPTY = re.compile(r"\[\^")
 """The beginning of a negated character class. Only a pattern with a negated class can have an empty
 language."""
@@ -43,12 +31,6 @@ class Endless(NamedTuple):
     rule: str
     line: int
     recursive: bool
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    at: int
 
 
 def endless_rule(grammar: str, matches_nothing: Callable[[str], bool]) -> Endless | None:
@@ -63,27 +45,10 @@ def endless_rule(grammar: str, matches_nothing: Callable[[str], bool]) -> Endles
     return Endless(rule, grammar.count("\n", 0, begins[rule]) + 1, recursive)
 
 
-def _tokens(grammar: str) -> list[_Token]:
-    found = [_Token("line", "\n", 0)]
-    at = 0
-    while at < len(grammar):
-        match = _TOKEN.match(grammar, at)
-        assert match is not None
-        assert match.lastgroup is not None
-        end = match.end()
-        if match.lastgroup == "json":
-            end = len(grammar) - len(grammar[end:].lstrip())
-            end = json.JSONDecoder(strict=False).raw_decode(grammar, end)[1]
-        if match.lastgroup != "blank":
-            found.append(_Token(match.lastgroup, match[0], at))
-        at = end
-    return [*found, _Token("line", "\n", at)]
-
-
 class _Reader:
     def __init__(self, grammar: str, matches_nothing: Callable[[str], bool]) -> None:
         self._grammar = grammar
-        self._tokens = _tokens(grammar)
+        self._tokens = lark_words(grammar)
         self._matches_nothing = matches_nothing
         self._at = 0
         self._operators = False

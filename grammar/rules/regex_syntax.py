@@ -54,13 +54,13 @@ _GROUP_NAMES = {
 _START, _END = Call("^"), Call("$")
 
 
-def full_match(pattern: str) -> Expression:
-    """The texts that match `pattern` as a whole.
+def full_match(pattern: str, dialect: type[Parser] | None = None) -> Expression:
+    """The texts that match `pattern` as a whole, which is written in `dialect` (None: the common subset).
 
     Raises `InvalidConstraint` with the position of the unsupported syntax. The error's `remedy` is None if
     the pattern is not valid in either dialect.
     """
-    return alt(*(body for _, body, _ in _anchored(_Parser(pattern).parse())))
+    return alt(*(body for _, body, _ in _anchored((dialect or Parser)(pattern).parse())))
 
 
 def search(pattern: str) -> Expression:
@@ -70,7 +70,7 @@ def search(pattern: str) -> Expression:
     return alt(
         *(
             seq(EMPTY if start else around, body, EMPTY if end else around)
-            for start, body, end in _anchored(_Parser(pattern).parse())
+            for start, body, end in _anchored(Parser(pattern).parse())
         )
     )
 
@@ -125,7 +125,11 @@ def _has_anchor(expression: Expression) -> bool:
     return isinstance(expression, Call) or any(map(_has_anchor, parts_of(expression)))
 
 
-class _Parser:
+class Parser:
+    """A parser of one pattern. Dialects override it (`lark_patterns`)."""
+
+    CLASSES = CLASSES
+
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._at = 0
@@ -197,12 +201,15 @@ class _Parser:
             self._refuse(f"The repetition {{{low},{high}}}")
         if max(low, high or 0) > MAX_REPEAT:
             self._refuse(f"More than {MAX_REPEAT} repetitions", syntax=False)
-        self._take("?")  # lazy repetition matches the same texts
+        self._lazy()
         if self._peek() == "+":
             self._refuse("A possessive quantifier", syntax=False)
         if self._quantifier() is not None:
             self._refuse("A repetition of a repetition")
         return repeat(atom, low, high)
+
+    def _lazy(self) -> None:
+        self._take("?")  # lazy repetition matches the same texts
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -275,8 +282,8 @@ class _Parser:
         """Parse an escape after its backslash. Returns its characters."""
         char = self._peek()
         self._at += 1
-        if char in CLASSES:
-            return CLASSES[char]
+        if char in self.CLASSES:
+            return self.CLASSES[char]
         if char in ("p", "P"):
             return self._property(negated=char == "P")
         point = self._escaped_point(char)

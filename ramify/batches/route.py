@@ -22,9 +22,11 @@ from ramify.batches.runner import Runner
 from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, new_id, whole_file
 from ramify.batches.upload import read_form
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.server.fields import json_response, read_fields
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.responses.endpoint import take_metadata
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables.batches import BATCH_FIELDS
 from ramify.spelling import check_word
 
 logger = logging.getLogger("ramify.server")
@@ -166,14 +168,19 @@ async def delete_file(request: Request, identity: str) -> Response:
 @router.post(BATCHES)
 async def create_batch(request: Request) -> Response:
     store, runner = _opened(request)
-    service = Service.serving(request)
-    fields = await read_fields(request)
-    file = store.get(StoredFile, fields.need("input_file_id"))
-    endpoint: str = fields.need("endpoint")
-    check_word("endpoint", endpoint[:100], [path for path in ENDPOINTS if _serves(request.app, path)])
-    window: str = fields.need("completion_window")
-    metadata = take_metadata(fields)
-    fields.refuse_rest({"output_expires_after": "Output files stay until they are deleted."})
+
+    def parse(service: Service, fields: Fields) -> tuple[StoredFile, str, str, dict[str, str]]:
+        """(the input file, the endpoint, the completion window, the metadata)."""
+        file = store.get(StoredFile, fields.need("input_file_id"))
+        endpoint: str = fields.need("endpoint")
+        check_word("endpoint", endpoint[:100], [path for path in ENDPOINTS if _serves(request.app, path)])
+        window: str = fields.need("completion_window")
+        _seconds(window)
+        metadata = take_metadata(fields)
+        fields.finish(BATCH_FIELDS.whole)
+        return file, endpoint, window, metadata
+
+    (file, endpoint, window, metadata), _ = await parse_body(request, BATCH_FIELDS, parse)
     if file.purpose != "batch":
         raise InvalidRequest(
             f"{file.id} is the output of a batch.",
@@ -193,7 +200,7 @@ async def create_batch(request: Request) -> Response:
         expires_at=now + _seconds(window),
         metadata=metadata or None,
         owner=store.owner,
-        served=service.model_name,
+        served=Service.serving(request).model_name,
     )
     try:
         await asyncio.to_thread(store.save, batch)

@@ -10,7 +10,7 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ramify.errors import InvalidRequest
@@ -136,6 +136,8 @@ def _how_to_parse(hint: Any) -> dict[str, Any]:
         return {"type": _json_object, "metavar": "JSON"}
     if typing.get_origin(hint) is Mapping:
         return {"action": _Pairs, "metavar": "NAME=PATH"}
+    if typing.get_origin(hint) is Sequence:
+        return {"action": "extend", "nargs": "+", "metavar": "NAME"}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}

@@ -245,8 +245,8 @@ class Frontend:
         return requests.abort(rids)
 
     def _model_names(self) -> tuple[str, ...]:
-        own = self._config.served_model_name if isinstance(self._config, ServerConfig) else None
-        return (own or self.info.name, "default")
+        own = self._config.served_model_name if isinstance(self._config, ServerConfig) else ()
+        return (*(own or (self.info.name,)), "default")
 
     def _check_open(self) -> None:
         if self._closed is not None:

@@ -131,6 +131,9 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
 
 def _texts(request: Generate) -> Iterator[str]:
     yield from (part for part in request.prompt if isinstance(part, str))
+    if request.fill is not None:
+        yield request.fill.suffix
+        yield from (text for file in request.fill.files for text in file)
     for message in request.chat or ():
         yield from (message.role, message.content, message.name, message.tool_call_id, message.reasoning)
         for call in message.tool_calls:

@@ -10,10 +10,10 @@ import os
 import signal
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,8 +29,11 @@ from ramify.engine_messages import (
     ToTokenizer,
 )
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
+from ramify.fill import Fill
 from ramify.messages import ChatMessage, Generate, Preamble, Segment
+from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.tokenizer.chat_format import chat_format, template_source
+from ramify.runtime.model.tokenizer.fill import FillFormat, fill_format
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.flow_queue import FlowQueue
@@ -75,6 +78,7 @@ def processor_time_limit(seconds: float) -> Iterator[None]:
 class PromptTokenizer:
     """Turns the prompt of a `Generate` into ids. `tokenizer` is a fast transformers tokenizer.
 
+    metadata : that of the model's GGUF file
     special_in_messages : see `EngineConfig.special_tokens_in_messages`
     template_s, cached_characters : the limits `TEMPLATE_S` and `CACHED_CHARACTERS`
     """
@@ -84,10 +88,12 @@ class PromptTokenizer:
         tokenizer: Any,
         *,
         special_in_messages: bool = True,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
         template_s: float = TEMPLATE_S,
         cached_characters: int = CACHED_CHARACTERS,
     ) -> None:
         self._tokenizer = tokenizer
+        self._metadata = metadata
         self._template_s = template_s
         self._most_cached = cached_characters
         self._messages = None if special_in_messages else MessageTexts(tokenizer)
@@ -111,6 +117,7 @@ class PromptTokenizer:
             ids=tuple(ids),
             forks=self._forks(request, prompt, ids),
             sampling=request.sampling,
+            cut_to_fit=request.cut_to_fit,
             pooling=request.pooling,
             hint=request.hint,
             scope=request.scope,
@@ -142,6 +149,9 @@ class PromptTokenizer:
             )
         preambles = tuple(self._with_end_ids(request.preambles))
         sampling = request.sampling
+        if request.fill is not None and not sampling.ignore_eos:
+            ends = dict.fromkeys((*sampling.stop_token_ids, *self._fill_format.ends))
+            sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(ends))
         channels = templated and self._has_channels
         if channels or any(token in self._control for preamble in preambles for token in preamble.end_ids):
             # The frontend's parsers look for the ends of preambles, and for channels, in the text.
@@ -151,7 +161,7 @@ class PromptTokenizer:
             sampling=sampling,
             constraint=request.constraint,
             preambles=preambles,
-            open_end=bool(request.prompt) and isinstance(request.prompt[-1], str) and not preambles,
+            open_end=_ends_in_text(request) and not preambles and request.fill is None,
         )
 
     def tokenize(self, message: Tokenize) -> Texts:
@@ -177,10 +187,29 @@ class PromptTokenizer:
         prompt: tuple[Segment, ...] = request.prompt
         if request.chat is not None:
             prompt = (self._render(request),)
+        if request.fill is not None:
+            return prompt, self._filled("".join(map(str, prompt)), request.fill)
         ids = self._join(prompt, templated=not special)
         if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
             ids = self._join((*prompt, start), templated=not special)
         return prompt, ids
+
+    def _filled(self, prefix: str, fill: Fill) -> list[int]:
+        """The ids of a prompt to fill in the middle. Raises `UnsupportedField` if the model cannot do so."""
+        ids = self._fill_format.ids(prefix, fill, lambda text: self._encode(text, False), self._encode_inside)
+        started = self._bos is not None and self._tokenizer.encode("a")[0] == self._bos
+        return [self._bos, *ids] if started and self._bos is not None else ids
+
+    @cached_property
+    def _fill_format(self) -> FillFormat:
+        return fill_format(self._tokenizer, self._metadata)
+
+    def _encode_inside(self, text: str) -> list[int]:
+        """The ids of `text`, without the space that SentencePiece puts before a text."""
+        mark = "☺"
+        alone, joint = (self._tokenizer.encode(one, add_special_tokens=False) for one in (mark, mark + text))
+        spaced = self._tokenizer.convert_ids_to_tokens(alone[0]).startswith("▁")
+        return joint[len(alone) :] if spaced and joint[: len(alone)] == alone else self._encode(text, False)
 
     def _forks(self, request: Generate, prompt: tuple[Segment, ...], ids: list[int]) -> tuple[int, ...]:
         """Numbers of ids after which later prompts are expected to diverge from this one: at the places that
@@ -332,6 +361,13 @@ class PromptTokenizer:
         return str(rendered)
 
 
+def _ends_in_text(request: Generate) -> bool:
+    """Whether the prompt ends in a text that the output continues."""
+    if request.chat is None:
+        return bool(request.prompt) and isinstance(request.prompt[-1], str)
+    return bool(json.loads(request.template_kwargs or "{}").get("continue_final_message"))
+
+
 def _turn(message: ChatMessage, thoughts: str) -> dict[str, Any]:
     """A message in the form that chat templates take: the arguments of calls are objects instead of JSON
     text. `thoughts` is the name of the field for the reasoning."""
@@ -366,7 +402,12 @@ def main() -> None:
     inbox: Inbox[ToTokenizer] = Inbox(sockets.tokenizer, ToTokenizer, refuse)
     with reporting_start_up("tokenizer", frontend):
         tokenizer = load_tokenizer(Path(orders.tokenizer))
-        prompts = PromptTokenizer(tokenizer, special_in_messages=orders.config.special_tokens_in_messages)
+        weights = Path(orders.weights)
+        prompts = PromptTokenizer(
+            tokenizer,
+            special_in_messages=orders.config.special_tokens_in_messages,
+            metadata={} if weights.is_dir() else read_header(weights).metadata,
+        )
         ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=chat_format(tokenizer))
     frontend.send(ready)
     finish_startup()

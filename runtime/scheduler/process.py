@@ -36,6 +36,7 @@ from ramify.runtime.model.loading.load import (
     check_transformers,
     read_shape,
 )
+from ramify.runtime.model.loading.sampling_defaults import sampling_defaults_of
 from ramify.runtime.model.pooling import pooling_of
 from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 from ramify.runtime.model.shape.context import context_notes, with_context
@@ -265,6 +266,7 @@ def _model_info(orders: Orders, config: EngineConfig, runner: Runner, limits: Li
         chunk_tokens=config.chunk_tokens,
         page_size=runner.pool.page_size,
         pooling=pooling_of(Path(orders.weights)),
+        sampling_defaults=sampling_defaults_of(Path(orders.weights)),
         model_impl="native" if isinstance(runner.model, Model) else "transformers",
         chat_format=None,  # filled in by the tokenizer process
     )

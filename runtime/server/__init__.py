@@ -12,6 +12,7 @@
   `ramify.programs.route`, since it needs `lang`, which nothing in this folder imports.
 
 Dialects: `admin/` (health, model and server information, the dashboard), `openai/` (chat completions,
-completions, models, and in `responses/` the Responses API), `sglang/` (SGLang's native API), `ollama/`
-(Ollama's API). `app/` combines the dialects into one application and serves it.
+completions, models, and in `responses/` the Responses API), `anthropic/` (the Messages API), `sglang/`
+(SGLang's native API), `ollama/` (Ollama's API), `llamacpp/` (llama.cpp's ``/infill``). `app/` combines the
+dialects into one application and serves it.
 """

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import zstandard
 from starlette.requests import ClientDisconnect, Request
 
 from ramify.errors import InvalidRequest
@@ -13,9 +17,10 @@ from ramify.runtime.server.errors import ClientGone
 MAX_BODY_BYTES = 32 << 20
 """Maximum size of a body in bytes, both as sent and inflated. A batch of 700 prompts of 8,000 token ids each
 is about 32 MB of JSON."""
-MAX_GZIP_MEMBERS = 16
-"""Maximum number of members of a gzip body. zlib copies the remaining bytes after each member, so the time
-grows with members times bytes."""
+MAX_MEMBERS = 16
+"""Maximum number of members of a gzip body, and of frames of a zstd body."""
+PIECE_BYTES = 1024
+"""Number of bytes that are inflated at a time. Of zstd they may become 32 MiB."""
 BODY_IDLE_S = 60.0
 """Longest time without a byte of the body, in seconds."""
 
@@ -45,10 +50,10 @@ async def read_body(request: Request) -> bytes:
     """The request's body, inflated. Raises `BodyTooLarge`, `BodyTimeout`, `UnsupportedEncoding`, and
     `InvalidRequest` for a body that cannot be inflated."""
     encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower() or "identity"
-    if encoding not in _WINDOWS:
+    if encoding != "identity" and encoding not in _DECODERS:
         raise UnsupportedEncoding(
             f"The content encoding {encoding[:100]!r} is not supported.",
-            remedy="Send the body as it is, or with content-encoding: gzip or deflate.",
+            remedy="Send the body as it is, or with content-encoding: gzip, deflate or zstd.",
         )
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > MAX_BODY_BYTES:
@@ -77,36 +82,49 @@ async def read_body(request: Request) -> bytes:
     return body if encoding == "identity" or not body else await asyncio.to_thread(_inflated, body, encoding)
 
 
-_WINDOWS = {"identity": 0, "gzip": 31, "x-gzip": 31, "deflate": 15}
-"""Content encoding → the argument ``wbits`` of zlib."""
+_DECODERS: dict[str, Callable[[], Any]] = {
+    "gzip": partial(zlib.decompressobj, 31),
+    "x-gzip": partial(zlib.decompressobj, 31),
+    "deflate": partial(zlib.decompressobj, 15),
+    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES).decompressobj(),
+}
+"""Content encoding → function that makes an object with `decompress`, `eof` and `unused_data`."""
 
 
 def _inflated(body: bytes, encoding: str) -> bytes:
-    """`body` without its content encoding, at most `MAX_BODY_BYTES`. A gzip body may have at most
-    `MAX_GZIP_MEMBERS` members."""
-    window = _WINDOWS[encoding]
+    """`body` without its content encoding, at most `MAX_BODY_BYTES`. It may have at most `MAX_MEMBERS`
+    members or frames."""
+    make = _DECODERS[encoding]
     if encoding == "deflate" and (body[0] & 15 != 8 or int.from_bytes(body[:2]) % 31):
-        window = -15  # raw deflate without zlib's header, as some clients send it
+        make = partial(zlib.decompressobj, -15)  # without zlib's header, as some clients send it
     parts: list[bytes] = []
     room = MAX_BODY_BYTES
-    while body:
-        if len(parts) == MAX_GZIP_MEMBERS:
-            raise InvalidRequest(
-                f"The body has more than {MAX_GZIP_MEMBERS} gzip members.",
-                remedy="Compress it as a whole, in one member.",
-            )
-        member = zlib.decompressobj(window)
-        try:
-            parts.append(member.decompress(body, room + 1))
-        except zlib.error as error:
-            problem = str(error).rpartition(": ")[2]
-            raise InvalidRequest(f"The body is not {encoding}, its content encoding: {problem}.") from None
-        room -= len(parts[-1])
-        if room < 0:
-            raise _too_large()
-        if not member.eof:
-            raise InvalidRequest(f"The body ends in the middle of its content encoding, {encoding}.")
-        body = member.unused_data if window == _WINDOWS["gzip"] else b""
+    members, member = 1, make()
+    for start in range(0, len(body), PIECE_BYTES):
+        piece = body[start : start + PIECE_BYTES]
+        while piece:
+            if member.eof:
+                if encoding == "deflate":
+                    return b"".join(parts)
+                members, member = members + 1, make()
+                if members > MAX_MEMBERS:
+                    raise InvalidRequest(
+                        f"The body has more than {MAX_MEMBERS} {encoding} members.",
+                        remedy="Compress it as a whole, in one member.",
+                    )
+            try:
+                parts.append(member.decompress(piece))
+            except (zlib.error, zstandard.ZstdError) as error:
+                problem = str(error).rpartition(": ")[2]
+                raise InvalidRequest(
+                    f"The body is not {encoding}, its content encoding: {problem}."
+                ) from None
+            room -= len(parts[-1])
+            if room < 0:
+                raise _too_large()
+            piece = member.unused_data if member.eof else b""
+    if not member.eof:
+        raise InvalidRequest(f"The body ends in the middle of its content encoding, {encoding}.")
     return b"".join(parts)
 
 

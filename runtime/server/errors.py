@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
+import secrets
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ramify.errors import Cancelled, RamifyError
+from ramify.errors import Cancelled, PromptTooLong, RamifyError
 
 logger = logging.getLogger("ramify.server")
 
@@ -38,6 +40,10 @@ class Problem(NamedTuple):
     remedy: str | None = None
     errors: tuple[Problem, ...] = ()
     """All errors in fields of the request, if there are several."""
+    lengths: tuple[int, int, int] | None = None
+    """See `PromptTooLong`."""
+    request_id: str = ""
+    """The request's id, in Anthropic's API."""
 
     @classmethod
     def of(cls, error: RamifyError) -> Problem:
@@ -46,7 +52,15 @@ class Problem(NamedTuple):
 
     @classmethod
     def _of_one(cls, error: RamifyError, message: str) -> Problem:
-        return cls(error.status, error.code, message, error.field, error.pointer, error.remedy)
+        return cls(
+            error.status,
+            error.code,
+            message,
+            error.field,
+            error.pointer,
+            error.remedy,
+            lengths=error.lengths,
+        )
 
 
 def openai_body(problem: Problem) -> bytes:
@@ -65,10 +79,18 @@ def _openai_error(problem: Problem) -> dict[str, Any]:
 
 
 def anthropic_body(problem: Problem) -> bytes:
-    """The JSON body of Anthropic's API, ``{"type": "error", "error": {type, message}}``."""
+    """The JSON body of Anthropic's API, ``{"type": "error", "error": {type, message}, "request_id"}``."""
     default = "invalid_request_error" if problem.status < 500 else "api_error"
-    error = {"type": _ANTHROPIC_TYPES.get(problem.status, default), "message": problem.message}
-    return msgspec.json.encode({"type": "error", "error": error})
+    message = problem.message
+    if problem.code == PromptTooLong.code:  # by these words clients know that they must shorten it
+        prompt, _, most = problem.lengths or (0, 0, 0)
+        why = f"{prompt} tokens > {most - 1} maximum" if problem.lengths else message
+        message = f"prompt is too long: {why}"
+    elif problem.field and problem.field not in message:
+        message = f"{problem.field}: {message}"
+    error = {"type": _ANTHROPIC_TYPES.get(problem.status, default), "message": message}
+    request_id = {"request_id": problem.request_id} if problem.request_id else {}
+    return msgspec.json.encode({"type": "error", "error": error, **request_id})
 
 
 def ollama_body(problem: Problem) -> bytes:
@@ -86,7 +108,8 @@ _ANTHROPIC_TYPES = {
 }
 """HTTP status → error type of Anthropic's API."""
 
-_BODIES = {"/v1/messages": anthropic_body, "/api/": ollama_body}
+_ANTHROPIC = "/v1/messages"
+_BODIES = {_ANTHROPIC: anthropic_body, "/api/": ollama_body}
 """Beginning of a path → function that makes the error bodies of that path. Other paths have OpenAI's."""
 
 
@@ -106,7 +129,16 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.status == 408:
         headers["connection"] = "close"  # the rest of the body may still arrive
-    return Response(error_body(Problem.of(error), scope["path"]), error.status, headers, "application/json")
+    return _response(Problem.of(error), scope, headers)
+
+
+def _response(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Response:
+    """The response with the body of `problem`. Anthropic's API names the request: an endpoint sets the id in
+    `scope`, under ``request_id``."""
+    if scope["path"].startswith(_ANTHROPIC):
+        problem = problem._replace(request_id=scope.get("request_id") or f"req_{secrets.token_hex(12)}")
+        headers = {**headers, "request-id": problem.request_id}
+    return Response(error_body(problem, scope["path"]), problem.status, headers, "application/json")
 
 
 def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:
@@ -141,8 +173,7 @@ def add_error_handlers(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         log_error(request.scope, error.status_code, message)
-        body = error_body(Problem(error.status_code, code, message), request.url.path)
-        return Response(body, error.status_code, error.headers, "application/json")
+        return _response(Problem(error.status_code, code, message), request.scope, error.headers or {})
 
 
 def type_of(status: int) -> str:

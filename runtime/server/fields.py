@@ -169,28 +169,38 @@ class Fields:
                     field=path,
                     remedy=remedy,
                 )
-            if value in _NOTHING:
-                continue
-            if self.body.strict:
-                raise UnsupportedField(
-                    f"{self.path(field)} has no effect on this server.",
-                    field=self.path(field),
-                    remedy="Leave it out, or start the server without --strict-fields.",
-                )
-            name = re.sub(r"\[\d+\]", "[]", self.path(field))
-            if name not in self.ignored:
-                self.ignored.append(name)
+            if value not in _NOTHING:
+                self.leave_out(re.sub(r"\[\d+\]", "[]", self.path(field)), self.path(field))
+
+    def leave_out(self, name: str, path: str | None = None) -> None:
+        """Note that the part of the body at `path` has no effect (None: this object). `ignored` gets its
+        `name`. With ``--strict-fields`` it is refused."""
+        if self.body.strict:
+            path = self._path if path is None else path
+            raise UnsupportedField(
+                f"{path} has no effect on this server.",
+                field=path,
+                remedy="Leave it out, or start the server without --strict-fields.",
+            )
+        if name not in self.ignored:
+            self.ignored.append(name)
+
+    def ignore_private(self) -> None:
+        """Take the fields that a client keeps for itself, as having no effect: their names begin with
+        ``__``."""
+        self.ignore(dict.fromkeys(name for name in self._values if name.startswith("__")))
 
     def finish(self, table: FieldTable) -> None:
         """Ignore and refuse by `table` the fields that were not taken. Unknown fields are refused by name."""
-        for row in table.rows:
-            if row.effect == "ignored":
-                left = [name for name in row.names if name not in self.taken]
-                self.ignore(dict.fromkeys(left, row.allowed), row.remedy)
+        for name in self._values:
+            if name in table.ignored and name not in self.taken:
+                row = table.ignored[name]
+                self.ignore({name: row.allowed}, row.remedy)
         self.refuse_rest(table.refused)
 
     def refuse_rest(self, unsupported: Mapping[str, str] | None = None) -> None:
-        """Raise `UnsupportedField` for the first field that was not taken.
+        """Raise `UnsupportedField` for the first field that was not taken. Fields whose names begin with an
+        underscore are ignored.
 
         `unsupported` maps fields of other servers to a remedy or "". Such a field is accepted if its value
         asks for nothing: null, false or empty.
@@ -200,6 +210,9 @@ class Fields:
             if field in self.taken:
                 continue
             path = self.path(field)
+            if field.startswith("_"):  # private to the client: no API has such a field
+                self.ignore({field: None})
+                continue
             if field in unsupported:
                 if decode(raw, Any, path) in (*_NOTHING, False):
                     continue

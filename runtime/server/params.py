@@ -26,6 +26,12 @@ _OWN = ("n", "max_tokens", "logprobs", "prompt_logprobs_start")
 COMMON = {name: name for name in _KINDS if name not in _OWN}
 """Sampling options that every dialect takes under our names, including new fields of `SamplingParams`."""
 
+OPENAI_SPELLING = COMMON | {"repeat_penalty": "repetition_penalty"}
+"""`COMMON`, with the spelling of llama.cpp and Ollama."""
+
+UNLIMITED = -1
+"""The value of max_tokens that llama.cpp and LM Studio read as "as many as fit into the context"."""
+
 _ALL_TOKENS = -1
 """The value of top_k that means "no top-k" in vLLM and SGLang."""
 
@@ -35,15 +41,15 @@ def take_sampling(
     spelling: Mapping[str, str],
     *,
     least_tokens: int = 0,
-    unlimited: str = "Leave it out for as many as fit into the context.",
+    unlimited: str | None = "Leave it out for as many as fit into the context.",
     **values: Any,
 ) -> SamplingParams:
     """Take the sampling options from `fields`, and check them.
 
     `spelling` maps the dialect's name of an option to ours. `values` are further options, under our names. An
     error names the field as the client spelled it. `least_tokens` is the smallest allowed max_tokens; for a
-    chat it is 1, since an empty answer is useless. A max_tokens of -1, which means "no limit" on other
-    servers, is refused with the remedy `unlimited`.
+    chat it is 1, since an empty answer is useless. A max_tokens of `UNLIMITED` is refused with the remedy
+    `unlimited`; with None it means no limit.
     """
     spelled: dict[str, str] = {}
     for theirs, ours in spelling.items():
@@ -55,6 +61,8 @@ def take_sampling(
             raise InvalidRequest(f"{both} mean the same; give one.", field=fields.path(theirs))
         spelled[ours] = fields.path(theirs)
         values[ours] = value
+    if unlimited is None and values.get("max_tokens") == UNLIMITED:
+        values["max_tokens"] = None
     limit = values.get("max_tokens")
     if limit is not None and limit < least_tokens:
         field = spelled.get("max_tokens", "max_tokens")

@@ -63,9 +63,7 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
                     for field, value in endpoint.required.items()
                     if field in left_out
                 }
-                inside = {
-                    path for path in left_out if re.split(r"[.\[]", path, maxsplit=1)[0] not in replaced
-                }
+                inside = {path for path in left_out if _outermost(path) not in replaced}
                 state = BodyState(strict=strict, left_out=inside)
                 parse(service, Fields({**values, **replaced}, body=state))
 
@@ -96,6 +94,11 @@ def _find_others(first: RamifyError, parse_without: Callable[[set[str]], None]) 
     return tuple(found[1:])
 
 
+def _outermost(path: str) -> str:
+    """The body's field that holds `path`: ``messages`` for ``messages[0].role``."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
+
+
 def _parent(path: str) -> str:
     """The path of the object or list that holds `path`: ``messages[0]`` for ``messages[0].role``."""
     return path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -113,7 +116,8 @@ def _follows(error: RamifyError, found: Sequence[RamifyError], left_out: Set[str
             return True
         needs = missing or re.search(r"needs |[Gg]ive one of ", error.message)
         about = error.message.replace(path, "")
-        if needs and re.search(rf"(?<![\w.]){re.escape(earlier)}(?![\w.])", about.rstrip(".")):
+        names = "|".join(map(re.escape, (earlier, _outermost(earlier))))
+        if needs and re.search(rf"(?<![\w.])({names})(?![\w.])", about.rstrip(".")):
             return True
     return False
 

@@ -68,13 +68,23 @@ class Service:
         self.config = config
         self.metrics = Metrics(lambda: frontend.blocked_s)
         self.recent = Recent(texts=config.live_texts)
-        self.model_name = config.served_model_name or frontend.info.name
+        self.model_names = tuple(config.served_model_name) or (frontend.info.name,)
+        """The names of the model for clients; the first is its id."""
+        self.sampling_defaults: dict[str, Any] = (
+            frontend.info.sampling_defaults if config.sampling_defaults == "model" else {}
+        )
+        """Sampling options that hold where a request of OpenAI's or Ollama's API leaves them out."""
         self.started_at = int(time.time())
         self.draining = False
         """True while the server shuts down: running generations continue, new ones are refused."""
         self.programs: dict[str, Any] = {}
         """Client's id of a streamed program → the tool results that the program is waiting for."""
         self._told_ignored: set[str] = set()
+
+    @property
+    def model_name(self) -> str:
+        """The model's id for clients."""
+        return self.model_names[0]
 
     @property
     def max_running(self) -> int:

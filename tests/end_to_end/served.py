@@ -14,6 +14,8 @@ from typing import NamedTuple
 class Served(NamedTuple):
     url: str
     process: subprocess.Popen[str]
+    lines: list[str]
+    """The server's output and log, growing."""
 
 
 @contextlib.contextmanager
@@ -36,9 +38,9 @@ def serve(*arguments: str, code: str = "") -> Iterator[Served]:
         else:
             raise AssertionError("the server ended:\n" + "".join(lines))
         # Further output must not fill the pipe and stop the server.
-        drain = threading.Thread(target=process.stdout.read, daemon=True)
+        drain = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
         drain.start()
-        yield Served(found.group(), process)
+        yield Served(found.group(), process, lines)
     finally:
         process.terminate()
         try:

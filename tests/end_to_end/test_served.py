@@ -250,3 +250,18 @@ def test_sigterm_leaves_nothing_behind() -> None:
         os.kill(served.process.pid, signal.SIGTERM)
         assert served.process.wait(60) == 0
         assert gone(workers)
+
+
+def test_a_begun_answer_is_continued_up_to_its_stop_string(client: openai.OpenAI) -> None:
+    begun: list[Any] = [
+        {"role": "user", "content": "Count to five."},
+        {"role": "assistant", "content": "Sure: 1, 2,"},
+    ]
+    answer = client.chat.completions.create(
+        model="default",
+        messages=begun,
+        temperature=0,
+        stop=" 4",
+        extra_body={"continue_final_message": True, "include_stop_str_in_output": True, "max_tokens": -1},
+    )
+    assert answer.choices[0].message.content == " 3, 4"

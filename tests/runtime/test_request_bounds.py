@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from ramify.engine_messages import Submit
 from ramify.errors import InvalidRequest, PromptTooLong
 from ramify.messages import ChatMessage, Choices, Generate, Preamble, ProgramHint, ToolCall
 from ramify.runtime.frontend.prompts import MAX_CHOICE_CHARACTERS, MAX_PARTS, MAX_PREAMBLES, check_prompt
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
+from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.sampling_params import MAX_STOP_CHARACTERS, MAX_TOKEN_IDS, SamplingParams
 
 MOST_TOKENS = 10
@@ -104,3 +106,17 @@ def test_json_that_python_does_not_read_is_refused(tiny_folder: Path, field: str
     for source in ('{"n": ' + "9" * 5000 + "}", '{"n": ' + "[" * 100_000):
         with pytest.raises(InvalidRequest, match="chat template refuses"):
             prompts.submit(Generate(rid="r", chat=(user(),), **{field: source}))  # type: ignore[arg-type]
+
+
+def test_a_limit_can_be_cut_to_the_room_in_the_context() -> None:
+    limits = Limits(context_length=20, vocab_size=9, eos_token_ids=(), kv_tokens=100)
+
+    def submit(cut: bool, **fields: Any) -> Submit:
+        sampling = SamplingParams(max_tokens=30)
+        return Submit(rid="r", ids=(1,) * 15, sampling=sampling, cut_to_fit=cut, **fields)
+
+    assert limits.max_tokens(submit(True)) == 5
+    thought = Preamble(end="x", max_tokens=2, apart=True)
+    for refused in (submit(False), submit(True, preambles=(thought,))):
+        with pytest.raises(PromptTooLong):
+            limits.max_tokens(refused)

@@ -62,6 +62,18 @@ def test_the_generation_prompt_can_be_left_out(prompts: PromptTokenizer, tiny_fo
     assert decode(ids(prompts, chat=chat, template_kwargs=kwargs), tiny_folder) == "<|user|>hi<|end|>"
 
 
+def test_a_last_message_of_the_assistant_can_be_continued(prompts: PromptTokenizer) -> None:
+    turns = (ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="The end"))
+    options = '{"add_generation_prompt":false,"continue_final_message":true}'
+    whole, continued = (
+        prompts.submit(Generate(rid="r", chat=turns, template_kwargs=one)) for one in ("", options)
+    )
+    assert (whole.open_end, continued.open_end) == (False, True)
+    texts = prompts.detokenize(Detokenize(rid="r", ids=(whole.ids, continued.ids), skip_special_tokens=False))
+    assert texts.whole[1].endswith("The end")
+    assert texts.whole[0].startswith(texts.whole[1])
+
+
 def test_chat_goes_through_the_template(prompts: PromptTokenizer, tiny_folder: Path) -> None:
     chat = (ChatMessage(role="user", content="hi"),)
     assert decode(ids(prompts, chat=chat), tiny_folder) == "<|user|>hi<|end|><|assistant|>"

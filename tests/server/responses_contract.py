@@ -11,9 +11,13 @@ EVENTS: dict[str, type[pydantic.BaseModel]] = {
     get_args(kind.model_fields["type"].annotation)[0]: kind
     for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
-BEYOND = {"ramify", "store", "max_tokens"}
-"""Fields that OpenAI's type of a response lacks. OpenAI's service also sends `store`. `max_tokens` is the
-requested budget of the reasoning."""
+BEYOND = {"ramify", "store", "max_tokens", "status"}
+"""Fields that OpenAI's type of a response lacks. OpenAI's service also sends `store`, and the `status` of a
+custom_tool_call. `max_tokens` is the requested budget of the reasoning."""
+CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
 BEYOND_EVENTS = BEYOND | {"bytes", "name"}
 """Fields that OpenAI's types of events lack: `bytes` of tokens, and `name` with a call's arguments."""
 
@@ -53,11 +57,12 @@ def _take_item(events: list[Any], index: int) -> Any:
     assert (added["type"], added["output_index"]) == ("response.output_item.added", index)
     item = added["item"]
     assert item["status"] == "in_progress"
-    if item["type"] == "function_call":
-        assert item["arguments"] == ""
-        item["arguments"], done = _take_deltas(events, "function_call_arguments", item["id"], index)
-        assert done["arguments"] == item["arguments"]
-        assert done["name"] == item["name"]
+    if item["type"] in CALLS:
+        field, kind = CALLS[item["type"]]
+        assert item[field] == ""
+        item[field], done = _take_deltas(events, kind, item["id"], index)
+        assert done[field] == item[field]
+        assert done.get("name") == (item["name"] if field == "arguments" else None)
     else:
         assert item["content"] == []
         part_added = events.pop(0)

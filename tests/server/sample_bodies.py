@@ -14,6 +14,13 @@ ANSWERED: Any = {
     "reasoning_content": "r",
     "name": "a",
 }
+REGEX: Any = {"type": "grammar", "syntax": "regex", "definition": "a*"}
+CUSTOM: Any = {
+    "name": "c",
+    "description": "d",
+    "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a*"}},
+}
+CUSTOM_CALL: Any = {"id": "t", "type": "custom", "custom": {"name": "c", "input": "a"}}
 CALL: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": 0}
 RESPONSE: Any = {"model": MODEL, "input": "hi"}
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -21,10 +28,11 @@ LONG: Any = {
     "model": MODEL,
     "messages": [
         {"role": "user", "content": "hi", "name": "u"},
-        ANSWERED | {"tool_calls": [CALL]},
+        ANSWERED | {"tool_calls": [CALL, CUSTOM_CALL]},
         {"role": "tool", "tool_call_id": "c", "content": "r", "name": "f"},
     ],
 }
+OLLAMA_CALL: Any = {"id": "c", "function": {"name": "f", "arguments": {}}}
 SAMPLING: Any = {
     "temperature": 0.5,
     "stop": ["."],
@@ -33,7 +41,41 @@ SAMPLING: Any = {
     "logit_bias": {"1": 1},
     "max_new_tokens": 3,
 }
+MARK: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+BLOCK: Any = {"type": "text", "text": "x"} | MARK
+MESSAGES: Any = {
+    "model": MODEL,
+    "system": [BLOCK],
+    "messages": [
+        {"role": "user", "content": [BLOCK]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "redacted_thinking"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}} | MARK,
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]} | MARK]},
+    ],
+    "tools": [{"name": "f", "input_schema": SCHEMA} | MARK],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low"},
+    "cache_control": MARK["cache_control"],
+}
+FORMATTED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+FORM: Any = {"type": "json_schema", "schema": SCHEMA, "description": "d"}
 BODIES: dict[str, tuple[str, Any]] = {
+    **{
+        f"{path} {name}": (path, body | ({} if "count" in path else {"max_tokens": 3} | more))
+        for path in ("/v1/messages", "/v1/messages/count_tokens")
+        for name, body, more in (
+            ("whole", MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto"}),
+            ("with a format", FORMATTED | {"output_config": {"format": FORM}}, {"stream": True}),
+            ("with a format in place", FORMATTED | {"output_format": FORM}, {}),
+        )
+    },
     "chat": (
         "/v1/chat/completions",
         LONG | {"max_completion_tokens": 3, "logprobs": True, "n": 2, "user": "u"},
@@ -45,6 +87,34 @@ BODIES: dict[str, tuple[str, Any]] = {
             "tools": [{"type": "function", "function": FUNCTION}],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
             "parallel_tool_calls": False,
+        },
+    ),
+    "custom tools": (
+        "/v1/chat/completions",
+        CHAT
+        | {
+            "tools": [{"type": "custom", "custom": CUSTOM}],
+            "tool_choice": {"type": "custom", "custom": {"name": "c"}},
+        },
+    ),
+    "allowed custom tools": (
+        "/v1/chat/completions",
+        CHAT
+        | {
+            "tools": [{"type": "custom", "custom": CUSTOM}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "c"}}]},
+            },
+        },
+    ),
+    "infill": (
+        "/infill",
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "f", "text": "t"}],
+            "n_predict": 2,
         },
     ),
     "stream": ("/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
@@ -130,6 +200,42 @@ BODIES: dict[str, tuple[str, Any]] = {
             },
         },
     ),
+    "tools and items of Codex": (
+        "/v1/responses",
+        RESPONSE
+        | {
+            "input": [
+                {"type": "custom_tool_call", "call_id": "c", "name": "e", "namespace": "s", "input": "a"},
+                {"type": "custom_tool_call_output", "call_id": "c", "output": "r"},
+                {"type": "local_shell_call", "call_id": "l", "action": {}},
+                {"type": "apply_patch_call", "call_id": "p", "operation": {}},
+                {
+                    "type": "agent_message",
+                    "author": "a",
+                    "recipient": "b",
+                    "content": [{"type": "input_text", "text": "x"}, {"type": "encrypted_content"}],
+                },
+                {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]},
+            ],
+            "tools": [
+                {"type": "custom", "name": "c", "format": REGEX},
+                {
+                    "type": "namespace",
+                    "name": "s",
+                    "description": "d",
+                    "tools": [
+                        {"type": "function", **FUNCTION},
+                        {"type": "custom", "name": "e", "format": REGEX},
+                    ],
+                },
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "namespace", "name": "s"}],
+            },
+        },
+    ),
     "structured outputs": ("/v1/chat/completions", CHAT | {"structured_outputs": {"json": SCHEMA}}),
     "completion": ("/v1/completions", {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1}),
     "embedding": ("/v1/embeddings", {"model": MODEL, "input": "hi", "dimensions": 2}),
@@ -174,6 +280,49 @@ BODIES: dict[str, tuple[str, Any]] = {
         {"text": "hi", "constraint": {"kind": "json_schema", "source": "{}", "definitions": {}}},
     ),
     "scored": ("/generate", {"text": "hi", "choices": {"texts": ["a", "b"]}, "preambles": []}),
+    "ollama": (
+        "/api/chat",
+        CHAT
+        | {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {"role": "assistant", "thinking": "r", "tool_calls": [OLLAMA_CALL]},
+                {"role": "tool", "content": "r", "tool_name": "f", "tool_call_id": "c"},
+            ],
+            "stream": False,
+            "options": {"num_predict": 3, "num_ctx": 9},
+        },
+    ),
+    "ollama tools": (
+        "/api/chat",
+        CHAT
+        | {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "stream": False,
+        },
+    ),
+    "ollama allowed tools": (
+        "/api/chat",
+        CHAT
+        | {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "f"}}],
+                },
+            },
+            "stream": False,
+        },
+    ),
+    "ollama prompt": ("/api/generate", {"model": MODEL, "prompt": "hi", "system": "s", "stream": False}),
+    "ollama raw": ("/api/generate", {"model": MODEL, "prompt": "hi", "raw": True, "stream": False}),
+    "ollama embed": ("/api/embed", {"model": MODEL, "input": "hi", "options": {"num_ctx": 9}}),
+    "ollama embeddings": ("/api/embeddings", {"model": MODEL, "prompt": "hi", "options": {}}),
+    "ollama show": ("/api/show", {"model": MODEL}),
+    "ollama pull": ("/api/pull", {"model": MODEL, "name": MODEL, "stream": False}),
     "tokenize": ("/tokenize", {"prompt": "hi", "add_special_tokens": False}),
     "tokenize chat": ("/tokenize", {"messages": LONG["messages"], "add_generation_prompt": False}),
     "detokenize": ("/detokenize", {"tokens": [65], "skip_special_tokens": False}),

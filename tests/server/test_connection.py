@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import zstandard
 
 from ramify.runtime.server import body as bodies
 from ramify.runtime.server.app.connection import Connection
@@ -165,12 +166,22 @@ def deflated(body: bytes, window: int) -> bytes:
     return stream.compress(body) + stream.flush()
 
 
+def streamed(body: bytes, window: int) -> bytes:
+    """`body` as a zstd frame that does not say its length, with a window of 2**`window` bytes."""
+    options = zstandard.ZstdCompressionParameters(window_log=window)
+    stream = zstandard.ZstdCompressor(compression_params=options).compressobj()
+    return stream.compress(body) + stream.flush()
+
+
 @pytest.mark.parametrize(
     ("encoding", "body"),
     [
         ("gzip", gzip.compress(BODY, mtime=0)),
+        ("zstd", zstandard.compress(BODY)),
+        ("zstd", streamed(BODY, 21)),
+        ("zstd", zstandard.compress(BODY[:9]) + zstandard.compress(BODY[9:])),
         ("X-GZip", gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:], mtime=0)),
-        ("gzip", gzip.compress(BODY, mtime=0) + gzip.compress(b"", mtime=0) * (bodies.MAX_GZIP_MEMBERS - 1)),
+        ("gzip", gzip.compress(BODY, mtime=0) + gzip.compress(b"", mtime=0) * (bodies.MAX_MEMBERS - 1)),
         ("deflate", deflated(BODY, 15)),
         ("deflate", deflated(BODY, -15)),
         ("identity", BODY),
@@ -184,14 +195,21 @@ def test_compressed_bodies(http: httpx.Client, encoding: str, body: bytes) -> No
 @pytest.mark.parametrize(
     ("encoding", "body", "status", "said"),
     [
-        ("br", BODY, 415, "gzip or deflate"),
+        ("br", BODY, 415, "gzip, deflate or zstd"),
         ("gzip, gzip", BODY, 415, "gzip, gzip"),
         ("gzip", BODY, 400, "not gzip"),
         ("gzip", gzip.compress(BODY, mtime=0)[:-9], 400, "ends in the middle"),
         ("gzip", gzip.compress(b" " * (bodies.MAX_BODY_BYTES + 1)), 413, "more than"),
         ("gzip", gzip.compress(b" " * bodies.MAX_BODY_BYTES, mtime=0), 400, "JSON"),
         ("gzip", gzip.compress(b" " * (bodies.MAX_BODY_BYTES // 2 + 1)) * 2, 413, "more than"),
-        ("gzip", gzip.compress(b"", mtime=0) * (bodies.MAX_GZIP_MEMBERS + 1), 400, "16 gzip members"),
+        ("gzip", gzip.compress(b"", mtime=0) * (bodies.MAX_MEMBERS + 1), 400, "16 gzip members"),
+        ("zstd", BODY, 400, "not zstd"),
+        ("zstd", zstandard.compress(BODY)[:-3], 400, "ends in the middle"),
+        ("zstd", streamed(b" " * (bodies.MAX_BODY_BYTES + 1), 21), 413, "more than"),
+        ("zstd", zstandard.compress(b" " * bodies.MAX_BODY_BYTES), 400, "JSON"),
+        ("zstd", zstandard.compress(b" " * (bodies.MAX_BODY_BYTES // 2 + 1)) * 2, 413, "more than"),
+        ("zstd", zstandard.compress(b"{}") * (bodies.MAX_MEMBERS + 1), 400, "16 zstd members"),
+        ("zstd", streamed(BODY, 27), 400, "too much memory"),
     ],
 )
 def test_bodies_that_cannot_be_inflated(

@@ -40,7 +40,6 @@ def test_an_unsupported_field_that_asks_for_nothing(http: httpx.Client, endpoint
     [
         ("options", None),
         ("tokens", None),
-        ("num_ctx", None),
         ("max_token", "max_tokens"),
         ("reasoning_efort", "reasoning_effort"),
     ],
@@ -53,9 +52,7 @@ def test_a_hint_only_where_a_name_is_close(http: httpx.Client, field: str, hint:
 @pytest.mark.parametrize(
     ("path", "field", "remedy"),
     [
-        ("/v1/chat/completions", "max_tokens", "Leave it out for as many as fit"),
         ("/v1/responses", "max_output_tokens", "Leave it out for as many as fit"),
-        ("/v1/completions", "max_tokens", "left out it is 16"),
         ("/generate", "sampling_params", "Give null for as many as fit"),
     ],
 )
@@ -65,7 +62,7 @@ def test_no_limit_is_not_spelled_with_a_number(
     value: Any = {"max_new_tokens": -1} if field == "sampling_params" else -1
     error = refused(http.post(path, json=BODIES[path] | {field: value}))
     assert error["param"].startswith(field)
-    least = "0" if path in ("/v1/completions", "/generate") else "1"
+    least = "0" if path == "/generate" else "1"
     assert f"is -1; it must be {least} or more." in error["message"]
     assert remedy in error["remedy"]
 
@@ -94,7 +91,7 @@ def test_unknown_field_with_a_guess(http: httpx.Client, path: str) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
         ),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"store": True}, "store"),
@@ -265,7 +262,7 @@ def test_fields_without_effect_are_named(
     frontend: FakeFrontend, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     named = [
-        {"role": "user", "content": "hi", "name": "ann"},
+        {"role": "user", "content": "hi", "name": "ann", "__source": "user"},
         {"role": "user", "content": "you", "name": "bo"},
     ]
     with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url) as client:
@@ -273,7 +270,7 @@ def test_fields_without_effect_are_named(
             chat = CHAT | IGNORED | {"messages": named, "modalities": ["text"], "stream": stream}
             answer = client.post("/v1/chat/completions", json=chat)
             assert answer.status_code == 200
-            names = {"messages[].name", "modalities", *IGNORED}
+            names = {"messages[].name", "messages[].__source", "modalities", *IGNORED}
             assert set(answer.headers["x-ramify-ignored"].split(", ")) == names
         answer = client.post("/v1/completions", json=COMPLETION | IGNORED | {"stream": stream})
         assert set(answer.headers["x-ramify-ignored"].split(", ")) == set(IGNORED)

@@ -17,7 +17,14 @@ SCHEMA = {
     "json_schema": {"name": "n", "schema": {"default": "HERE"}, "strict": "HERE2"},
 }
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "HERE"}}
+CUSTOM = {
+    "type": "custom",
+    "name": "c",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "HERE"},
+}
 USER = {"role": "user", "content": "hi"}
+BLOCK = {"type": "tool_use", "id": "1", "name": "f", "input": "HERE"}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "HERE"}
 BODIES: dict[str, tuple[Any, list[Any]]] = {
     "/v1/chat/completions": (
         {"model": MODEL, "messages": [USER], "max_tokens": 2},
@@ -58,7 +65,66 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
             {"tools": [{"type": "function", "name": "f", "parameters": {"x": "HERE"}}]},
             {"metadata": {"a": "HERE"}},
             {"reasoning": {"effort": "HERE"}},
+            {"client_metadata": "HERE"},
+            {"include": ["HERE"]},
+            {"tool_choice": {"type": "function", "name": "HERE"}, "tools": [CUSTOM]},
+            {"tools": [{"type": "HERE"}]},
+            {"tools": [{"name": "HERE"}]},
+            {"tools": [{"type": "namespace", "name": "n", "tools": "HERE"}]},
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"name": "f", "parameters": "HERE"}]}]},
+            {"tools": [{"type": "custom", "name": "c", "format": "HERE"}]},
+            {"tools": [CUSTOM]},
+            {"tools": [CUSTOM], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": "HERE"}},
+            {"input": [{"type": "HERE"}]},
+            {"input": [{"type": "custom_tool_call", "call_id": "a", "name": "c", "input": "HERE"}]},
+            {"input": [{"type": "function_call_output", "call_id": "a", "output": "HERE"}]},
+            {"input": [{"type": "local_shell_call", "call_id": "a", "action": "HERE"}]},
+            {"input": [{"type": "shell_call_output", "call_id": "a", "output": "HERE"}]},
+            {"input": [{"type": "agent_message", "content": "HERE"}]},
+            {"input": [{"type": "additional_tools", "tools": "HERE"}]},
         ],
+    ),
+    "/v1/messages": (
+        {"model": MODEL, "messages": [USER], "max_tokens": 2},
+        [
+            {"messages": "HERE"},
+            {"messages": [{"role": "HERE", "content": "hi"}]},
+            {"messages": [{"role": "user", "content": "HERE"}]},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "HERE"}]}]},
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": [BLOCK]},
+                    {"role": "user", "content": [RESULT]},
+                ]
+            },
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": [{"type": "thinking", "thinking": "HERE"}]},
+                ]
+            },
+            {"messages": [USER, {"role": "assistant", "content": "hi"}], "output_config": "HERE"},
+            {"system": "HERE"},
+            {"system": [{"type": "text", "text": "x", "cache_control": "HERE"}]},
+            {"tools": [{"name": "f", "input_schema": "HERE"}]},
+            {"tools": [{"name": "f", "input_schema": {"type": "object", "x": "HERE"}}]},
+            {"tools": "HERE"},
+            {"tool_choice": "HERE"},
+            {"thinking": "HERE"},
+            {"thinking": {"type": "enabled", "budget_tokens": "HERE"}},
+            {"output_config": {"effort": "HERE"}},
+            {"output_config": {"format": {"type": "json_schema", "schema": {"const": "HERE"}}}},
+            {"metadata": {"user_id": "HERE"}},
+            {"max_tokens": "HERE"},
+            {"stop_sequences": "HERE"},
+            {"context_management": "HERE"},
+            {"no_such_field": "HERE"},
+        ],
+    ),
+    "/v1/messages/count_tokens": (
+        {"model": MODEL, "messages": [USER]},
+        [{"messages": "HERE"}, {"system": "HERE"}, {"tools": "HERE"}, {"thinking": "HERE"}],
     ),
     "/generate": (
         {"text": "hi", "sampling_params": {"max_new_tokens": 2}},

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from ramify import __version__
 from ramify.messages import ThinkingFormat
 from tests.server.conftest import speak
-from tests.server.fake_frontend import MODEL, FakeFrontend
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_ollama import refusal
 
 
@@ -93,6 +93,21 @@ def test_adapters_are_listed_beside_the_model(http: httpx.Client) -> None:
             ("sql", MODEL),
         ]
     assert show(http, model="sql")["details"] == {"parent_model": MODEL}
+
+
+def test_names_and_sampling_defaults() -> None:
+    frontend = FakeFrontend()
+    defaults = {"temperature": 0.6, "repetition_penalty": 1.1}
+    frontend.info = msgspec.structs.replace(frontend.info, sampling_defaults=defaults)
+    with (
+        LiveServer(frontend, served_model_name=("a", "b")) as server,
+        httpx.Client(base_url=server.url, timeout=10) as http,
+    ):
+        assert [one["model"] for one in http.get("/api/tags").json()["models"]] == ["a", "b"]
+        assert show(http, model="b:latest")["parameters"] == "temperature 0.6\nrepeat_penalty 1.1"
+        assert http.post("/api/pull", json={"model": "b"}).status_code == 200
+        http.post("/api/generate", json={"model": "a", "prompt": "hi", "stream": False}).raise_for_status()
+    assert frontend.requests[-1].sampling.temperature == 0.6
 
 
 def test_abilities_and_the_template(http: httpx.Client, frontend: FakeFrontend) -> None:

@@ -338,7 +338,7 @@ def test_content_or_calls(client: openai.OpenAI, frontend: FakeFrontend) -> None
         ),
         ({"tools": [{"type": "function", "function": {"name": "f", "code": "x"}}]}, "tools[0].function.code"),
         ({"tool_choice": "always"}, "tool_choice"),
-        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.custom.name"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "parallel_tool_calls": True}, "parallel_tool_calls"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import httpx
 import pytest
 
 from ramify.runtime.server.parsing import MAX_PARSED_BYTES, MAX_PARSES
-from tests.server.conftest import CHAT, COMPLETION, GENERATE, RESPONSE, refused
+from ramify.runtime.server.tables import ENDPOINTS
+from tests.server.conftest import CHAT, COMPLETION, GENERATE, RESPONSE, refused, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
+from tests.server.sample_bodies import BODIES, objects
 
 USER: Any = {"role": "user", "content": "hi"}
 CALL: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -64,9 +68,15 @@ WRONG: list[tuple[str, Any, list[str]]] = [
         ["messages[1].tool_calls[0].id"],
     ),
     (
+        "/v1/chat/completions",
+        CHAT
+        | {"messages": [USER, {"role": "assistant", "content": 5}], "continue_final_message": True, "b": 1},
+        ["messages[1].content", "b"],
+    ),
+    (
         "/v1/completions",
-        COMPLETION | {"prompt": 5, "suffix": "x", "best_of": 2},
-        ["prompt", "best_of", "suffix"],
+        COMPLETION | {"prompt": 5, "tools": [{}], "best_of": 2},
+        ["prompt", "best_of", "tools"],
     ),
     (
         "/v1/responses",
@@ -124,3 +134,20 @@ def test_strict_fields_names_all_ignored_ones() -> None:
         body = CHAT | {"store": False, "metadata": {"a": "b"}, "c": 1}
         error = refused(httpx.post(server.url + "/v1/chat/completions", json=body))
         assert {one["param"] for one in error["errors"]} == {"store", "metadata", "c"}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_unknown_fields_anywhere_are_named(http: httpx.Client, frontend: FakeFrontend, name: str) -> None:
+    speak(frontend, suffix={"user": "", "assistant": "", "tool": ""}, variables=("tone", "reasoning_effort"))
+    path, body = BODIES[name]
+    endpoint = next((one for one in ENDPOINTS if one.path == path), None)
+    if endpoint is None or path.startswith(("/api/", "/v1/messages", "/v1/programs")):
+        return  # their errors have no `param`, or the test's server has no such route
+    places = {"", *(table.path for table in endpoint.inner)}
+    changed = copy.deepcopy(body)
+    known = [at for at, _ in objects(changed) if re.sub(r"\[\d+\]", "[]", at) in places]
+    for at in known:
+        dict(objects(changed))[at]["unknown"] = 1
+    error = refused(http.post(path, json=changed))
+    found = {one["param"] for one in error.get("errors", [error])}
+    assert found == {f"{at}.unknown" if at else "unknown" for at in known}

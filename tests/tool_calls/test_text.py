@@ -5,24 +5,41 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.constraint import Constraint, ebnf, json_schema, regex, structural_tag
+from ramify.constraint import Constraint, ebnf, json_schema, lark, regex, structural_tag
 from ramify.errors import InvalidConstraint
+from ramify.grammar.engine.llguidance import LLGuidanceGrammar, compile_constraint
+from ramify.grammar.vocabulary import Vocabulary
+from ramify.runtime.config import DEFAULT_MODEL
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
 from ramify.tool_calls.channels import ChannelParser
 from ramify.tool_calls.formats import FORMATS, HARMONY, ToolFormat
 from ramify.tool_calls.grammar import Tool, calls_after_trigger, calls_or_answer, described
 from ramify.tool_calls.parser import Arguments, CallBegins, CallParser
 from ramify.tool_calls.text import InputReader, TextFormat, text_arguments
 from tests.grammar.sampling import samples
+from tests.grammar.vocabularies import accepts, tiny
+from tests.tool_calls.patches import PATCH
 
 each_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 FUNCTION = Tool(
     name="look", parameters='{"type":"object","properties":{"q":{"type":"integer"}},"required":["q"]}'
 )
+
+
+BYTES = Vocabulary(tokens=(b"", *(bytes([byte]) for byte in range(256))), stop_ids=(0,))
+
+
+@cache
+def default_vocabulary() -> Vocabulary:
+    files = resolve(DEFAULT_MODEL, progress=False)
+    return load_vocabulary(files.tokenizer, vocab_size=49152, stop_ids=[2])
 
 
 def constraint_on(form: ToolFormat, tools: list[Tool]) -> Constraint:
@@ -47,11 +64,15 @@ def calls_in(form: ToolFormat, output: str, texts: set[str]) -> list[tuple[str, 
     return [(name, arguments) for name, arguments in calls]
 
 
-def inputs_of(form: ToolFormat, format: TextFormat, count: int = 25) -> list[str]:
-    """The inputs of sampled calls of a tool with this format, beside calls of a function."""
-    constraint = constraint_on(form, [Tool(name="edit", text=format), FUNCTION])
+def inputs_of(
+    form: ToolFormat, format: TextFormat, count: int = 25, vocabulary: Vocabulary | None = None
+) -> list[str]:
+    """The inputs of sampled calls of a tool with this format; without `vocabulary`, a function may be called
+    too."""
+    others = [FUNCTION] if vocabulary is None else []
+    constraint = constraint_on(form, [Tool(name="edit", text=format), *others])
     found = []
-    for output in samples(constraint, count, budget=200):
+    for output in samples(constraint, count, budget=150, vocabulary=vocabulary):
         if form is HARMONY:  # control tokens, which the vocabulary of the test lacks, stand for themselves
             name, output = ("edit", output) if "edit" in output else ("look", output)
             calls = [(name, output.partition("{")[1] + output.partition("{")[2])]
@@ -82,6 +103,17 @@ def test_an_ebnf_holds_for_the_decoded_input(form: ToolFormat) -> None:
         for line in text.split("\n"):
             half = len(line) // 2
             assert line in ("{" * half + "}" * half, "{" * half + '"' + "}" * half)
+
+
+@each_format
+@pytest.mark.parametrize("model", ["bytes", pytest.param("smollm2", marks=pytest.mark.weights)])
+def test_a_patch_parses_under_its_grammar(form: ToolFormat, model: str) -> None:
+    """On a vocabulary of bytes and on the default model's; llguidance reads the grammar for the test."""
+    vocabulary = BYTES if model == "bytes" else default_vocabulary()
+    oracle = LLGuidanceGrammar(compile_constraint(lark(PATCH), tiny()), tiny())
+    found = inputs_of(form, TextFormat(lark(PATCH)), 10 if model == "bytes" else 3, vocabulary)
+    for patch in found:
+        assert accepts(oracle, patch), patch
 
 
 @each_format

@@ -43,9 +43,11 @@ class Limits:
             )
         room = longest - prompt_len
         apart = tokens_apart(message)
-        if sampling.max_tokens is not None and sampling.max_tokens + apart > room:
+        asked = room if sampling.max_tokens is None else sampling.max_tokens + apart
+        if message.cut_to_fit and not apart:
+            asked = min(asked, room)
+        if asked > room:
             thoughts = f", {apart} in preambles" if apart else ""
-            asked = sampling.max_tokens + apart
             raise PromptTooLong(
                 f"This model's maximum context length is {longest} tokens. However, you requested"
                 f" {prompt_len + asked} tokens ({prompt_len} in the messages{thoughts},"
@@ -70,7 +72,7 @@ class Limits:
                 "ignore_eos cannot be combined with a constraint: the constraint says where the output ends.",
                 field="ignore_eos",
             )
-        return room if sampling.max_tokens is None else sampling.max_tokens + apart
+        return asked
 
     def check_choices(self, longest: int, together: int) -> None:
         """Raise `PromptTooLong` if the choices of a request do not fit into the engine.

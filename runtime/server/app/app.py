@@ -9,6 +9,7 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
 from ramify.runtime.server import calls
 from ramify.runtime.server.admin import dashboard, health, replicas
+from ramify.runtime.server.anthropic import endpoint as anthropic
 from ramify.runtime.server.app.access import RefuseWebPages
 from ramify.runtime.server.app.middleware import (
     CountResponses,
@@ -17,6 +18,7 @@ from ramify.runtime.server.app.middleware import (
     UnexpectedErrors,
 )
 from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.llamacpp import infill
 from ramify.runtime.server.ollama import endpoints as ollama
 from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
@@ -34,8 +36,9 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     service = Service(frontend, config)
     app.state.service = service
     app.state.snapshots = dashboard.SnapshotCache(frontend)
-    # Routes are searched in this order. Programs send most requests, and the shortest.
-    dialects = (openai, embeddings, responses, sglang, tokenize, ollama, ollama_models)
+    # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
+    # models, for requests that name its API, have the paths of OpenAI's.
+    dialects = (anthropic, openai, embeddings, responses, sglang, tokenize, infill, ollama, ollama_models)
     for module in (calls, *dialects, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)

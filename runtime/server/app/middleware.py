@@ -44,8 +44,8 @@ class OneFormOfPath:
 
 
 class RequireApiKey:
-    """Middleware that answers 401 to requests without ``Authorization: Bearer <key>`` (RFC 6750). The paths
-    of probes and `open_paths` need no key.
+    """Middleware that answers 401 to requests without ``Authorization: Bearer <key>`` (RFC 6750) and without
+    ``x-api-key: <key>``, as Anthropic's clients send it. The paths of probes and `open_paths` need no key.
 
     The dashboard also accepts basic authentication (RFC 7617) with any user name and the key as the password.
     """
@@ -58,9 +58,15 @@ class RequireApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open:
-            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            headers = Headers(scope=scope)
+            given = headers.get("authorization", "").encode("latin-1")
+            anthropic = headers.get("x-api-key", "").encode("latin-1")
             browser = scope["path"] in _BROWSER_PATHS
-            if not (hmac.compare_digest(given, self._expected) or (browser and self._is_password(given))):
+            if not (
+                hmac.compare_digest(given, self._expected)
+                or hmac.compare_digest(anthropic, self._key)
+                or (browser and self._is_password(given))
+            ):
                 error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
                 response = error_response(error, scope)
                 if browser:

@@ -72,6 +72,9 @@ async def _serve(
             if not start.done():
                 return 0
             _, routers = start.result()
+            if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
+                values = ", ".join(f"{name} {value:g}" for name, value in named.items())
+                print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
             url = f"http://{_url_host(config.host)}:{listener.getsockname()[1]}"
             await run_server(
                 frontend,

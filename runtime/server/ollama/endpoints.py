@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import HELD_S, Generate, TextChunk
+from ramify.fill import Fill
+from ramify.messages import HELD_S, Generate, Segment, TextChunk
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
-from ramify.runtime.server.fields import Fields, json_response, read_fields
+from ramify.runtime.generation import GenerationResult
+from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.ollama.messages import CHAT, GENERATE, take_format
 from ramify.runtime.server.ollama.options import ignore_options, take_model, take_options
 from ramify.runtime.server.ollama.writer import AnswerWriter, error_line, line
 from ramify.runtime.server.openai.chat import Chat, take_chat
 from ramify.runtime.server.openai.request import refuse_abort, with_top_logprobs
 from ramify.runtime.server.openai.turn_parser import TurnFormat
-from ramify.runtime.server.params import explained, take_prompts
+from ramify.runtime.server.params import explain_by_field, explained, take_prompts
+from ramify.runtime.server.parsing import Parser, parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, collect, while_connected
+from ramify.runtime.server.tables import ollama as tables
+from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 
 router = APIRouter()
-
-_IMAGES = "This server reads and writes text alone."
-UNSUPPORTED = {"template": "The model's own chat template is used.", "images": _IMAGES}
-UNSUPPORTED_CHAT = UNSUPPORTED | {
-    "system": "Write a message of the role system.",
-    "prompt": "Use messages, or /api/generate.",
-}
-UNSUPPORTED_GENERATE = UNSUPPORTED | {
-    "context": "Use /api/chat, and send the conversation as messages.",
-    "suffix": "",
-    "tools": "Use /api/chat.",
-    "messages": "Use /api/chat.",
-    "system": "With raw the prompt is sent as it is.",
-    "think": "With raw the prompt is sent as it is.",
-    **dict.fromkeys(("width", "height", "steps"), _IMAGES),
-}
 
 
 class LineStream(EventStream):
@@ -52,36 +41,71 @@ class LineStream(EventStream):
     media_type = "application/x-ndjson"
 
 
+class _Answer(NamedTuple):
+    """A parsed and checked request."""
+
+    chunks: AsyncGenerator[TextChunk, None] | None
+    """The chunks of the generation; None without a prompt, which loads the model on Ollama."""
+    writer: AnswerWriter
+    stream: bool
+
+
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
-    parsed = take_chat(fields, service.frontend.info.chat_format, CHAT, service.frontend.new_rid())
-    empty = not fields.take("messages", list[Any])
-    return await _respond(request, fields, parsed, UNSUPPORTED_CHAT, "messages", empty=empty)
+    return await _respond(request, tables.CHAT, _parse_chat)
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
-    service = Service.serving(request)
-    fields = await read_fields(request)
+    return await _respond(request, tables.GENERATE, _parse_generate)
+
+
+async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer]) -> Response:
+    (chunks, writer, stream), headers = await parse_body(request, endpoint, parse)
+    if chunks is None:
+        return json_response(writer.loaded(), headers)
+    if stream:
+        return LineStream(_lines(chunks, writer), error_line, headers, keep_alive=bytes)
+    (result,) = await while_connected(request.receive, collect([chunks]))
+    refuse_abort(result.finish)
+    return json_response(writer.whole(result), headers)
+
+
+def _parse_chat(service: Service, fields: Fields) -> _Answer:
+    parsed = take_chat(fields, service.frontend.info.chat_format, CHAT, service.frontend.new_rid())
+    empty = not fields.take("messages", list[Any])
+    return _parse_rest(service, fields, parsed, tables.CHAT, "messages", empty=empty)
+
+
+def _parse_generate(service: Service, fields: Fields) -> _Answer:
     prompt: str = fields.take("prompt", str, "")
     chat_format, rid = service.frontend.info.chat_format, service.frontend.new_rid()
-    if fields.take("raw", bool, False) or chat_format is None:
+    suffix: str = fields.take("suffix", str, "")
+    if fields.take("raw", bool, False) or suffix or chat_format is None:
         found = take_format(fields)
-        text = Generate(rid=rid, prompt=(prompt,), constraint=None if found is None else found[1])
+        text = Generate(
+            rid=rid,
+            prompt=(prompt,),
+            fill=Fill(suffix) if suffix else None,
+            constraint=None if found is None else found[1],
+        )
         parsed = Chat(request=text, turn_format=TurnFormat(), found=found, tool_use=None)
     else:
         parsed = take_chat(fields, chat_format, GENERATE, rid)
-    return await _respond(request, fields, parsed, UNSUPPORTED_GENERATE, "prompt", empty=not prompt)
+    return _parse_rest(service, fields, parsed, tables.GENERATE, "prompt", empty=not (prompt or suffix))
 
 
-async def _respond(
-    request: Request, fields: Fields, parsed: Chat, unsupported: dict[str, str], prompt: str, *, empty: bool
-) -> Response:
-    """Take the remaining fields, and answer. `prompt` is the name of the field with the prompt. Nothing is
-    generated if the prompt is `empty`, which loads the model on Ollama."""
-    service, path = Service.serving(request), request.url.path
+def _parse_rest(
+    service: Service,
+    fields: Fields,
+    parsed: Chat,
+    endpoint: Endpoint,
+    prompt: str,
+    *,
+    empty: bool,
+) -> _Answer:
+    """Parse the remaining fields. `prompt` is the name of the field with the prompt. If that is `empty`,
+    nothing is generated."""
     model, lora = take_model(service, fields)
     stream: bool = fields.take("stream", bool, True)
     sampling = _take_logprobs(fields, take_options(service, fields))
@@ -92,11 +116,10 @@ async def _respond(
             remedy="Stop the server.",
         )
     fields.ignore({"keep_alive": None})
-    fields.refuse_rest(unsupported)
-    headers = service.tell_ignored(fields.ignored)
-    writer = AnswerWriter(model, parsed.turn_format, chat=prompt == "messages")
+    fields.finish(endpoint.whole)
+    writer = AnswerWriter(model, parsed.turn_format, chat=endpoint is tables.CHAT)
     if empty:
-        return json_response(writer.loaded(), headers)
+        return _Answer(None, writer, stream)
     generation = msgspec.structs.replace(
         parsed.request,
         sampling=sampling,
@@ -105,12 +128,8 @@ async def _respond(
         flow=parsed.request.rid,
     )
     spelled = {"prompt": prompt, "max_tokens": "options.num_predict"}
-    chunks = explained(service.generate(generation, path), parsed.explain, spelled, parsed.tell)
-    if stream:
-        return LineStream(_lines(chunks, writer), error_line, headers)
-    (result,) = await while_connected(request.receive, collect([chunks]))
-    refuse_abort(result.finish)
-    return json_response(writer.whole(result), headers)
+    chunks = explained(service.generate(generation, endpoint.path), parsed.explain, spelled, parsed.tell)
+    return _Answer(chunks, writer, stream)
 
 
 async def _lines(
@@ -137,12 +156,21 @@ def _is_zero(duration: Any) -> bool:
     return re.fullmatch(r"[0.]+[a-zµ]*", str(duration)) is not None
 
 
+class _Embeddings(NamedTuple):
+    """A parsed and checked request for embeddings."""
+
+    streams: list[AsyncGenerator[TextChunk, None]]
+    model: str
+    dimensions: int | None
+
+
 @router.post("/api/embed")
 async def embed(request: Request) -> Response:
     started = time.perf_counter_ns()
-    fields = await read_fields(request)
-    dimensions: int | None = fields.take("dimensions", int)
-    vectors, tokens, model, headers = await _embedded(request, fields, "input", dimensions)
+    (streams, model, dimensions), headers = await parse_body(request, tables.EMBED, _parse_embed)
+    results = await _results(request, streams)
+    vectors = [vector_of(result.embedding, dimensions, normalize=True).tolist() for result in results]
+    tokens = sum(result.usage.prompt_tokens for result in results)
     body = {"model": model, "embeddings": vectors, "total_duration": time.perf_counter_ns() - started}
     return json_response(body | {"load_duration": 0, "prompt_eval_count": tokens}, headers)
 
@@ -150,44 +178,51 @@ async def embed(request: Request) -> Response:
 @router.post("/api/embeddings")
 async def embeddings(request: Request) -> Response:
     """The older endpoint, for one text. Its embedding is not normalised."""
-    fields = await read_fields(request)
-    vectors, _, _, headers = await _embedded(request, fields, "prompt", normalize=False)
-    return json_response({"embedding": vectors[0]}, headers)
+    parsed, headers = await parse_body(request, tables.EMBEDDINGS, _parse_embeddings)
+    (result,) = await _results(request, parsed.streams)
+    vector = vector_of(result.embedding, None, normalize=False)
+    return json_response({"embedding": vector.tolist()}, headers)
 
 
-async def _embedded(
-    request: Request, fields: Fields, field: str, dimensions: int | None = None, *, normalize: bool = True
-) -> tuple[list[list[float]], int, str, dict[str, str]]:
-    """(embeddings of the texts in `field`, number of their tokens, the model's name, headers of the
-    response)."""
-    service, path = Service.serving(request), request.url.path
-    info, rid = service.frontend.info, service.frontend.new_rid()
+async def _results(
+    request: Request, streams: Sequence[AsyncGenerator[TextChunk, None]]
+) -> list[GenerationResult]:
+    results = await while_connected(request.receive, collect(streams))
+    for result in results:
+        refuse_abort(result.finish)
+    return results
+
+
+def _parse_embed(service: Service, fields: Fields) -> _Embeddings:
+    texts, _ = take_prompts(fields, "input", service.frontend.info.vocab_size)
+    return _parse_embedding(service, fields, tables.EMBED, "input", texts)
+
+
+def _parse_embeddings(service: Service, fields: Fields) -> _Embeddings:
+    text: str = fields.need("prompt")
+    return _parse_embedding(service, fields, tables.EMBEDDINGS, "prompt", [text])
+
+
+def _parse_embedding(
+    service: Service, fields: Fields, endpoint: Endpoint, field: str, texts: Sequence[Segment]
+) -> _Embeddings:
+    rid = service.frontend.new_rid()
     model, lora = take_model(service, fields)
-    prompts, several = take_prompts(fields, field, info.vocab_size)
-    if several and field == "prompt":
-        raise InvalidRequest("prompt must be a text.", field="prompt", remedy="Use /api/embed.")
-    service.check_count(len(prompts))
-    pooling = pooling_for(info, fields.take("pooling", str))
+    service.check_count(len(texts))
+    pooling = pooling_for(service.frontend.info, fields.take("pooling", str))
+    dimensions: int | None = fields.take("dimensions", int) if field == "input" else None
     ignore_options(service, fields)
-    # A text that is too long is refused, whatever `truncate` is.
-    fields.ignore({"keep_alive": None, "truncate": None})
-    fields.refuse_rest()
-    headers = service.tell_ignored(fields.ignored)
+    fields.finish(endpoint.whole)
     streams = []
-    for index, prompt in enumerate(prompts):
+    for index, text in enumerate(texts):
         generation = Generate(
-            rid=f"{rid}-{index}" if several else rid,
-            prompt=(prompt,),
+            rid=f"{rid}-{index}" if len(texts) > 1 else rid,
+            prompt=(text,),
             pooling=pooling,
             sampling=SamplingParams(max_tokens=0),
             lora=lora,
             flow=rid,
         )
-        chunks = service.generate(generation, path)
-        streams.append(explained(chunks, lambda error: None, {"prompt": field}))
-    results = await while_connected(request.receive, collect(streams))
-    vectors = []
-    for result in results:
-        refuse_abort(result.finish)
-        vectors.append(vector_of(result.embedding, dimensions, normalize=normalize).tolist())
-    return vectors, sum(result.usage.prompt_tokens for result in results), model, headers
+        chunks = service.generate(generation, endpoint.path)
+        streams.append(explained(chunks, explain_by_field(None), {"prompt": field}))
+    return _Embeddings(streams, model, dimensions)

@@ -16,16 +16,9 @@ from ramify.runtime.server.openai.chat_turns import take_content, take_role
 from ramify.runtime.server.openai.reasoning import ReasoningUse, take_reasoning
 from ramify.runtime.server.openai.tools import take_tools
 from ramify.runtime.server.params import FieldConstraint, make_constraint
+from ramify.runtime.server.tables import ollama as tables
 
 Think = bool | Literal["low", "medium", "high"]
-
-_UNSUPPORTED_MESSAGE = {
-    "images": "This server reads text alone.",
-    "tool_calls": "Only messages of the role assistant have calls.",
-    "thinking": "Only messages of the role assistant have it.",
-    "tool_call_id": "Only messages of the role tool have it.",
-    "tool_name": "Only messages of the role tool have it.",
-}
 
 
 def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
@@ -51,9 +44,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = ChatMessage(role=role, content=content, tool_call_id=call.id, name=call.name)
             case _:
                 message = ChatMessage(role=role, content=content)
-        if role != "tool":
-            item.ignore({"name": None})
-        item.refuse_rest(_UNSUPPORTED_MESSAGE)
+        item.finish(tables.MESSAGE)
         messages.append(message)
     return tuple(messages)
 
@@ -82,10 +73,10 @@ def take_format(fields: Fields) -> FieldConstraint | None:
 def take_think(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """Take ``think``. A model that can think does so unless it is false, as on Ollama."""
     think: Think = fields.take("think", Think, True)
-    asked = {"enabled": think} if isinstance(think, bool) else {"effort": think}
-    inner = Fields({"reasoning": msgspec.Raw(msgspec.json.encode(asked))})
+    field = "enable_thinking" if isinstance(think, bool) else "reasoning_effort"
+    inner = Fields({field: msgspec.Raw(msgspec.json.encode(think))})
     use = take_reasoning(inner, chat_format)
-    if inner.ignored:
+    if inner.ignored and fields.given("think"):
         fields.ignore({"think": None})
     return use
 
@@ -110,15 +101,13 @@ def _take_call(item: Fields, number: int) -> ToolCall:
     """The call in `item`. A call without an id gets one of its `number` in the conversation, so that the
     prompt of the next request begins alike. Templates of Mistral's models demand ids of nine characters."""
     call_id: str = item.take("id", str) or f"{number:09}"
-    function = item.take_object("function") or Fields({}, item.path("function"))
+    function = item.take_object("function") or Fields({}, item.path("function"), item.body)
     name = function.need("name")
     arguments = function.take_text("arguments") or "{}"
     decode(msgspec.Raw(arguments.encode()), dict[str, Any], function.path("arguments"))
-    function.take("index", int)
-    function.refuse_rest()
+    function.finish(tables.CALL_FUNCTION)
     item.take("type", Literal["function"])
-    item.take("index", int)
-    item.refuse_rest()
+    item.finish(tables.CALL)
     return ToolCall(id=call_id, name=name, arguments=arguments)
 
 

@@ -15,16 +15,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify import __version__
-from ramify.errors import RamifyError, UnsupportedField
+from ramify.errors import NotFound, RamifyError, UnsupportedField
 from ramify.messages import Pooling
 from ramify.runtime.inspect.checkpoint import stored_tensors, whole_matrices
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
-from ramify.runtime.server.fields import json_response, read_fields
-from ramify.runtime.server.ollama.options import LATEST, take_model
+from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.ollama.options import SPELLING, take_model
 from ramify.runtime.server.ollama.writer import line, timestamp
 from ramify.runtime.server.openai.bodies import Body
+from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables import ollama as tables
 
 router = APIRouter()
 
@@ -46,8 +48,7 @@ async def version() -> Response:
 async def tags(request: Request) -> Response:
     service = Service.serving(request)
     stored = await _stored(service)
-    names = ("", *service.frontend.loras.loaded)
-    return json_response({"models": [_entry(service, stored, name) for name in names]})
+    return json_response({"models": _entries(service, stored)})
 
 
 @router.get("/api/ps")
@@ -57,7 +58,7 @@ async def running(request: Request) -> Response:
     stored, info = await _stored(service), service.frontend.info
     on_cpu = {"size_vram": 0} if info.device == "cpu" else {}
     more = {"context_length": info.context_length, **on_cpu}
-    models = [_entry(service, stored, name) | more for name in ("", *service.frontend.loras.loaded)]
+    models = [entry | more for entry in _entries(service, stored)]
     for model in models:
         model.pop("size", None)  # on Ollama that in memory, which is not known here
     return json_response({"models": models})
@@ -66,16 +67,15 @@ async def running(request: Request) -> Response:
 @router.post("/api/show")
 async def show(request: Request) -> Response:
     service = Service.serving(request)
-    fields = await read_fields(request)
-    _, lora = take_model(service, fields)
-    verbose = {"verbose": None}  # adds lists of tokens on Ollama
-    fields.ignore(verbose)
-    fields.refuse_rest({"system": "", "template": "", "options": ""})
+    lora, headers = await parse_body(request, tables.SHOW, _parse_show)
     stored, info = await _stored(service), service.frontend.info
-    entry = _entry(service, stored, lora)
+    entry = _entry(service, stored, lora or service.model_name, lora)
     body: Body = {"modelfile": f"FROM {info.path}\n", "details": entry["details"]}
     if "modified_at" in entry:
         body["modified_at"] = entry["modified_at"]
+    if defaults := service.sampling_defaults:
+        named = {ours: theirs for theirs, ours in SPELLING.items()}
+        body["parameters"] = "\n".join(f"{named[name]} {value}" for name, value in defaults.items())
     chat_format = info.chat_format
     capabilities = ["completion"]
     if chat_format is not None:
@@ -90,22 +90,29 @@ async def show(request: Request) -> Response:
     family = known.get("general.architecture") or "general"
     body["model_info"] = known | {f"{family}.context_length": info.context_length}
     body["capabilities"] = capabilities
-    return json_response(body, service.tell_ignored(fields.ignored))
+    return json_response(body, headers)
+
+
+def _parse_show(service: Service, fields: Fields) -> str:
+    _, lora = take_model(service, fields, old=True)
+    fields.finish(tables.SHOW.whole)
+    return lora
 
 
 @router.post("/api/pull")
 async def pull(request: Request) -> Response:
     """The served model is here already. Another one is refused."""
-    service = Service.serving(request)
-    fields = await read_fields(request)
-    named = fields.take("model", str) or fields.take("name", str) or ""
-    fields.ignore({"insecure": None})
-    fields.take("stream", bool)
-    fields.refuse_rest()
-    if named.removesuffix(LATEST) not in (service.model_name, "default"):
-        raise _one_model(service, "/api/pull")
-    headers = service.tell_ignored(fields.ignored)
+    _, headers = await parse_body(request, tables.PULL, _parse_pull)
     return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")
+
+
+def _parse_pull(service: Service, fields: Fields) -> None:
+    try:
+        take_model(service, fields, old=True)
+    except NotFound:
+        raise _one_model(service, "/api/pull") from None
+    fields.take("stream", bool)
+    fields.finish(tables.PULL.whole)
 
 
 @router.post("/api/create")
@@ -126,10 +133,15 @@ def _one_model(service: Service, path: str) -> UnsupportedField:
     )
 
 
-def _entry(service: Service, stored: StoredModel | None, lora: str) -> Body:
-    """A model in a list: the served one, or with `lora` this adapter."""
+def _entries(service: Service, stored: StoredModel | None) -> list[Body]:
+    """The served model under each of its names, and its adapters."""
+    entries = [_entry(service, stored, name) for name in service.model_names]
+    return entries + [_entry(service, stored, name, lora=name) for name in service.frontend.loras.loaded]
+
+
+def _entry(service: Service, stored: StoredModel | None, name: str, lora: str = "") -> Body:
+    """The served model, or with `lora` this adapter, under `name`."""
     info = service.frontend.info
-    name = lora or service.model_name
     details: Body = {"parent_model": service.model_name if lora else ""}
     entry: Body = {"name": name, "model": name, "details": details}
     if lora:

@@ -8,36 +8,23 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.server.fields import Fields, Ignored
+from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import take_sampling
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables.ollama import EMBED_OPTIONS, OPTIONS
 from ramify.sampling_params import SamplingParams
 
-_SPELLING = {
+SPELLING = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_tokens",
 }
+"""Option of Ollama's → ours."""
 _UNSET = {"num_predict": (-1, -2), "seed": (-1,)}
 """Option → values that stand for the option left out."""
 
-_IGNORED: Ignored = {
-    # How Ollama loads a model.
-    **dict.fromkeys(("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all")),
-    **dict.fromkeys(("use_mmap", "use_mlock", "num_thread")),
-    "vocab_only": (False,),
-    "embedding_only": (False,),
-    # Ollama drops the middle of a prompt that is too long. Here such a prompt is refused.
-    "num_keep": None,
-    "penalize_newline": None,  # Ollama itself no longer reads it
-    "mirostat": (0,),
-    "mirostat_tau": None,  # only mirostat reads these two
-    "mirostat_eta": None,
-    "tfs_z": (1,),
-    "typical_p": (1,),
-}
 LATEST = ":latest"
 """The tag that Ollama gives to a name without a tag."""
 
@@ -45,13 +32,14 @@ WHOLE_CONTEXT = -1
 """The value of ``repeat_last_n`` that lets penalties look at all tokens."""
 
 
-def take_model(service: Service, fields: Fields) -> tuple[str, str]:
+def take_model(service: Service, fields: Fields, *, old: bool = False) -> tuple[str, str]:
     """(``model`` as the client wrote it, the LoRA adapter that it names or "").
 
-    A name with ``:latest`` names the same model as without. Raises `NotFound` for a model that is not served.
+    A name with ``:latest`` names the same model as without. With `old` the model may stand in ``name``, where
+    older releases had it. Raises `NotFound` for a model that is not served.
     """
-    # /api/show, /api/pull and others once had the name in `name`.
-    model: str = fields.take("model", str) or fields.take("name", str) or ""
+    name: str = fields.take("name", str, "") if old else ""
+    model: str = fields.take("model", str, "") or name
     if not model:
         raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
     try:
@@ -64,15 +52,19 @@ def take_model(service: Service, fields: Fields) -> tuple[str, str]:
 
 def take_options(service: Service, fields: Fields) -> SamplingParams:
     """Take the sampling options from the object ``options``."""
-    options = fields.take_object("options") or Fields({}, fields.path("options"), fields.body)
+    options = fields.take_object("options") or Fields({}, "options", fields.body)
     _check_context(service, options)
     spelling = {
         theirs: ours
-        for theirs, ours in _SPELLING.items()
+        for theirs, ours in SPELLING.items()
         if options.take(theirs, Any) not in _UNSET.get(theirs, ())
     }
     sampling = take_sampling(
-        options, spelling, least_tokens=1, unlimited="Write -1 for as many as fit into the context."
+        options,
+        spelling,
+        least_tokens=1,
+        unlimited="Write -1 for as many as fit into the context.",
+        **service.sampling_defaults,
     )
     last: int | None = options.take("repeat_last_n", int)
     if last not in (None, WHOLE_CONTEXT) and sampling.penalises:
@@ -82,8 +74,9 @@ def take_options(service: Service, fields: Fields) -> SamplingParams:
             field=path,
             remedy=f"Leave it out, or write {WHOLE_CONTEXT}.",
         )
-    options.ignore({**_IGNORED, "repeat_last_n": None})
-    options.refuse_rest()
+    if not sampling.penalises:
+        options.ignore({"repeat_last_n": None})
+    options.finish(OPTIONS)
     return sampling
 
 
@@ -92,8 +85,7 @@ def ignore_options(service: Service, fields: Fields) -> None:
     options = fields.take_object("options")
     if options is not None:
         _check_context(service, options)
-        options.ignore(dict.fromkeys((*_SPELLING, *_IGNORED, "repeat_last_n")))
-        options.refuse_rest()
+        options.finish(EMBED_OPTIONS)
 
 
 def _check_context(service: Service, options: Fields) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from ramify.messages import Enforcement, TokenLogprobs, Usage, Violation
+import msgspec
+
+from ramify.messages import Enforcement, TextChunk, TokenLogprobs, Usage, Violation
 from ramify.runtime.server.metrics import PromptTotals
 from ramify.text import token_bytes
 
@@ -50,6 +53,46 @@ def usage_body(usages: Sequence[Usage], n: int) -> Body:
             "total_s": max(usage.total_s for usage in usages),
         },
     }
+
+
+def timings_body(usage: Usage) -> Body:
+    """The times of one generation, under llama.cpp's names. The time of the prompt ends with the first token,
+    and does not contain the time in the queue."""
+    prompt, predicted = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
+    prompt_ms = 1000.0 * ((usage.first_token_s or usage.total_s) - usage.queue_s)
+    predicted_ms = 1000.0 * usage.writing_s
+    body: Body = {"cache_n": usage.cached_tokens}
+    for name, tokens, ms in (("prompt", prompt, prompt_ms), ("predicted", predicted, predicted_ms)):
+        body |= {
+            f"{name}_n": tokens,
+            f"{name}_ms": ms,
+            f"{name}_per_token_ms": ms / tokens if tokens else 0.0,
+            f"{name}_per_second": 1000.0 * tokens / ms if ms > 0.0 else 0.0,
+        }
+    if usage.draft_tokens:
+        body |= {"draft_n": usage.draft_tokens, "draft_n_accepted": usage.accepted_tokens}
+    return body
+
+
+class Timings:
+    """The times of a generation while it runs."""
+
+    def __init__(self) -> None:
+        self._usage = Usage()
+        self._tokens = 0
+        self._since = 0.0
+
+    def push(self, chunk: TextChunk) -> Body:
+        """The times up to `chunk`, the next one."""
+        self._tokens += len(chunk.ids)
+        if chunk.usage is not None:
+            self._usage, self._since = chunk.usage, time.perf_counter()
+        if chunk.finish is not None:
+            return timings_body(self._usage)
+        total_s = self._usage.total_s + time.perf_counter() - self._since
+        return timings_body(
+            msgspec.structs.replace(self._usage, completion_tokens=self._tokens, total_s=total_s)
+        )
 
 
 def chat_logprobs(runs: Sequence[TokenLogprobs]) -> list[Body]:

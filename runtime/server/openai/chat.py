@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from ramify.errors import InvalidConstraint, InvalidRequest
+import msgspec
+
+from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, Enforcement, Generate, Preamble
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_messages
@@ -115,3 +119,49 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect, 
         found=found,
         tool_use=use if calls else None,
     )
+
+
+def take_beginning(fields: Fields, chat: Chat) -> Chat:
+    """`chat` with the beginning of its answer that the request asks for, as in vLLM.
+
+    With ``continue_final_message`` the answer goes on where the last message ends. With
+    ``add_generation_prompt: false`` the prompt ends with the last message.
+    """
+    prompted: bool | None = fields.take("add_generation_prompt", bool)
+    continued: bool = fields.take("continue_final_message", bool, False)
+    field = fields.path("continue_final_message")
+    if not continued:
+        return chat if prompted is not False else without_generation_prompt(chat, continued=False)
+    if prompted:
+        raise InvalidRequest(
+            f"{field} needs add_generation_prompt: false, as the answer has begun.", field=field
+        )
+    if not chat.request.chat or chat.request.chat[-1].role != "assistant":
+        raise InvalidRequest(f"{field} needs messages that end with one of the role assistant.", field=field)
+    if chat.found is not None:
+        raise UnsupportedField(
+            f"{chat.found[0]} holds for a whole answer, and {field} continues one.", field=chat.found[0]
+        )
+    if any(preamble.apart for preamble in chat.request.preambles):
+        raise UnsupportedField(
+            f"Reasoning comes before the answer, and {field} continues one.",
+            field=field,
+            remedy="Switch reasoning off.",
+        )
+    return without_generation_prompt(chat, continued=True)
+
+
+def without_generation_prompt(chat: Chat, *, continued: bool) -> Chat:
+    """`chat`, whose prompt ends with the last message. `continued`: the answer goes on with this message."""
+    variables: dict[str, Any] = msgspec.json.decode(chat.request.template_kwargs or "{}")
+    variables["add_generation_prompt"] = False
+    if continued:
+        variables["continue_final_message"] = True
+    request = msgspec.structs.replace(
+        chat.request,
+        template_kwargs=msgspec.json.encode(variables).decode(),
+        # Reasoning begins after the generation prompt.
+        preambles=tuple(preamble for preamble in chat.request.preambles if not preamble.apart),
+    )
+    turn_format = dataclasses.replace(chat.turn_format, reasoning_end=None)
+    return dataclasses.replace(chat, request=request, turn_format=turn_format)

@@ -11,6 +11,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.tables.openai import CALL, CALL_FUNCTION, MESSAGE, PART
+from ramify.tool_calls.text import text_arguments
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text",)
@@ -30,6 +31,7 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
             case _:
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
+        item.ignore_private()
         item.finish(MESSAGE)
         messages.append(message)
     return tuple(messages)
@@ -96,20 +98,25 @@ def take_arguments(function: Fields) -> str:
 
 def _take_assistant(item: Fields) -> ChatMessage:
     calls = tuple(map(_take_call, item.take_objects("tool_calls") or ()))
-    reasoning: str = item.take("reasoning_content", str, "")
+    # OpenRouter and newer servers call the reasoning by its shorter name.
+    given = [item.take(field, str) for field in ("reasoning_content", "reasoning")]
+    reasoning = next(filter(None, given), "")
     content = take_content(item, "content", _TEXT_PARTS, required=not calls)
     return ChatMessage(role="assistant", content=content, tool_calls=calls, reasoning=reasoning)
 
 
 def _take_call(item: Fields) -> ToolCall:
     kind: str | None = item.take("type", str, "function")
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise UnsupportedField(
-            f"{item.path('type')} is {kind!r}; only functions are supported.", field=item.path("type")
+            f"{item.path('type')} is {kind!r}; only functions and custom tools are supported.",
+            field=item.path("type"),
         )
     call_id = item.need("id")
-    function = item.take_object("function") or Fields({}, item.path("function"))
-    call = ToolCall(id=call_id, name=function.need("name"), arguments=take_arguments(function))
-    function.finish(CALL_FUNCTION)
+    inner = item.take_object(kind) or Fields({}, item.path(kind))
+    custom = kind == "custom"
+    arguments = text_arguments(inner.take("input", str, "")) if custom else take_arguments(inner)
+    call = ToolCall(id=call_id, name=inner.need("name"), arguments=arguments)
+    inner.finish(CALL_FUNCTION)
     item.finish(CALL)
     return call

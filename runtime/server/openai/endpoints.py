@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import Generate, Usage
+from ramify.fill import Fill
+from ramify.messages import Generate, Segment, Usage
 from ramify.runtime.server.fields import Fields, json_response
-from ramify.runtime.server.openai.bodies import Body
-from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
+from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
+from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
+from ramify.runtime.server.openai.codex_models import codex_model
 from ramify.runtime.server.openai.formatters import ChatFormatter, CompletionFormatter, ResponseFormatter
 from ramify.runtime.server.openai.output_format import take_output_format
 from ramify.runtime.server.openai.request import (
@@ -27,7 +29,7 @@ from ramify.runtime.server.openai.request import (
     take_header,
     with_top_logprobs,
 )
-from ramify.runtime.server.params import COMMON, explain_by_field, take_prompts, take_sampling
+from ramify.runtime.server.params import OPENAI_SPELLING, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
@@ -38,21 +40,27 @@ router = APIRouter()
 COMPLETION_MAX_TOKENS = 16
 """Default of max_tokens in /v1/completions (OpenAI's API reference)."""
 
-_COMPLETION_SPELLING = COMMON | {"n": "n", "max_tokens": "max_tokens"}
+_COMPLETION_SPELLING = OPENAI_SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    names = ("", *service.frontend.loras.loaded)
-    return json_response({"object": "list", "data": [_card(service, name) for name in names]})
+    cards = [_card(service, name) for name in service.model_names]
+    cards += [_card(service, name, lora=name) for name in service.frontend.loras.loaded]
+    body: Body = {"object": "list", "data": cards}
+    if "client_version" in request.query_params:  # Codex
+        info = service.frontend.info
+        body["models"] = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
+    return json_response(body)
 
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
     service = Service.serving(request)
-    return json_response(_card(service, lora_of(service, model)))
+    lora = lora_of(service, model)
+    return json_response(_card(service, lora or (model if model in service.model_names else ""), lora=lora))
 
 
 @router.post("/v1/chat/completions")
@@ -65,15 +73,19 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     header = take_header(service, fields, "chatcmpl-")
     chat_format = service.frontend.info.chat_format
     chat = take_chat(fields, chat_format, CHAT_COMPLETIONS, header["id"])
+    chat = take_beginning(fields, chat)
     want_logprobs: bool = fields.take("logprobs", bool, False)
     top_logprobs: int | None = fields.take("top_logprobs", int)
-    if top_logprobs is not None and not want_logprobs:
+    if top_logprobs and not want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
-    sampling = take_sampling(fields, _CHAT_SPELLING, least_tokens=1)
+    sampling = take_sampling(
+        fields, _CHAT_SPELLING, least_tokens=1, unlimited=None, **service.sampling_defaults
+    )
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
     if want_logprobs:
         sampling = with_top_logprobs(sampling, top_logprobs)
     service.check_count(sampling.n)
+    timings_per_token: bool = fields.take("timings_per_token", bool, False)
     parsed = parse_request(
         service,
         fields,
@@ -85,7 +97,9 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
         tell=chat.tell,
         spelled={"prompt": "messages", "max_tokens": limit},
     )
-    return parsed, ChatFormatter(header, want_logprobs, chat.turn_format)
+    formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
+    formatter.timings_per_token = timings_per_token
+    return parsed, formatter
 
 
 @router.post("/v1/completions")
@@ -96,13 +110,23 @@ async def completions(request: Request) -> Response:
 
 def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseFormatter]:
     header = take_header(service, fields, "cmpl-")
-    prompts, _ = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
+    suffix: str = fields.take("suffix", str, "")
+    prompts: list[Segment]
+    if suffix:  # the text before the middle may be empty
+        one: str | list[str] = fields.take("prompt", str | list[str], "")
+        prompts = [one] if isinstance(one, str) else [*one]
+    else:
+        prompts, _ = take_prompts(fields, "prompt", service.frontend.info.vocab_size)
     if fields.take("best_of", int, 1) != 1:
         raise UnsupportedField("best_of other than 1 is not supported.", field="best_of", remedy="Use n.")
     echo: bool = fields.take("echo", bool, False)
     logprobs: int | None = fields.take("logprobs", int)
-    options: dict[str, Any] = {"max_tokens": COMPLETION_MAX_TOKENS, "logprobs": logprobs}
+    options = service.sampling_defaults | {"max_tokens": COMPLETION_MAX_TOKENS, "logprobs": logprobs}
     if echo:
+        if suffix:
+            raise UnsupportedField(
+                "echo and suffix cannot be combined.", field="echo", remedy="Leave it out."
+            )
         if not all(isinstance(prompt, str) for prompt in prompts):
             raise UnsupportedField(
                 "echo of a prompt given as token ids is not supported.",
@@ -110,14 +134,19 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
                 remedy="Give the prompt as text, or use /generate with logprob_start_len.",
             )
         options["prompt_logprobs_start"] = None if logprobs is None else 0
-    unlimited = f"Give a number; left out it is {COMPLETION_MAX_TOKENS}."
-    sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=unlimited, **options)
+    sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=None, **options)
     service.check_count(len(prompts) * sampling.n)
     found = take_output_format(fields)
     generations = [
-        Generate(rid=header["id"], prompt=(prompt,), constraint=None if found is None else found[1])
+        Generate(
+            rid=header["id"],
+            prompt=(prompt,),
+            fill=Fill(suffix) if suffix else None,
+            constraint=None if found is None else found[1],
+        )
         for prompt in prompts
     ]
+    timings_per_token: bool = fields.take("timings_per_token", bool, False)
     parsed = parse_request(
         service,
         fields,
@@ -131,7 +160,9 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
     texts = [
         prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
     ]
-    return parsed, CompletionFormatter(header, texts, logprobs is not None)
+    formatter = CompletionFormatter(header, texts, logprobs is not None)
+    formatter.timings_per_token = timings_per_token
+    return parsed, formatter
 
 
 async def _respond(
@@ -142,29 +173,42 @@ async def _respond(
     results = await while_connected(request.receive, collect(parsed.streams))
     for result in results:
         refuse_abort(result.finish)
-    return json_response(formatter.body(results, parsed.n), headers)
+    body = formatter.body(results, parsed.n)
+    if len(results) == 1:
+        body["timings"] = timings_body(results[0].usage)
+    return json_response(body, headers)
 
 
 async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncGenerator[bytes, None]:
     usages = [Usage() for _ in parsed.streams]
-    # With include_usage every event has the key `usage`, null in all but the last. Otherwise no event has it.
-    unknown: Body = {"usage": None} if parsed.include_usage else {}
+    # With include_usage every event has the key `usage`, null in all but the last unless the usage is
+    # continuous. Otherwise no event has it.
+    so_far: Body = {"usage": None} if parsed.include_usage else {}
+    timings, told = Timings(), {}
     async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
-            if chunk.usage is not None:
-                usages[index] = chunk.usage
+            written = usages[index].completion_tokens + len(chunk.ids)
+            usages[index] = chunk.usage or msgspec.structs.replace(usages[index], completion_tokens=written)
+            if parsed.continuous_usage:
+                so_far = {"usage": formatter.usage(usages, parsed.n)}
             refuse_abort(chunk.finish)
-            for choice in formatter.stream_choices(index, chunk):
-                yield event(formatter.stream_body([choice]) | unknown)
+            if len(usages) == 1:
+                told = {"timings": timings.push(chunk)}
+            choices = formatter.stream_choices(index, chunk)
+            for choice in choices:
+                last = choice is choices[-1] and chunk.finish is not None and not parsed.include_usage
+                more = told if last or formatter.timings_per_token else {}
+                yield event(formatter.stream_body([choice]) | so_far | more)
     if parsed.include_usage:
-        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)})
+        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | told)
     yield DONE
 
 
-def _card(service: Service, lora: str) -> Body:
+def _card(service: Service, name: str, lora: str = "") -> Body:
+    """The entry of the model, or with `lora` of this adapter, under `name` ("": its id)."""
     info = service.frontend.info
     return {
-        "id": lora or service.model_name,
+        "id": name or service.model_name,
         "object": "model",
         "created": service.started_at,
         "owned_by": "ramify",

@@ -36,6 +36,8 @@ class ResponseFormatter(ABC):
     def __init__(self, header: Body, want_logprobs: bool) -> None:
         self._header = header
         self._want_logprobs = want_logprobs
+        self.timings_per_token = False
+        """Whether every event of a stream tells its times, not only the last."""
 
     @abstractmethod
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
@@ -64,6 +66,8 @@ class ChatFormatter(ResponseFormatter):
         self._format = turn_format
         self._parsers: dict[int, TurnParser | ChannelParser] = {}
         self._begun: set[int] = set()
+        self._custom: set[tuple[int, int]] = set()
+        """(choice, call) of each call of a custom tool."""
         self._reasoning_tokens = 0
 
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
@@ -79,7 +83,7 @@ class ChatFormatter(ResponseFormatter):
         self._begun.add(index)
         if chunk.finish is not None:
             events += parser.close()
-        deltas = [self._delta(turn_event) for turn_event in events]
+        deltas = [self._delta(index, turn_event) for turn_event in events]
         if not deltas and (first or chunk.finish or (chunk.logprobs and self._want_logprobs)):
             deltas = [{}]
         if first:
@@ -103,19 +107,22 @@ class ChatFormatter(ResponseFormatter):
             body["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
         return body
 
-    def _delta(self, turn_event: TurnEvent) -> Body:
+    def _delta(self, index: int, turn_event: TurnEvent) -> Body:
+        """The delta of choice `index` for an event."""
         match turn_event:
             case Content(text):
                 return {"content": text}
             case Reasoning(text):
                 return {"reasoning_content": text}
-            case CallBegins(index, name):
+            case CallBegins(call, name, custom):
                 assert self._format.tools is not None
-                call: Body = {"index": index, "id": self._format.tools.new_id(), "type": "function"}
-                call["function"] = {"name": name, "arguments": ""}
-            case Arguments(index, text):
-                call = {"index": index, "function": {"arguments": text}}
-        return {"tool_calls": [call]}
+                if custom:
+                    self._custom.add((index, call))
+                begun = {"index": call, "id": self._format.tools.new_id(), **_call(name, "", custom=custom)}
+                return {"tool_calls": [begun]}
+            case Arguments(call, text):
+                more = {"custom": {"input": text}} if (index, call) in self._custom else None
+                return {"tool_calls": [{"index": call, **(more or {"function": {"arguments": text}})}]}
 
     def body(self, results: Sequence[GenerationResult], n: int) -> Body:
         choices = []
@@ -141,11 +148,7 @@ class ChatFormatter(ResponseFormatter):
         if turn.calls:
             message["content"] = turn.content or None
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
+                {"id": call.id, **_call(call.name, call.arguments, custom=call.name in self._format.texts)}
                 for call in turn.calls
             ]
         return message
@@ -190,6 +193,13 @@ class CompletionFormatter(ResponseFormatter):
             }
             choices.append(_with_extras(choice, result))
         return self.stream_body(choices) | {"usage": self.usage([result.usage for result in results], n)}
+
+
+def _call(name: str, arguments: str, *, custom: bool) -> Body:
+    """A call without its id. The arguments of a `custom` tool are its input."""
+    if custom:
+        return {"type": "custom", "custom": {"name": name, "input": arguments}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _chat_finish(finish: Finish, called: bool) -> str:

@@ -48,6 +48,11 @@ def take_text_format(fields: Fields) -> FieldConstraint | None:
     return _take_only(fields, own)
 
 
+def take_json_format(fields: Fields, field: str) -> FieldConstraint | None:
+    """Take the constraint in the object `field`, ``{type: json_schema, schema}``; None if there is none."""
+    return _format(fields, field, {"json_schema": _schema_with_options})
+
+
 _FIELDS: Makers = {
     "json_schema": (JSON_TEXT, constraint.json_schema),
     "regex": (str, constraint.regex),

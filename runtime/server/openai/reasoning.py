@@ -44,7 +44,7 @@ class ReasoningUse:
     """JSON text of the variables for the chat template; "" if there are none."""
 
 
-class _ReasoningSwitch:
+class ReasoningSwitch:
     """The decision whether to reason. Fields that set it must agree; other fields only suggest reasoning."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
@@ -93,7 +93,7 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     ``enable_thinking``, ``separate_reasoning`` and an effort other than none also switch it on. Otherwise the
     model's default holds.
     """
-    switch = _ReasoningSwitch(chat_format)
+    switch = ReasoningSwitch(chat_format)
     variables = _take_variables(fields, chat_format, switch)
     marks = chat_format.thinking
     start, end = (START, END) if marks is None else (marks.start, marks.end)
@@ -104,18 +104,18 @@ def take_reasoning(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
         enabled: bool | None = own.take("enabled", bool)
         if enabled is not None:
             switch.set(own, "enabled", enabled)
-        _take_effort(own, "effort", chat_format, switch, variables)
+        take_effort(own, "effort", chat_format, switch, variables)
         own_start, own_end = own.take("start", str), own.take("end", str)
         if own_end == "":
             raise InvalidRequest("reasoning.end is empty.", field="reasoning.end")
         start, end = start if own_start is None else own_start, own_end or end
-        limit = _take_limit(own, "max_tokens")
+        limit = take_limit(own, "max_tokens")
         if (own_start, own_end, limit) != (None, None, None):
             switch.suggest()
         shown = not own.take("exclude", bool, False)
         own.finish(REASONING_OBJECT)
     for field in ("thinking_token_budget", "thinking_budget"):
-        budget = _take_limit(fields, field)
+        budget = take_limit(fields, field)
         if budget is not None:
             if limit is not None:
                 raise InvalidRequest(f"{field} and another budget are both given; give one.", field=field)
@@ -168,7 +168,7 @@ def channel_preambles(
     return (written(marks.on), thoughts) if resumed else (written(marks.on), thoughts, written(marks.gap))
 
 
-def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningSwitch) -> dict[str, Any]:
+def _take_variables(fields: Fields, chat_format: ChatFormat, switch: ReasoningSwitch) -> dict[str, Any]:
     """The variables for the chat template, without the reasoning switches, which are passed to `switch`.
     Variables that are null are left out."""
     given: dict[str, Any] = fields.take("chat_template_kwargs", dict[str, Any], {})
@@ -197,12 +197,12 @@ def _take_variables(fields: Fields, chat_format: ChatFormat, switch: _ReasoningS
     thinking: bool | None = fields.take("enable_thinking", bool)
     if thinking is not None:
         switch.set(fields, "enable_thinking", thinking)
-    _take_effort(fields, "reasoning_effort", chat_format, switch, variables)
+    take_effort(fields, "reasoning_effort", chat_format, switch, variables)
     return variables
 
 
-def _take_effort(
-    fields: Fields, field: str, chat_format: ChatFormat, switch: _ReasoningSwitch, variables: dict[str, Any]
+def take_effort(
+    fields: Fields, field: str, chat_format: ChatFormat, switch: ReasoningSwitch, variables: dict[str, Any]
 ) -> None:
     """Take the effort in `field`, and pass it on to a chat template that reads it. The effort "none" switches
     reasoning off.
@@ -225,7 +225,7 @@ def _take_effort(
         switch.suggest()
 
 
-def _take_limit(fields: Fields, field: str) -> int | None:
+def take_limit(fields: Fields, field: str) -> int | None:
     limit: int | None = fields.take(field, int)
     if limit is not None and limit < 0:
         path = fields.path(field)

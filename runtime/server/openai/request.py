@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ramify.errors import Cancelled, InvalidRequest, NotFound
+from ramify.errors import Cancelled, InvalidRequest, NotFound, UnsupportedField
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.priority import BATCH
 from ramify.runtime.lora_names import unknown
@@ -23,7 +24,7 @@ from ramify.runtime.server.params import (
     take_priority,
 )
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.tables.openai import STREAM_OPTIONS
+from ramify.runtime.server.tables.openai import CHAT, COMPLETION, OTHER_SERVERS, STREAM_OPTIONS
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 from ramify.text import shortened
@@ -42,6 +43,8 @@ class ParsedRequest(NamedTuple):
     n: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    """Whether each event has the usage so far."""
 
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def lora_of(service: Service, model: str) -> str:
     Raises `NotFound` for a model that is not served.
     """
     # SGLang's examples call the only model of a server "default".
-    own = (service.model_name, "default")
+    own = (*service.model_names, "default")
     if model in own:
         return ""
     loras = service.frontend.loras.loaded
@@ -74,7 +77,7 @@ def lora_of(service: Service, model: str) -> str:
         if name not in loras:
             raise unknown(name, loras, "model")
         return name
-    names = ", ".join([repr(service.model_name), "'default'", *map(repr, sorted(loras))])
+    names = ", ".join(map(repr, [*own, *sorted(loras)]))
     raise NotFound(
         f"There is no model {shortened(repr(model), 100)} here.", field="model", remedy=f"Use one of {names}."
     )
@@ -100,15 +103,22 @@ def parse_request(
     """
     scope: str = fields.take("cache_salt", str, "")
     stream: bool = fields.take("stream", bool, False)
-    include_usage = False
+    include_usage = continuous_usage = False
     stream_options = fields.take_object("stream_options")
     if stream_options is not None:
         include_usage = stream_options.take("include_usage", bool, False)
+        continuous_usage = stream_options.take("continuous_usage_stats", bool, False)
+        if continuous_usage and not (include_usage and endpoint in (CHAT, COMPLETION)):
+            path = stream_options.path("continuous_usage_stats")
+            raise UnsupportedField(
+                f"{path} needs include_usage: true, in chat completions or completions.", field=path
+            )
         if include_usage and not stream:
             raise InvalidRequest("stream_options needs stream: true.", field="stream_options")
         stream_options.finish(STREAM_OPTIONS)
     user = _take_user(fields)
     priority = take_priority(fields, TIERS[fields.take("service_tier", ServiceTier, "auto")])
+    stop_texts = OTHER_SERVERS in endpoint.shared and _take_others(service, fields, sampling)
     fields.finish(endpoint.whole)
     streams: list[AsyncGenerator[TextChunk, None]] = []
     for prompt in prompts:
@@ -126,8 +136,9 @@ def parse_request(
                 flow=prompt.rid,
             )
             chunks = service.generate(request, endpoint.path, user, usages)
-            streams.append(explained(chunks, explain, spelled, tell))
-    return ParsedRequest(streams, sampling.n, stream, include_usage)
+            chunks = explained(chunks, explain, spelled, tell)
+            streams.append(with_stop_texts(chunks) if stop_texts else chunks)
+    return ParsedRequest(streams, sampling.n, stream, include_usage, continuous_usage)
 
 
 def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingParams:
@@ -139,6 +150,44 @@ def refuse_abort(finish: Finish | None) -> None:
     # OpenAI's API has no finish reason for a request that another request has aborted.
     if finish is not None and finish.reason == "abort":
         raise Cancelled("The request was aborted.")
+
+
+async def with_stop_texts(stream: AsyncGenerator[TextChunk, None]) -> AsyncGenerator[TextChunk, None]:
+    """The chunks of `stream`; the text of the last one ends with the stop string that ended the output."""
+    async with aclosing(stream):
+        async for chunk in stream:
+            matched = chunk.finish and chunk.finish.matched
+            if isinstance(matched, str):
+                pieces = (*chunk.pieces, (0, len(matched))) if chunk.pieces else ()
+                chunk = msgspec.structs.replace(chunk, text=chunk.text + matched, pieces=pieces)
+            yield chunk
+
+
+def _take_others(service: Service, fields: Fields, sampling: SamplingParams) -> bool:
+    """Take fields of other servers. Returns ``include_stop_str_in_output``: whether the text ends with the
+    stop string that ended it.
+
+    Of ``num_ctx``, the context length that Ollama's users ask for, more than the server's is refused; less
+    has no effect.
+    """
+    stop_texts: bool = fields.take("include_stop_str_in_output", bool, False)
+    if stop_texts and sampling.stop_token_ids:
+        raise UnsupportedField(
+            "include_stop_str_in_output is about stop strings; stop_token_ids are left out of the text.",
+            field="include_stop_str_in_output",
+            remedy="Give the texts in stop.",
+        )
+    wanted: int | None = fields.take("num_ctx", int)
+    context = service.frontend.info.context_length
+    if wanted is not None and wanted > context:
+        path = fields.path("num_ctx")
+        raise UnsupportedField(
+            f"{path} is {wanted}; this server's context has {context} tokens.",
+            field=path,
+            remedy="Ask for less, or start the server with another --context-length.",
+        )
+    fields.ignore({"num_ctx": None})
+    return stop_texts
 
 
 def _take_user(fields: Fields) -> str | None:

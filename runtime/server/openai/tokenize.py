@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence, Sized
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -17,7 +16,7 @@ from ramify.engine_messages import TokenIds
 from ramify.errors import InvalidRequest
 from ramify.messages import Generate
 from ramify.runtime.server.fields import Fields, json_response
-from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_chat
+from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
 from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import check_segments
 from ramify.runtime.server.parsing import parse_body
@@ -147,13 +146,5 @@ def _take_model(fields: Fields, service: Service) -> None:
 
 def _take_chat(fields: Fields, service: Service) -> Generate:
     rid = service.frontend.new_rid()
-    chat = take_chat(fields, service.frontend.info.chat_format, _CHAT, rid).request
-    generation_prompt: bool = fields.take("add_generation_prompt", bool, True)
-    if generation_prompt:
-        return chat
-    variables: dict[str, Any] = msgspec.json.decode(chat.template_kwargs or "{}")
-    variables["add_generation_prompt"] = False
-    # The preambles are for reasoning, which begins after the generation prompt.
-    return msgspec.structs.replace(
-        chat, template_kwargs=msgspec.json.encode(variables).decode(), preambles=()
-    )
+    chat = take_chat(fields, service.frontend.info.chat_format, _CHAT, rid)
+    return take_beginning(fields, chat).request

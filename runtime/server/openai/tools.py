@@ -1,20 +1,25 @@
-"""Parses the tool options of a chat request: the tools, and which of them may or must be called."""
+"""Parses the tool options of a chat request: the tools, and which of them may or must be called.
+
+The Responses API has kinds of tools of its own: see `responses.tools`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
 from ramify.messages import Enforcement, Preamble
 from ramify.runtime.server.fields import Fields, decode
-from ramify.runtime.server.params import FieldConstraint
+from ramify.runtime.server.params import FieldConstraint, make_constraint
 from ramify.runtime.server.tables.openai import FUNCTION, TOOL
+from ramify.text import quoted
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import (
     FREE,
@@ -26,14 +31,38 @@ from ramify.tool_calls.grammar import (
     preamble_of,
     tool_at,
 )
+from ramify.tool_calls.text import TextFormat
 
 MAX_TOOLS = 128
 """Maximum number of tools in a request, as in OpenAI's API."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
+NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
 
 Mode = Literal["none", "auto", "required"]
+
+
+class ToolName(NamedTuple):
+    """The name of a tool, as the client writes it."""
+
+    name: str
+    namespace: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name by which the model knows the tool."""
+        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
+
+
+class OfferedTool(NamedTuple):
+    """A tool of a request."""
+
+    tool: Tool
+    name: ToolName
+    place: str
+    """Full name of the field with its schema or grammar, such as ``tools[0].parameters``."""
+    path: str
+    """Full name of the field with its name, such as ``tools[0].name``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +74,10 @@ class ToolUse:
     callable: tuple[int, ...]
     mode: Mode
     parallel: bool
-    schema_field: str
-    """Name of the field with a function's schema, within the tool: ``function.parameters``, …"""
-    grammar_field: str = ""
-    """Name of the field with the grammar of a free-text tool, within the tool."""
+    places: tuple[str, ...]
+    """Full name of the field with the schema or grammar of each tool, such as ``tools[0].parameters``."""
+    names: Mapping[str, ToolName] = field(default_factory=dict)
+    """Name by which the model knows a tool → the client's name, for tools in a namespace."""
 
     @property
     def shown(self) -> tuple[Tool, ...]:
@@ -90,8 +119,7 @@ class ToolUse:
         blamed = tool_at(error.pointer, self._callable)
         if blamed is not None:
             index, error.pointer = blamed
-            inside = self.schema_field if self._callable[index].text is None else self.grammar_field
-            error.field = f"tools[{self.callable[index]}].{inside}"
+            error.field = self.places[self.callable[index]]
 
     def tell(self, enforcement: Enforcement) -> Enforcement:
         """`enforcement` with unenforced keywords located by tool: see `naming_tools`."""
@@ -104,8 +132,8 @@ class ToolUse:
 
 class _Choice(NamedTuple):
     mode: Mode
-    names: tuple[str, ...] | None = None
-    """Names of the tools that may be called; None for all."""
+    callable: tuple[int, ...] | None = None
+    """Indices of the tools that may be called; None for all."""
     once: bool = False
     """Whether at most one call is allowed."""
 
@@ -116,71 +144,115 @@ def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> Tool
     nested : the fields of a function are in an inner object ``function``, as in chat completions
     """
     items = fields.take_objects("tools")
+    return use_of(fields, tool_format, [take_tool(item, nested) for item in items or ()], nested=nested)
+
+
+def use_of(
+    fields: Fields, tool_format: ToolFormat, offered: Sequence[OfferedTool], *, nested: bool
+) -> ToolUse | None:
+    """Take the options beside the tools `offered`; returns None if there are none."""
     parallel: bool | None = fields.take("parallel_tool_calls", bool)
     choice: Any = fields.take("tool_choice", str | dict[str, msgspec.Raw])
-    if not items:
+    if not offered:
         if isinstance(choice, dict) or choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools.", field="tool_choice")
         if parallel is not None and nested:  # the Responses API accepts it without tools
             raise InvalidRequest("parallel_tool_calls needs tools.", field="parallel_tool_calls")
         return None
-    if len(items) > MAX_TOOLS:
-        raise InvalidRequest(f"There are {len(items)} tools; at most {MAX_TOOLS} are taken.", field="tools")
-    tools: list[Tool] = []
-    for item in items:
-        tools.append(_take_tool(item, nested, [tool.name for tool in tools]))
-    names = [tool.name for tool in tools]
-    chosen = _take_choice(choice, names, nested)
+    if len(offered) > MAX_TOOLS:
+        raise InvalidRequest(f"There are {len(offered)} tools; at most {MAX_TOOLS} are taken.", field="tools")
+    shown: set[str] = set()
+    for one in offered:
+        if one.tool.name in shown:
+            raise InvalidRequest(
+                f"{one.path} is {one.tool.name!r}, which another tool is called.", field=one.path
+            )
+        shown.add(one.tool.name)
+    chosen = _take_choice(fields, choice, offered, nested)
     return ToolUse(
         tool_format=tool_format,
-        tools=tuple(tools),
-        callable=tuple(i for i, name in enumerate(names) if chosen.names is None or name in chosen.names),
+        tools=tuple(one.tool for one in offered),
+        callable=tuple(range(len(offered))) if chosen.callable is None else chosen.callable,
         mode=chosen.mode,
         parallel=parallel is not False and not chosen.once,
-        schema_field="function.parameters" if nested else "parameters",
-        grammar_field="custom.format.grammar.definition" if nested else "format.definition",
+        places=tuple(one.place for one in offered),
+        names={one.tool.name: one.name for one in offered if one.name.namespace is not None},
     )
 
 
-def _take_tool(item: Fields, nested: bool, taken: Sequence[str]) -> Tool:
-    """Take one tool. `taken` has the names of the earlier tools."""
+def take_tool(item: Fields, nested: bool, namespace: str | None = None) -> OfferedTool:
+    """Take one tool, which may be in a `namespace` of the Responses API."""
     kind: str = item.take("type", str, "function")  # clients that only have functions may leave it out
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise UnsupportedField(
-            f"{item.path('type')} is {kind!r}; only functions are supported.",
+            f"{item.path('type')} is {quoted(kind)}; only functions and custom tools are supported.",
             field=item.path("type"),
             remedy="Offer it as a function, and call it yourself.",
         )
-    function = item.take_object("function") if nested else item
-    if function is None:
-        raise InvalidRequest(f"{item.path('function')} is missing.", field=item.path("function"))
-    name: str = function.take("name", str, "")
-    path = function.path("name")
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{path} is {name!r}; it must be 1 to 64 letters, digits, underscores and dashes.", field=path
+    inner = item.take_object(kind) if nested else item
+    if inner is None:
+        raise InvalidRequest(f"{item.path(kind)} is missing.", field=item.path(kind))
+    name = ToolName(take_name(inner), namespace)
+    description: str = inner.take("description", str, "")
+    if kind == "custom":
+        text, place = _take_text_format(inner, nested)
+        tool = Tool(name=name.shown, description=description, text=text)
+    else:
+        place = inner.path("parameters")
+        parameters = inner.take_text("parameters")
+        tool = Tool(
+            name=name.shown,
+            description=description,
+            parameters=NO_PARAMETERS if parameters is None else object_schema(parameters, place),
+            # The defaults of the APIs: best effort in chat completions, strict in responses.
+            strict=inner.take("strict", bool, not nested),
         )
-    if name in taken:
-        raise InvalidRequest(f"{path} is {name!r}, which another tool is called.", field=path)
-    description: str = function.take("description", str, "")
-    parameters = function.take_text("parameters")
-    # The defaults of the APIs: best effort in chat completions, strict in responses.
-    strict: bool = function.take("strict", bool, not nested)
-    function.finish(FUNCTION)
+    inner.finish(FUNCTION)
     if nested:
         item.finish(TOOL)
-    return Tool(
-        name=name,
-        description=description,
-        parameters=_NO_PARAMETERS if parameters is None else _object_schema(parameters, function),
-        strict=strict,
-    )
+    return OfferedTool(tool, name, place, inner.path("name"))
 
 
-def _object_schema(parameters: str, function: Fields) -> str:
-    """`parameters`, with ``"type": "object"`` if no type is given. Raises `InvalidRequest` for another
-    type."""
-    path = function.path("parameters")
+def _take_text_format(tool: Fields, nested: bool) -> tuple[TextFormat, str]:
+    """(the format of a custom tool's input, the full name of the field with its grammar).
+
+    nested : the fields of a grammar are in an inner object ``grammar``, as in chat completions
+    """
+    form = tool.take_object("format") or Fields({}, tool.path("format"))
+    kind: str = form.take("type", str, "text")
+    if kind == "text":
+        form.refuse_rest()
+        return TextFormat(), form.path("type")
+    if kind != "grammar":
+        path = form.path("type")
+        raise UnsupportedField(f"{path} is {quoted(kind)}; it must be text or grammar.", field=path)
+    grammar = form.take_object("grammar") or Fields({}, form.path("grammar")) if nested else form
+    syntax: Literal["lark", "regex"] | None = grammar.take("syntax", Literal["lark", "regex"])
+    if syntax is None:
+        raise InvalidRequest(f"{grammar.path('syntax')} is missing.", field=grammar.path("syntax"))
+    make = constraint.lark if syntax == "lark" else constraint.regex
+    place = grammar.path("definition")
+    wanted = make_constraint(place, make, grammar.need("definition"))
+    grammar.refuse_rest()
+    form.refuse_rest()
+    return TextFormat(wanted), place
+
+
+def take_name(tool: Fields) -> str:
+    """The name of a tool or a namespace."""
+    name: str = tool.take("name", str, "")
+    if not _NAME.fullmatch(name):
+        path = tool.path("name")
+        raise InvalidRequest(
+            f"{path} is {quoted(name)}; it must be 1 to 64 letters, digits, underscores and dashes.",
+            field=path,
+        )
+    return name
+
+
+def object_schema(parameters: str, path: str) -> str:
+    """`parameters`, the JSON text in the field `path`, with ``"type": "object"`` if no type is given. Raises
+    `InvalidRequest` for another type."""
     members: dict[str, msgspec.Raw] = decode(msgspec.Raw(parameters.encode()), dict[str, msgspec.Raw], path)
     if "type" not in members:
         members = {"type": msgspec.Raw(b'"object"'), **members}
@@ -194,7 +266,7 @@ def _object_schema(parameters: str, function: Fields) -> str:
     return parameters
 
 
-def _take_choice(choice: Any, names: Sequence[str], nested: bool) -> _Choice:
+def _take_choice(fields: Fields, choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
     match choice:
         case None | "auto":
             return _Choice("auto")
@@ -202,32 +274,35 @@ def _take_choice(choice: Any, names: Sequence[str], nested: bool) -> _Choice:
             return _Choice(choice)
         case str():
             raise InvalidRequest(
-                f"tool_choice is {choice!r}; it must be none, auto, required, or name a function.",
+                f"tool_choice is {quoted(choice)}; it must be none, auto, required, or name a function.",
                 field="tool_choice",
             )
-    one = Fields(choice, "tool_choice")
+    one = fields.take_object("tool_choice") or Fields({}, "tool_choice")
     kind: str = one.take("type", str, "function")
-    if kind not in ("function", "allowed_tools"):
+    if kind == "allowed_tools":
+        return _take_allowed(_inner(one, kind, nested), offered, nested)
+    if kind not in ("function", "custom"):
         path = one.path("type")
-        raise UnsupportedField(f"{path} is {kind!r}; it must be function or allowed_tools.", field=path)
-    inner = _inner(one, kind, nested)
-    if kind == "function":
-        return _Choice("required", (_known_name(inner, names),), once=True)
-    return _take_allowed(inner, names, nested)
+        known = "function, custom or allowed_tools"
+        raise UnsupportedField(f"{path} is {quoted(kind)}; it must be {known}.", field=path)
+    return _Choice("required", (_known_tool(_inner(one, kind, nested), offered, nested),), once=True)
 
 
-def _take_allowed(allowed: Fields, names: Sequence[str], nested: bool) -> _Choice:
+def _take_allowed(allowed: Fields, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
     mode: Literal["auto", "required"] | None = allowed.take("mode", Literal["auto", "required"])
     entries = allowed.take_objects("tools")
     if mode is None or not entries:
         path = allowed.path("mode" if mode is None else "tools")
         raise InvalidRequest(f"{path} is missing.", field=path)
-    chosen = []
+    chosen: set[int] = set()
     for entry in entries:
-        entry.take("type", Literal["function"])
-        chosen.append(_known_name(_inner(entry, "function", nested), names))
+        kind: str = entry.take("type", Literal["function", "custom", "namespace"], "function")
+        if kind == "namespace":
+            chosen.update(_tools_in(entry, offered))
+        else:
+            chosen.add(_known_tool(_inner(entry, kind, nested), offered, nested))
     allowed.refuse_rest()
-    return _Choice(mode, tuple(chosen))
+    return _Choice(mode, tuple(sorted(chosen)))
 
 
 def _inner(fields: Fields, field: str, nested: bool) -> Fields:
@@ -239,13 +314,36 @@ def _inner(fields: Fields, field: str, nested: bool) -> Fields:
     return inner
 
 
-def _known_name(function: Fields, names: Sequence[str]) -> str:
+def _known_tool(function: Fields, offered: Sequence[OfferedTool], nested: bool) -> int:
+    """The index of the tool that `function` names. A name alone may also stand for a tool in a namespace."""
     name: str = function.take("name", str, "")
+    namespace: str | None = None if nested else function.take("namespace", str)
     function.refuse_rest()
-    if name not in names:
-        path = function.path("name")
-        raise InvalidRequest(f"{path} is {name!r}, which no tool is called.", field=path)
-    return name
+    path = function.path("name")
+    wanted = ToolName(name, namespace)
+    found = [i for i, one in enumerate(offered) if one.name == wanted]
+    if not found and namespace is None:
+        found = [i for i, one in enumerate(offered) if one.name.name == name]
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{path} is {quoted(name)}, which is in several namespaces.",
+            field=path,
+            remedy="Add its namespace.",
+        )
+    if not found:
+        raise InvalidRequest(f"{path} is {quoted(name)}, which no tool is called.", field=path)
+    return found[0]
+
+
+def _tools_in(entry: Fields, offered: Sequence[OfferedTool]) -> list[int]:
+    """The indices of the tools in the namespace that `entry` names."""
+    name: str = entry.take("name", str, "")
+    entry.refuse_rest()
+    found = [i for i, one in enumerate(offered) if one.name.namespace == name]
+    if not found:
+        path = entry.path("name")
+        raise InvalidRequest(f"{path} is {quoted(name)}, which no namespace is called.", field=path)
+    return found
 
 
 def _tag_format(path: str, wanted: Constraint) -> dict[str, Any]:

@@ -52,8 +52,42 @@ SAMPLING = FieldTable(
 )
 """Fields of every endpoint of OpenAI's that generates."""
 
+TIMINGS = taken(
+    "timings_per_token",
+    "each event of a stream has `timings`, as llama.cpp gives them. The whole answer and the last event have"
+    " them in any case, if there is one prompt and one choice",
+)
+OTHER_SERVERS = FieldTable(
+    "",
+    taken("repeat_penalty", "the same as `repetition_penalty`, as llama.cpp and Ollama spell it"),
+    taken("include_stop_str_in_output", "true leaves the stop string at the end of the text"),
+    ignored("session_id", "of agents, about themselves"),
+    ignored("provider usage", "OpenRouter's: there is one provider, and the usage is always told"),
+    ignored("cache_prompt id_slot", "llama.cpp's: every prefix is cached, and there are no slots"),
+    taken(
+        "num_ctx",
+        "Ollama's: more than the server's context length is refused, less has no effect",
+    ),
+    *(
+        ignored(names, f"a sampler that is not here: must be {off}, which is off", allowed=(off,))
+        for names, off in (("typical_p tfs_z", 1), ("mirostat dynatemp_range dry_multiplier", 0))
+    ),
+    ignored("xtc_probability top_a", "likewise 0", allowed=(0,)),
+    ignored("top_n_sigma", "likewise -1", allowed=(-1,)),
+    ignored(
+        "mirostat_tau mirostat_eta dynatemp_exponent xtc_threshold dry_base dry_allowed_length"
+        " dry_penalty_last_n dry_sequence_breakers",
+        "options of these samplers",
+    ),
+    ignored("repeat_last_n", "must be -1: penalties look at all tokens", allowed=(-1,)),
+    refused("stop_regex", "A regex as constraint ends by itself."),
+)
+"""Fields of other servers on the same endpoints."""
+
 STREAM_OPTIONS = FieldTable(
-    "stream_options", taken("include_usage"), refused("include_obfuscation continuous_usage_stats")
+    "stream_options",
+    taken("include_usage continuous_usage_stats"),
+    ignored("include_obfuscation"),
 )
 STRUCTURED_OUTPUTS = FieldTable(
     "structured_outputs",
@@ -91,24 +125,30 @@ REASONING_OBJECT = FieldTable(
 )
 TOOLS = taken(
     "tools tool_choice parallel_tool_calls",
-    "functions. Arguments satisfy their schema but for keywords that cannot be enforced, which are left out"
+    "functions, and custom tools as for `/v1/responses`. Arguments satisfy their schema but for keywords that"
+    " cannot be enforced, which are left out"
     " and told unless `strict` is true ([structured-output.md](structured-output.md#tools)). A tool without a"
     " `type` is a function",
 )
-FUNCTION = FieldTable(
-    "tools[].function",
-    taken("name description parameters strict"),
-    refused("allowed_callers async defer_loading"),
-    refused("output_schema", "Write it into the description."),
+OTHER_TOOL = (
+    ignored("defer_loading", "every tool is in the prompt"),
+    ignored("output_schema", "chat templates have no place for it"),
+    ignored("cache_control"),
+    refused("allowed_callers async"),
 )
-TOOL = FieldTable("tools[]", taken("type function"))
+FUNCTION = FieldTable("tools[].function", taken("name description parameters strict"), *OTHER_TOOL)
+CUSTOM = FieldTable("tools[].custom", taken("name description format"), *OTHER_TOOL)
+CUSTOM_FORMAT = FieldTable("tools[].custom.format", taken("type grammar"))
+CUSTOM_GRAMMAR = FieldTable("tools[].custom.format.grammar", taken("syntax definition"))
+TOOL = FieldTable("tools[]", taken("type function custom"), ignored("cache_control"))
 MESSAGE = FieldTable(
     "messages[]",
     taken("role content"),
     taken("tool_calls", elsewhere="Only messages of the role assistant have calls."),
     taken("tool_call_id", elsewhere="Only messages of the role tool have it."),
-    taken("reasoning_content", elsewhere="Only messages of the role assistant have reasoning."),
-    ignored("name"),
+    taken("reasoning_content reasoning", elsewhere="Only messages of the role assistant have reasoning."),
+    ignored("name id"),
+    ignored("cache_control provider_specific_fields", "as LiteLLM writes them"),
     refused("function_call", "Use tool_calls."),
     refused("refusal audio annotations"),
 )
@@ -119,13 +159,22 @@ PART = FieldTable(
     ignored("prompt_cache_breakpoint cache_control", "every prefix is cached"),
     refused("annotations"),
 )
-CALL = FieldTable("messages[].tool_calls[]", taken("id type function"), ignored("index"))
-CALL_FUNCTION = FieldTable("messages[].tool_calls[].function", taken("name arguments"))
-TOOL_CHOICE = FieldTable("tool_choice", taken("type function allowed_tools"))
+CALL = FieldTable(
+    "messages[].tool_calls[]", taken("id type function custom"), ignored("index provider_specific_fields")
+)
+CALL_FUNCTION = FieldTable(
+    "messages[].tool_calls[].function", taken("name arguments"), ignored("provider_specific_fields")
+)
+CALL_CUSTOM = FieldTable(
+    "messages[].tool_calls[].custom", taken("name input"), ignored("provider_specific_fields")
+)
+TOOL_CHOICE = FieldTable("tool_choice", taken("type function custom allowed_tools"))
 TOOL_CHOICE_FUNCTION = FieldTable("tool_choice.function", taken("name"))
+TOOL_CHOICE_CUSTOM = FieldTable("tool_choice.custom", taken("name"))
 ALLOWED = FieldTable("tool_choice.allowed_tools", taken("mode tools"))
-ALLOWED_TOOL = FieldTable("tool_choice.allowed_tools.tools[]", taken("type function"))
+ALLOWED_TOOL = FieldTable("tool_choice.allowed_tools.tools[]", taken("type function custom"))
 ALLOWED_FUNCTION = FieldTable("tool_choice.allowed_tools.tools[].function", taken("name"))
+ALLOWED_CUSTOM = FieldTable("tool_choice.allowed_tools.tools[].custom", taken("name"))
 FORMAT = FieldTable(
     "response_format",
     taken("type json_schema whitespace regex pattern ebnf lark grammar choice format structures triggers"),
@@ -136,8 +185,17 @@ SCHEMA = FieldTable(
     ignored("description", "meant for the model, which does not see the schema either"),
 )
 CHAT_OBJECTS = (
-    *(MESSAGE, PART, CALL, CALL_FUNCTION, TOOL, FUNCTION),
-    *(TOOL_CHOICE, TOOL_CHOICE_FUNCTION, ALLOWED, ALLOWED_TOOL, ALLOWED_FUNCTION),
+    *(MESSAGE, PART, CALL, CALL_FUNCTION, CALL_CUSTOM),
+    *(TOOL, FUNCTION, CUSTOM, CUSTOM_FORMAT, CUSTOM_GRAMMAR),
+    *(
+        TOOL_CHOICE,
+        TOOL_CHOICE_FUNCTION,
+        TOOL_CHOICE_CUSTOM,
+        ALLOWED,
+        ALLOWED_TOOL,
+        ALLOWED_FUNCTION,
+        ALLOWED_CUSTOM,
+    ),
 )
 
 _MODEL = {"model": "default"}
@@ -146,7 +204,7 @@ _MESSAGES = {"messages": [{"role": "user", "content": "x"}]}
 CHAT = Endpoint(
     title="Chat completions",
     path="/v1/chat/completions",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
         taken(
@@ -161,18 +219,25 @@ CHAT = Endpoint(
         ),
         taken(
             "max_tokens max_completion_tokens n logprobs top_logprobs",
-            "a limit is at least 1 (there is no -1); left out, the answer may fill the context",
+            "a limit is at least 1; left out or -1, the answer may fill the context",
         ),
         REASONING,
         TEMPLATE,
         OTHER_REASONING,
-        ignored("metadata"),
+        TIMINGS,
+        ignored("metadata client_metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
         ignored("modalities", 'must be `["text"]`', allowed=(["text"],)),
-        ignored("verbosity", 'must be "medium"', allowed=("medium",)),
+        ignored("verbosity", "ask for it in a message"),
+        ignored("prediction", "draft tokens are taken from the prompt"),
+        taken(
+            "add_generation_prompt continue_final_message",
+            "as in vLLM: false ends the prompt with the last message; true continues the last message, an"
+            " assistant's",
+        ),
         refused("functions", "Use tools."),
         refused("function_call", "Use tool_choice."),
-        refused("audio prediction web_search_options chat_template echo"),
+        refused("audio web_search_options chat_template echo"),
     ),
     inner=(*CHAT_OBJECTS, FORMAT, SCHEMA, REASONING_OBJECT, STREAM_OPTIONS, STRUCTURED_OUTPUTS),
     required=_MODEL | _MESSAGES,
@@ -180,15 +245,23 @@ CHAT = Endpoint(
 COMPLETION = Endpoint(
     title="Text completions",
     path="/v1/completions",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
         taken("prompt", "a text, token ids, or a list of either"),
         taken("response_format", "as for chat completions"),
-        taken("max_tokens n logprobs echo best_of", "16 tokens by default; `best_of` must be 1"),
-        ignored("metadata"),
+        taken(
+            "max_tokens n logprobs echo best_of",
+            "16 tokens by default, -1 for as many as fit; `best_of` must be 1",
+        ),
+        ignored("metadata client_metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),
-        refused("suffix"),
+        taken(
+            "suffix",
+            "the model fills in the middle between `prompt`, a text, and `suffix`; a model without tokens for"
+            " that is refused",
+        ),
+        TIMINGS,
         refused("tools", "Use /v1/chat/completions."),
     ),
     inner=(FORMAT, SCHEMA, STREAM_OPTIONS, STRUCTURED_OUTPUTS),
@@ -223,7 +296,7 @@ TOKENIZE = Endpoint(
             " stream_reasoning",
             "instead: a chat, as chat completions take it",
         ),
-        taken("add_generation_prompt", "false leaves out the beginning of a chat's answer"),
+        taken("add_generation_prompt continue_final_message", "as for chat completions"),
         taken(
             "add_special_tokens", "true by default for a prompt, false for a chat, whose template writes them"
         ),

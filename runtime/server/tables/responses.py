@@ -5,6 +5,7 @@ from __future__ import annotations
 from ramify.runtime.server.tables.openai import (
     FUNCTION,
     OTHER_REASONING,
+    OTHER_SERVERS,
     PART,
     REASONING,
     REASONING_OBJECT,
@@ -21,45 +22,76 @@ _WHOLE_INPUT = "Nothing is stored here: send the whole conversation as input."
 
 ITEM = FieldTable(
     "input[]",
-    taken("type id status role content call_id name arguments output summary encrypted_content"),
+    taken("type id status role content call_id name namespace arguments input output summary"),
+    taken("encrypted_content", "of this server; that of another one has no effect"),
+    taken("action operation author recipient tools"),
     ignored("phase", allowed=("commentary", "final_answer")),
-    refused("namespace caller async"),
+    ignored("agent created_by environment internal_chat_message_metadata_passthrough max_output_length"),
+    refused("caller async"),
 )
-INPUT_PART = FieldTable("input[].content[]", *PART.rows, taken("logprobs"))
+INPUT_PART = FieldTable(
+    "input[].content[]",
+    *PART.rows,
+    taken("logprobs"),
+    ignored("encrypted_content", "the server cannot read it"),
+)
 TEXT = FieldTable(
     "text",
     taken("format"),
-    ignored("verbosity", allowed=("medium",), remedy="Ask for it in the instructions."),
+    ignored("verbosity", "no chat template reads it", allowed=("low", "medium", "high")),
 )
 TEXT_FORMAT = FieldTable(
     "text.format",
     *SCHEMA.rows,
     taken("type regex pattern ebnf lark grammar choice format structures triggers"),
 )
-RESPONSES_TOOL = FieldTable("tools[]", taken("type"), *FUNCTION.rows)
+NAMESPACE_TOOL = FieldTable("tools[].tools[]", taken("type format"), *FUNCTION.rows)
+RESPONSES_TOOL = FieldTable("tools[]", *NAMESPACE_TOOL.rows, taken("tools"))
+TOOL_FORMAT = FieldTable("tools[].format", taken("type syntax definition"))
+NAMESPACE_FORMAT = FieldTable("tools[].tools[].format", *TOOL_FORMAT.rows)
 
 RESPONSES = Endpoint(
     title="Responses",
     path="/v1/responses",
-    shared=(REQUEST, SAMPLING),
+    shared=(REQUEST, SAMPLING, OTHER_SERVERS),
     body=FieldTable(
         "",
-        taken("input", "text, or items of type message, reasoning, function_call and function_call_output"),
+        taken(
+            "input",
+            "text, or items of type message, reasoning, function_call, custom_tool_call, the outputs of both,"
+            " additional_tools and agent_message (a user turn). Calls of a shell or of apply_patch, and their"
+            " results, are shown to the model as those of a function. Items of other tools that OpenAI's"
+            " server runs are left out, and named in `x-ramify-ignored`, as `input[web_search_call]`",
+        ),
         taken("instructions", "the first system turn"),
         taken(
             "tools tool_choice parallel_tool_calls",
             "functions, `strict` unless they say false: arguments always satisfy their schema then;"
-            " `allowed_tools` as well",
+            " `allowed_tools` as well. Namespaces: the model knows the function `f` of the namespace `ns` as"
+            " `ns__f`; calls and history have both names. Custom tools: their input is text, or follows a"
+            " Lark grammar or a regular expression while it is sampled. Tools that OpenAI's server runs"
+            " (web_search, file_search, mcp, …) are left out of the prompt and named in `x-ramify-ignored`,"
+            " as `tools[web_search]`; a `tool_choice` that demands one is refused",
         ),
         taken(
             "text",
-            "{format}: text, json_object, json_schema, and `regex`, `ebnf`, `lark`, `choice`,"
-            " `structural_tag`",
+            "{format, verbosity}; the format is text, json_object, json_schema, and `regex`, `ebnf`, `lark`,"
+            " `choice`, `structural_tag`",
         ),
         taken("max_output_tokens", "an answer that is cut has the status incomplete"),
-        taken("include top_logprobs", "`message.output_text.logprobs`; `reasoning.encrypted_content`"),
+        taken(
+            "include top_logprobs",
+            "`message.output_text.logprobs`; `reasoning.encrypted_content`; OpenAI's other values have no"
+            " effect",
+        ),
         taken("metadata", "comes back in the response"),
-        taken("store truncation", 'false, and "disabled": the only values taken'),
+        taken("store", "false is the only value taken"),
+        ignored(
+            "truncation",
+            "a prompt over the context is refused, never cut",
+            allowed=("auto", "disabled"),
+        ),
+        ignored("client_metadata"),
         REASONING,
         TEMPLATE,
         OTHER_REASONING,
@@ -78,8 +110,11 @@ RESPONSES = Endpoint(
         ITEM,
         INPUT_PART,
         RESPONSES_TOOL,
-        FieldTable("tool_choice", taken("type name mode tools")),
-        FieldTable("tool_choice.tools[]", taken("type name")),
+        TOOL_FORMAT,
+        NAMESPACE_TOOL,
+        NAMESPACE_FORMAT,
+        FieldTable("tool_choice", taken("type name namespace mode tools")),
+        FieldTable("tool_choice.tools[]", taken("type name namespace")),
         TEXT,
         TEXT_FORMAT,
         REASONING_OBJECT,

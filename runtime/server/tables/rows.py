@@ -51,6 +51,8 @@ class FieldTable:
         self.path = path
         """Place in the body, such as ``messages[]``; "" for the body itself."""
         self.rows = rows
+        self.ignored = {name: row for row in rows if row.effect == "ignored" for name in row.names}
+        """Field without an effect → its row."""
         self.refused = {
             name: row.remedy
             for row in rows

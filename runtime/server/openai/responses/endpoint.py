@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
-from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -30,20 +28,32 @@ from ramify.runtime.server.openai.request import (
     with_top_logprobs,
 )
 from ramify.runtime.server.openai.responses.input import take_input
+from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
-from ramify.runtime.server.openai.tools import take_tools
-from ramify.runtime.server.params import COMMON, take_sampling
+from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
+from ramify.text import quoted
 
 router = APIRouter()
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-"""The two values that ``include`` may contain: `LOGPROBS` and `ENCRYPTED`."""
+"""The two values of ``include`` that have an effect: `LOGPROBS` and `ENCRYPTED`."""
+IGNORED_INCLUDE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""Values of ``include`` about items that no response of this server has."""
 
 MAX_METADATA = 16
 """Maximum number of pairs of ``metadata``. The two limits below are in characters. All three are OpenAI's."""
@@ -54,9 +64,9 @@ _RESPONSES = Dialect(
     turns="input",
     take_turns=take_input,
     take_format=take_text_format,
-    take_tools=partial(take_tools, nested=False),
+    take_tools=take_response_tools,
 )
-_SPELLING = COMMON | {"max_output_tokens": "max_tokens"}
+_SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 
 @router.post(RESPONSES.path)
@@ -77,7 +87,9 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
     chat_format = service.frontend.info.chat_format
     chat = take_chat(fields, chat_format, _RESPONSES, header["id"])
     included = _take_included(fields)
-    sampling = _take_logprobs(fields, included, take_sampling(fields, _SPELLING, least_tokens=1))
+    sampling = _take_logprobs(
+        fields, included, take_sampling(fields, _SPELLING, least_tokens=1, **service.sampling_defaults)
+    )
     metadata = take_metadata(fields)
     parsed = parse_request(
         service,
@@ -91,7 +103,8 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
     )
     response = _initial_response(header, fields, sampling, metadata)
-    return parsed, ResponseWriter(response, chat.turn_format, encrypted=ENCRYPTED in included)
+    writer = ResponseWriter(response, chat.turn_format, chat.tool_use, encrypted=ENCRYPTED in included)
+    return parsed, writer
 
 
 async def _events(
@@ -126,27 +139,23 @@ async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
 
 
 def _take_storage(fields: Fields) -> None:
-    """Refuse options that need a stored response, or that truncate the input."""
+    """Refuse options that need a stored response."""
     if fields.take("store", bool, False):
         raise UnsupportedField(
             "store: true is not supported: nothing is stored here.",
             field="store",
             remedy="Send store: false, and the whole conversation as input of every request.",
         )
-    if fields.take("truncation", Literal["auto", "disabled"], "disabled") == "auto":
-        raise UnsupportedField(
-            "truncation: auto is not supported.",
-            field="truncation",
-            remedy="Leave out of input what is no longer needed.",
-        )
 
 
 def _take_included(fields: Fields) -> list[str]:
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
-        if name not in (LOGPROBS, ENCRYPTED):
+        if name in IGNORED_INCLUDE:
+            fields.leave_out(f"include[{name}]", f"include[{index}]")
+        elif name not in (LOGPROBS, ENCRYPTED):
             raise UnsupportedField(
-                f"include[{index}] is {name!r}; only {LOGPROBS} and {ENCRYPTED} are supported.",
+                f"include[{index}] is {quoted(name)}; only {LOGPROBS} and {ENCRYPTED} have an effect.",
                 field=f"include[{index}]",
             )
     return included

@@ -6,29 +6,59 @@ one message.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.chat_turns import (
-    take_arguments,
-    take_content,
-    take_result,
-    take_role,
-)
+from ramify.runtime.server.openai.chat_turns import take_arguments, take_content, take_role
 from ramify.runtime.server.openai.responses.writer import unsealed
-from ramify.runtime.server.tables.responses import ITEM
+from ramify.runtime.server.openai.tools import ToolName
+from ramify.runtime.server.tables.responses import INPUT_PART, ITEM
+from ramify.text import quoted
+from ramify.tool_calls.text import text_arguments
 
-_TEXT_PARTS = ("input_text", "output_text")
+_TEXT_PARTS = ("input_text", "output_text", "text")
 
 _REMEDIES = {
     "item_reference": "Send the item itself: nothing is stored here.",
-    "custom_tool_call": "Offer functions, whose calls are of type function_call.",
-    "custom_tool_call_output": "Offer functions, whose results are of type function_call_output.",
+    "compaction": "Only the server that wrote it can read it. Send the items that it stands for.",
 }
+_SERVER_CALLS = {
+    "apply_patch_call": ("apply_patch", "operation"),
+    "local_shell_call": ("local_shell", "action"),
+    "shell_call": ("shell", "action"),
+}
+"""Type of an item → the name of the tool, and the field with its arguments. The model sees such a call as
+the call of a function."""
+_SERVER_RESULTS = {
+    "apply_patch_call_output": "call_id",
+    "local_shell_call_output": "id",
+    "shell_call_output": "call_id",
+}
+"""Type of an item → the field with the id of its call."""
+_LEFT_OUT = frozenset(
+    {
+        "code_interpreter_call",
+        "computer_call",
+        "computer_call_output",
+        "file_search_call",
+        "ghost_snapshot",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+"""Types of items that another server's tools have written. They are not in the prompt."""
 
 
 def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
@@ -44,11 +74,17 @@ def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ..
         turns.add_turn(ChatMessage(role="user", content=text_or_items))
     else:
         for item in fields.take_objects("input") or ():
-            _take_item(item, turns, chat_format)
+            kind: str = item.take("type", str, "message")
+            if kind in _LEFT_OUT:
+                item.leave_out(f"input[{kind}]")
+                continue
+            _take_item(item, kind, turns, chat_format)
             item.take("id", str)
-            item.take("status", Literal["in_progress", "completed", "incomplete"])
+            item.take("status", Literal["in_progress", "completed", "incomplete", "failed"])
             item.finish(ITEM)
-    return turns.finish()
+    if not (messages := turns.finish()):
+        raise InvalidRequest("input has no item that is shown to the model.", field="input")
+    return messages
 
 
 class _TurnBuilder:
@@ -62,9 +98,9 @@ class _TurnBuilder:
         return self._open or ChatMessage(role="assistant", content="")
 
     def add_reasoning(self, reasoning: str) -> None:
-        if self._open is not None:
-            self.finish()
-        self._open = ChatMessage(role="assistant", content="", reasoning=reasoning)
+        self.finish()
+        if reasoning:
+            self._open = ChatMessage(role="assistant", content="", reasoning=reasoning)
 
     def add_content(self, content: str) -> None:
         if self.assistant.content or self.assistant.tool_calls:
@@ -73,6 +109,14 @@ class _TurnBuilder:
 
     def add_call(self, call: ToolCall) -> None:
         self._open = msgspec.structs.replace(self.assistant, tool_calls=(*self.assistant.tool_calls, call))
+
+    def add_result(self, call_id: str, name: str, content: str) -> None:
+        """Add the result of a call. The call may be missing: agents that shorten a conversation drop
+        calls."""
+        turns = self.finish()
+        called = {call.id: call.name for turn in turns for call in turn.tool_calls}
+        name = name or called.get(call_id, "")
+        self.add_turn(ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name))
 
     def add_turn(self, turn: ChatMessage) -> None:
         self.finish()
@@ -86,8 +130,7 @@ class _TurnBuilder:
         return tuple(self._turns)
 
 
-def _take_item(item: Fields, turns: _TurnBuilder, chat_format: ChatFormat) -> None:
-    kind: str = item.take("type", str, "message")
+def _take_item(item: Fields, kind: str, turns: _TurnBuilder, chat_format: ChatFormat) -> None:
     match kind:
         case "message":
             role = take_role(item, chat_format)
@@ -104,31 +147,63 @@ def _take_item(item: Fields, turns: _TurnBuilder, chat_format: ChatFormat) -> No
         case "reasoning":
             turns.add_reasoning(_take_reasoning(item))
         case "function_call":
-            call_id, name = item.need("call_id"), item.need("name")
+            call_id, name = item.need("call_id"), _take_name(item, item.need("name"))
             turns.add_call(ToolCall(id=call_id, name=name, arguments=take_arguments(item)))
-        case "function_call_output":
-            turns.add_turn(take_result(item, turns.finish(), "call_id", "output", _TEXT_PARTS))
+        case "custom_tool_call":
+            call_id, name = item.need("call_id"), _take_name(item, item.need("name"))
+            arguments = text_arguments(item.take("input", str, ""))
+            turns.add_call(ToolCall(id=call_id, name=name, arguments=arguments))
+        case "function_call_output" | "custom_tool_call_output":
+            call_id, name = item.take("call_id", str, ""), _take_name(item, item.take("name", str, ""))
+            turns.add_result(call_id, name, take_content(item, "output", _TEXT_PARTS))
+        case "agent_message":
+            turns.add_turn(_take_agent_message(item))
+        case "additional_tools":
+            item.take("role", Literal["developer"])
+            item.take("tools", list[Any])  # the tools are taken by `take_response_tools`
+        case _ if kind in _SERVER_CALLS:
+            name, field = _SERVER_CALLS[kind]
+            call_id = item.need("call_id")
+            item.take_object(field)
+            turns.add_call(ToolCall(id=call_id, name=name, arguments=item.take_text(field) or "{}"))
+        case _ if kind in _SERVER_RESULTS:
+            call_id = item.need(_SERVER_RESULTS[kind])
+            turns.add_result(call_id, "", item.take_json("output") or "")
         case _:
             path = item.path("type")
-            known = "message, reasoning, function_call and function_call_output"
+            known = "message, reasoning, function_call, custom_tool_call and their outputs"
             raise UnsupportedField(
-                f"{path} is {kind!r}; only {known} are supported.", field=path, remedy=_REMEDIES.get(kind)
+                f"{path} is {quoted(kind)}; only {known} are supported.",
+                field=path,
+                remedy=_REMEDIES.get(kind),
             )
+
+
+def _take_name(item: Fields, name: str) -> str:
+    """The name by which the model knows the tool `name` of a call; "" if `name` is empty."""
+    namespace: str | None = item.take("namespace", str)
+    return ToolName(name, namespace or None).shown if name else ""
+
+
+def _take_agent_message(item: Fields) -> ChatMessage:
+    """The message of another agent of the client, which becomes a user turn."""
+    author, recipient = item.take("author", str, ""), item.take("recipient", str, "")
+    texts = []
+    for part in item.take_objects("content") or ():
+        if part.take("type", str) != "encrypted_content":
+            texts.append(part.take("text", str, ""))
+        part.finish(INPUT_PART)
+    return ChatMessage(role="user", content=f"[{author} to {recipient}]\n" + "".join(texts))
 
 
 def _take_reasoning(item: Fields) -> str:
     """The text of a reasoning item: its content; without content, the text in its encrypted_content; without
-    both, its summary."""
-    content = take_content(item, "content", ("reasoning_text",), required=False)
+    both, its summary. The encrypted_content of another server is ignored: a client may change its server in
+    the middle of a conversation."""
+    content = take_content(item, "content", ("reasoning_text", "text"), required=False)
     summary = take_content(item, "summary", ("summary_text",), required=False)
-    sealed: str = item.take("encrypted_content", str, "")
-    if not sealed:
-        return content or summary
-    reasoning = unsealed(sealed)
-    if reasoning is None:
-        raise InvalidRequest(
-            f"{item.path('encrypted_content')} was not written by this server.",
-            field=item.path("encrypted_content"),
-            remedy="Send the reasoning as content, or leave the item out.",
-        )
-    return content or reasoning
+    encrypted: str = item.take("encrypted_content", str, "")
+    reasoning = unsealed(encrypted) if encrypted else None
+    if encrypted and reasoning is None:
+        item.ignore({"encrypted_content": None})
+    return content or reasoning or summary

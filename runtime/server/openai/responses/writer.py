@@ -17,6 +17,7 @@ from ramify.messages import Enforcement, Finish, TextChunk, Usage
 from ramify.runtime.generation import ids_in, pieces_of
 from ramify.runtime.server.errors import type_of
 from ramify.runtime.server.openai.bodies import Body, chat_logprobs, choice_extras, usage_body
+from ramify.runtime.server.openai.tools import ToolUse
 from ramify.runtime.server.openai.turn_parser import TurnEvent, TurnFormat, parser_of
 from ramify.runtime.server.sse import KEEP_ALIVE, event
 from ramify.tool_calls.parser import Arguments, CallBegins, Content, Reasoning
@@ -28,18 +29,33 @@ MARK = "ramify1."
 string back without reading it. OpenAI encrypts it to hide the reasoning. Here nothing is hidden and there is
 no key: the prefix is followed by the reasoning in base64."""
 
+_CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""Type of a call → the field with its arguments, and the name of their events."""
+
 
 class ResponseWriter:
     """Makes the items and events of a response from the chunks of a generation.
 
     response : the body of the response, which is completed in place
+    tool_use : the tools that may be called; None if there are none
     encrypted : whether a closed reasoning item gets an encrypted_content
 
     An item stays open until the next one begins. Items and events are numbered from 0.
     """
 
-    def __init__(self, response: Body, turn_format: TurnFormat, *, encrypted: bool = False) -> None:
+    def __init__(
+        self,
+        response: Body,
+        turn_format: TurnFormat,
+        tool_use: ToolUse | None = None,
+        *,
+        encrypted: bool = False,
+    ) -> None:
         self.response = response
+        self._names = {} if tool_use is None else tool_use.names
         self._encrypted = encrypted
         self._format = turn_format
         self._parser = parser_of(turn_format)
@@ -56,7 +72,7 @@ class ResponseWriter:
         self._begin()
         for part in self._read_chunk(chunk):
             self._add_part(part)
-        if self._open_type == "function_call" and self._parser.called:
+        if self._open_type in _CALLS and self._parser.called:
             self._close_item("completed")
         if chunk.finish is not None:
             self._end_response(chunk, chunk.finish)
@@ -125,15 +141,18 @@ class ResponseWriter:
                     part: Body = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
                     self._begin_item("msg", {"type": "message", "role": "assistant", "content": [part]})
                 self._write_text(text)
-            case CallBegins(_, name):
+            case CallBegins(_, name, text):
                 assert self._format.tools is not None
-                call_id = self._format.tools.new_id()
-                call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
-                self._begin_item("fc", call)
+                kind, prefix = ("custom_tool_call", "ctc") if text else ("function_call", "fc")
+                call = {"type": kind, "call_id": self._format.tools.new_id(), "name": name}
+                if name in self._names:
+                    call |= self._names[name]._asdict()
+                self._begin_item(prefix, call | {_CALLS[kind][0]: ""})
             case Arguments(_, text):
                 assert self._open is not None
-                self._open["arguments"] += text
-                self._emit("response.function_call_arguments.delta", **self._place(self._open), delta=text)
+                field, events = _CALLS[self._open_type]
+                self._open[field] += text
+                self._emit(f"response.{events}.delta", **self._place(self._open), delta=text)
 
     @property
     def _open_type(self) -> str:
@@ -146,7 +165,7 @@ class ResponseWriter:
         item_id = f"{prefix}_{rid}_{len(self.response['output'])}"
         item = self._open = {"id": item_id, **fields, "status": "in_progress"}
         self.response["output"].append(item)
-        if self._open_type == "function_call":
+        if self._open_type in _CALLS:
             self._emit_item("added", item)
         else:
             self._emit_item("added", item | {"content": []})
@@ -169,9 +188,10 @@ class ResponseWriter:
         item["status"] = status
         if item["type"] == "reasoning" and self._encrypted:
             item["encrypted_content"] = sealed(item["content"][0]["text"])
-        if item["type"] == "function_call":
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            self._emit("response.function_call_arguments.done", **self._place(item), **done)
+        if item["type"] in _CALLS:
+            field, events = _CALLS[item["type"]]
+            done = {field: item[field]} | ({"name": item["name"]} if field == "arguments" else {})
+            self._emit(f"response.{events}.done", **self._place(item), **done)
         else:
             (part,) = item["content"]
             more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
@@ -182,7 +202,7 @@ class ResponseWriter:
     def _end_response(self, chunk: TextChunk, finish: Finish) -> None:
         response = self.response
         cut = finish.reason == "length"
-        self._close_item("incomplete" if cut or self._open_type == "function_call" else "completed")
+        self._close_item("incomplete" if cut or self._open_type in _CALLS else "completed")
         if not response["output"]:
             self._add_part(Content(""))
             self._close_item("incomplete" if cut else "completed")
@@ -211,7 +231,7 @@ class ResponseWriter:
     def _place(self, item: Body) -> Body:
         """The fields of an event that locate `item`, the last item of the response."""
         place = {"item_id": item["id"], "output_index": len(self.response["output"]) - 1}
-        return place if item["type"] == "function_call" else place | {"content_index": 0}
+        return place if item["type"] in _CALLS else place | {"content_index": 0}
 
     def _emit_item(self, what: str, item: Body) -> None:
         index = len(self.response["output"]) - 1

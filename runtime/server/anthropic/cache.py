@@ -1,0 +1,55 @@
+"""The marks ``cache_control``, and the figures of the cache in a usage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ramify.messages import ProgramHint, Usage
+from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.openai.bodies import Body
+from ramify.runtime.server.tables.anthropic import MARK
+
+Ttl = Literal["5m", "1h"]
+_SECONDS: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
+
+
+class CacheMarks:
+    """The marks of one request. Anywhere in the prompt they have the same effect: a lease on all of it."""
+
+    def __init__(self) -> None:
+        self.ttl: Ttl | None = None
+        """The longest time that a mark asks for; None without marks."""
+
+    def hint(self, rid: str) -> ProgramHint | None:
+        """The hint that leases the prompt of the request `rid`; None without marks."""
+        if self.ttl is None:
+            return None
+        return ProgramHint(program=rid, name="cache_control", lease_s=_SECONDS[self.ttl])
+
+    def take(self, item: Fields) -> None:
+        """Take the field ``cache_control`` of `item`."""
+        mark = item.take_object("cache_control")
+        if mark is None:
+            return
+        mark.need("type", Literal["ephemeral"])
+        ttl: Ttl = mark.take("ttl", Ttl, "5m")
+        mark.finish(MARK)
+        if self.ttl != "1h":
+            self.ttl = ttl
+
+    def input_usage(self, usage: Usage) -> Body:
+        """The fields of a usage that count the prompt. The tokens of input, read and written add up to it.
+
+        Each token that is computed is also kept. With marks it counts as written, else as input.
+        """
+        computed = usage.prompt_tokens - usage.cached_tokens
+        written = 0 if self.ttl is None else computed
+        return {
+            "input_tokens": computed - written,
+            "cache_creation_input_tokens": written,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": written if self.ttl == "5m" else 0,
+                "ephemeral_1h_input_tokens": written if self.ttl == "1h" else 0,
+            },
+        }

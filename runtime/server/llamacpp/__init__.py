@@ -1,0 +1,1 @@
+"""llama.cpp's own API, as far as editors use it: ``/infill``."""

@@ -1,0 +1,102 @@
+"""Parses the tools of the Responses API: functions, namespaces of functions, and tools that a server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.openai.tools import OfferedTool, ToolUse, take_name, take_tool, use_of
+from ramify.runtime.server.tables.responses import RESPONSES_TOOL
+from ramify.tool_calls.formats import ToolFormat
+
+HOSTED = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""Types of tools that OpenAI's server runs, or whose calls only OpenAI's models write. They are left out."""
+
+
+def take_response_tools(fields: Fields, tool_format: ToolFormat) -> ToolUse | None:
+    """Take the tools of the request, and those in items of type additional_tools; None if there are none.
+
+    A tool of such an item takes the place of an earlier one with the same name.
+    """
+    offered = [one for item in fields.take_objects("tools") or () for one in _take_tools(item)]
+    for tools in _additional_tools(fields):
+        added = [one for item in tools for one in _take_tools(item)]
+        names = {one.name for one in added}
+        offered = [one for one in offered if one.name not in names] + added
+    _refuse_hosted_choice(fields)
+    return use_of(fields, tool_format, offered, nested=False)
+
+
+def _take_tools(item: Fields) -> Iterator[OfferedTool]:
+    """Take an entry of ``tools``. Returns no tool for one that OpenAI's server runs."""
+    kind: str = item.take("type", str, "function")
+    if kind in HOSTED:
+        item.leave_out(f"tools[{kind}]")
+    elif kind == "namespace":
+        yield from _take_namespace(item)
+    else:
+        yield take_tool(item, nested=False)
+
+
+def _take_namespace(item: Fields) -> Iterator[OfferedTool]:
+    name = take_name(item)
+    # Chat templates know no namespaces: the description stands before that of the first tool.
+    description: str = item.take("description", str, "")
+    tools = item.take_objects("tools")
+    if not tools:
+        raise InvalidRequest(f"{item.path('tools')} is missing or empty.", field=item.path("tools"))
+    for index, inner in enumerate(tools):
+        one = take_tool(inner, nested=False, namespace=name)
+        if index == 0 and description:
+            text = f"Tools of {name}: {description}\n\n{one.tool.description}".rstrip()
+            one = one._replace(tool=replace(one.tool, description=text))
+        yield one
+    item.finish(RESPONSES_TOOL)
+
+
+def _additional_tools(fields: Fields) -> Iterator[list[Fields]]:
+    """The tools of each item of type additional_tools. The fields beside them are taken by `take_input`."""
+    if not fields.mentions("input", "additional_tools"):
+        return
+    for item in fields.take_objects("input") or ():
+        if item.take("type", str) == "additional_tools":
+            yield item.take_objects("tools") or []
+
+
+def _refuse_hosted_choice(fields: Fields) -> None:
+    """Raise `UnsupportedField` if tool_choice demands a tool that is left out."""
+    text = fields.take_text("tool_choice") or ""
+    if not text.lstrip().startswith("{"):
+        return
+    choice = fields.take_object("tool_choice")
+    assert choice is not None
+    for one in (choice, *(choice.take_objects("tools") or ())):
+        kind: str = one.take("type", str, "")
+        if kind in HOSTED:
+            path = one.path("type")
+            raise UnsupportedField(
+                f"{path} is {kind!r}, a tool that this server does not have.",
+                field=path,
+                remedy="Offer a function, and call it yourself.",
+            )

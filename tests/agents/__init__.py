@@ -1,0 +1,1 @@
+"""Agents' own command lines, unmodified, in sessions against a server."""
