@@ -73,7 +73,7 @@ class Service:
         self.sampling_defaults: dict[str, Any] = (
             frontend.info.sampling_defaults if config.sampling_defaults == "model" else {}
         )
-        """Sampling options that hold where a request of OpenAI's or Ollama's API leaves them out."""
+        """Sampling options for requests that leave them out (`ServerConfig.sampling_defaults`)."""
         self.started_at = int(time.time())
         self.draining = False
         """True while the server shuts down: running generations continue, new ones are refused."""

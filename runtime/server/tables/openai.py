@@ -88,7 +88,7 @@ OTHER_SERVERS = FieldTable(
 STREAM_OPTIONS = FieldTable(
     "stream_options",
     taken("include_usage continuous_usage_stats"),
-    ignored("include_obfuscation"),
+    ignored("include_obfuscation reasoning_summary_delivery"),
 )
 PROMPT_CACHE_OPTIONS = FieldTable(
     "prompt_cache_options",
@@ -128,7 +128,11 @@ REASONING_OBJECT = FieldTable(
         "the summary is empty, as the reasoning itself is answered",
         allowed=_SUMMARIES,
     ),
-    ignored("context", allowed=("auto",)),
+    ignored(
+        "context",
+        "the chat template shows the reasoning of earlier turns, or leaves it out",
+        allowed=("auto", "current_turn", "all_turns"),
+    ),
     ignored("mode", allowed=("standard",)),
 )
 TOOLS = taken(
