@@ -259,8 +259,9 @@ class Run(Session):
     # --- the end ---
 
     def end_body(self, error: BaseException | None = None) -> None:
-        """Note that the body has ended. `error` is the exception that it raised; None if it returned."""
-        if error is not None and self.error is None:
+        """Note that the body has ended. `error` is the exception that it raised; None if it returned. An
+        exception after that, such as the cancellation of its task, is no error of the body."""
+        if error is not None and self.error is None and not self.body_done.is_set():
             self.error = body_error(error)
         self.body_done.set()
         self.notify()

@@ -19,6 +19,7 @@ KINDS = {
     "tokenizers": "tokenizers of GGUF files",
     "headers": "headers of models that were inspected",
     "forms": "what each type of GGUF tensor takes",
+    "batches": "files of batches and their answers, which no start makes again",
 }
 
 
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clear",
         metavar="WHAT",
         nargs="+",
-        help="remove all of these kinds, or entries whose names begin so; all: everything",
+        help="remove all of these kinds, or entries whose names begin so; all: everything but batches",
     )
 
 
@@ -61,7 +62,13 @@ def _chosen(found: Sequence[cache.Entry], names: Sequence[str]) -> list[cache.En
     for name in names:
         if not name:
             raise InvalidRequest("--clear has an empty name.", remedy="Give a kind, a name, or all.")
-        meant = [entry for entry in found if name in ("all", entry.kind) or entry.name.startswith(name)]
+        meant = [
+            entry
+            for entry in found
+            if name == entry.kind
+            or entry.name.startswith(name)
+            or (name == "all" and entry.kind != "batches")
+        ]
         if not meant and name not in ("all", *KINDS):
             raise InvalidRequest(
                 f"There is no {name!r} in {cache.home()}.", remedy="ramify cache lists what there is."

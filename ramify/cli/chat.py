@@ -1,23 +1,54 @@
-"""`ramify chat`: a conversation in the terminal. /exit or the end of the input ends it."""
+"""`ramify chat`: a conversation in the terminal, with the local engine or a server.
+
+Each turn is a run of the program `turn`, which begins with the tokens of the turns before. So they are in the
+cache, and a turn that fails leaves nothing behind.
+"""
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import asyncio
+import copy
+import json
+import signal
+import sys
 import time
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import msgspec
+
+import ramify as rm
 from ramify.cli.flags import add_model
+from ramify.cli.run import load_module
 from ramify.cli.target import add_target_flags, engine_of, first_model
+from ramify.errors import BackendError, InvalidRequest, NotFound, RamifyError
+from ramify.lang.backends.base import Backend
+from ramify.lang.calls.tool_turns import form_of
+from ramify.lang.prompt.chat import Content
+from ramify.lang.tools.forms import TaggedCalls
+from ramify.lang.tools.tool import Tool, as_tools
 from ramify.loop import wait
-from ramify.messages import ChatMessage, Generate, ModelInfo, Usage
 from ramify.sampling_params import SamplingParams
-from ramify.tool_calls.channels import ChannelParser
-from ramify.tool_calls.parser import Content
+from ramify.spelling import nearest
+from ramify.text import shortened
+from ramify.tool_calls.parser import CallParser
+from ramify.tool_calls.parser import Content as Words
 
-if TYPE_CHECKING:
-    from ramify.lang.backends.base import Backend
+MAX_ROUNDS = 8
+"""Maximum number of times that the model may call tools in one turn."""
+
+HELP = """\
+/system TEXT     a new conversation with this system prompt
+/schema FILE     answers fit the JSON schema in FILE; /schema off ends that
+/tools FILE.py   a new conversation with the functions of FILE.py as tools; /tools off
+/thoughts        the thoughts before the last answer
+/reset           a new conversation
+/save FILE       write the conversation as JSON
+/quit            end; so does Ctrl-D
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next; \"\"\" begins and ends several lines."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,72 +58,303 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=512, metavar="N", help="tokens of an answer (default: 512)"
     )
     parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="(default: 0.7)")
+    parser.add_argument(
+        "--one-message",
+        action="store_true",
+        help="all of standard input is one message; without it each line is one",
+    )
     add_target_flags(parser)
 
 
 def run_command(options: argparse.Namespace) -> int:
-    sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature).check()
+    sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    SamplingParams(**sampling).check()
+    typed = sys.stdin.isatty() and sys.stdout.isatty()
+    messages = iter([sys.stdin.read()]) if options.one_message else _lines(typed)
     engine = engine_of(options)
-    if engine is not None:
-        with engine:
-            _converse(engine, sampling, options.system)
+    if engine is None:
+        server = _connect(options.endpoint, options.endpoint_key)
+        Chat(server, sampling, options.system, typed=typed).converse(messages)
         return 0
-    _converse(wait(_connect(options.endpoint, options.endpoint_key)), sampling, options.system)
+    with engine:
+        Chat(engine, sampling, options.system, typed=typed).converse(messages)
     return 0
 
 
-async def _connect(url: str, api_key: str | None) -> Backend:
-    """A backend for the first model that the server lists. The server may be any with OpenAI's API."""
-    from ramify.lang.backends.openai import OpenAI
+def _connect(url: str, api_key: str | None) -> Backend:
+    """A backend for the model that a server lists first. The server may be any with OpenAI's API."""
+    origin = url.rstrip("/").removesuffix("/v1")
+    endpoint = rm.RuntimeEndpoint(origin, api_key=api_key)
+    try:
+        wait(endpoint.info())
+    except (NotFound, BackendError):
+        model = wait(first_model(origin + "/v1", api_key))
+        return rm.OpenAI(model, base_url=origin + "/v1", api_key=api_key)
+    return endpoint
 
-    base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
-    return OpenAI(await first_model(base_url, api_key), base_url=base_url, api_key=api_key)
 
-
-def _converse(backend: Backend, sampling: SamplingParams, system: str | None) -> None:
-    turns = [ChatMessage(role="system", content=system)] if system else []
-    for number in itertools.count():
+def _lines(typed: bool) -> Iterator[str]:
+    """The messages and commands that are typed or piped. In a pipe nothing is shown before them."""
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  # gives input() its line editing and history
+    while True:
         try:
-            said = input("> ").strip()
-        except EOFError:
+            text = input("> " if typed else "")
+        except KeyboardInterrupt:
             print()
-            return
-        if said == "/exit":
-            return
-        if not said:
             continue
-        turns.append(ChatMessage(role="user", content=said))
-        request = Generate(rid=f"chat-{number}", chat=tuple(turns), sampling=sampling)
-        turns.append(ChatMessage(role="assistant", content=wait(_print_answer(backend, request))))
+        except EOFError:
+            if typed:
+                print()
+            return
+        more = "... " if typed else ""
+        with suppress(EOFError, KeyboardInterrupt):
+            if text.lstrip().startswith('"""'):
+                text = text.lstrip()[3:]
+                while not text.rstrip().endswith('"""'):
+                    text += "\n" + input(more)
+                text = text.rstrip()[:-3]
+            while text.endswith("\\"):
+                text = text[:-1] + "\n" + input(more)
+        yield text
 
 
-def _channels_of(info: ModelInfo) -> ChannelParser | None:
-    """A parser that separates thoughts from answers, for a model that writes thoughts in channels, so that
-    later turns have none; None for other models."""
-    thinking = None if info.chat_format is None else info.chat_format.thinking
-    return ChannelParser(calls=False) if thinking is not None and thinking.channels else None
+class Chat:
+    """A conversation with one model."""
+
+    def __init__(
+        self, backend: Backend, sampling: dict[str, Any], system: str | None = None, *, typed: bool = False
+    ) -> None:
+        """`typed`: somebody sits at a terminal. Otherwise only answers are printed, and an error ends the
+        conversation."""
+        self.backend = backend
+        self.sampling = sampling
+        self.system = system
+        self.content: Content | None = None
+        """The turns so far; None at the beginning."""
+        self.schema: Any = None
+        self.tools: list[Tool[..., Any]] = []
+        self.thoughts = ""
+        self.said = ""
+        """The text of the current answer so far."""
+        self._typed = typed
+        chat = wait(backend.info()).chat_format
+        self.thinks = chat is not None and chat.thinking is not None
+
+    def converse(self, messages: Iterator[str]) -> None:
+        """Answer each message, and carry out each command. Raises errors unless somebody sits there."""
+        if self._typed:
+            self.note("/help lists the commands.")
+        for text in messages:
+            try:
+                if text.startswith("/") and not text.startswith("//"):
+                    if not self.command(*text[1:].partition(" ")[::2]):
+                        return
+                elif text.strip():
+                    self.answer(text.removeprefix("/") if text.startswith("//") else text)
+            except rm.ProgramError as error:
+                failure: Exception = error.__cause__ if isinstance(error.__cause__, RamifyError) else error
+            except (RamifyError, OSError) as error:
+                failure = error
+            else:
+                continue
+            if not self._typed:
+                raise failure
+            print(failure, file=sys.stderr)
+
+    def answer(self, text: str) -> None:
+        """Stream the answer to `text`, then print its figures."""
+        self.said, started = "", time.perf_counter()
+        try:
+            state = asyncio.run(self._run(text))
+        except KeyboardInterrupt:
+            self.note("\nstopped")
+            if self.said:
+                self.content = asyncio.run(self._run(text, answered=self.said))._branch.content
+            return
+        if self.said:
+            print()
+        if error := state.error():
+            raise error
+        self.content = state._branch.content
+        usage, seconds = state.usage, time.perf_counter() - started
+        cached = usage.cached_tokens / max(usage.prompt_tokens, 1)
+        self.note(
+            f"[prompt {usage.prompt_tokens}, {cached:.0%} cached; answer {usage.completion_tokens}, "
+            f"{usage.completion_tokens / seconds:.1f} tokens/s]"
+        )
+
+    async def _run(self, text: str, answered: str | None = None) -> rm.ProgramState:
+        state = await turn.run(self, text, answered, stream=True, backend=self.backend, **self.sampling)
+        await state.wait()
+        return state
+
+    # --- output ---
+
+    def note(self, text: str) -> None:
+        """Print a dim line, in a terminal only."""
+        if self._typed:
+            print(f"\x1b[2m{text}\x1b[0m", flush=True)
+
+    def show(self, text: str) -> None:
+        print(text, end="", flush=True)
+        self.said += text
+
+    # --- commands ---
+
+    def command(self, name: str, value: str) -> bool:
+        """Carry out a command; returns False at the end of the conversation."""
+        value = value.strip()
+        commands: dict[str, Callable[[str], object]] = {
+            "system": self._set_system,
+            "schema": self._set_schema,
+            "tools": self._set_tools,
+            "thoughts": lambda _: print(self.thoughts or "The last answer has no thoughts."),
+            "reset": lambda _: self._reset(),
+            "save": self._save,
+            "help": lambda _: print(HELP),
+        }
+        if name in ("quit", "exit"):
+            return False
+        if name not in commands:
+            raise InvalidRequest(
+                f"There is no /{name[:50]}.",
+                remedy=nearest(f"/{name}", [f"/{one}" for one in commands])
+                or "/help lists the commands; a message that begins with / is written //.",
+            )
+        if not value and name in ("schema", "tools", "save"):
+            raise InvalidRequest(f"/{name} needs a file.", remedy="/help shows how.")
+        commands[name](value)
+        return True
+
+    def _reset(self) -> None:
+        self.content, self.thoughts = None, ""
+        self.note("A new conversation.")
+
+    def _set_system(self, text: str) -> None:
+        self.system = text or None
+        self._reset()
+
+    def _set_schema(self, path: str) -> None:
+        if path != "off" and self.tools:
+            raise InvalidRequest("A schema and tools exclude each other.", remedy="/tools off")
+        self.schema = None if path == "off" else _read_schema(path)
+
+    def _set_tools(self, path: str) -> None:
+        if path != "off":
+            if self.schema is not None:
+                raise InvalidRequest("A schema and tools exclude each other.", remedy="/schema off")
+            if not self._typed:
+                raise InvalidRequest("/tools needs a terminal, where each call is confirmed.")
+        self.tools = [] if path == "off" else [self._confirmed(tool) for tool in _tools_of(path)]
+        self.note(", ".join(tool.name for tool in self.tools) or "no tools")
+        self._reset()
+
+    def _confirmed(self, tool: Tool[..., Any]) -> Tool[..., Any]:
+        """`tool`, which asks before each call."""
+
+        async def call(**arguments: Any) -> Any:
+            given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+            if not _agreed(f"\n{tool.name}({shortened(given, 500)})  run it? [y/N] "):
+                raise PermissionError("The user did not allow this call.")
+            result = await tool.run(arguments, None)
+            self.note(shortened(f"→ {result}", 500))
+            return result
+
+        asking = copy.copy(tool)
+        asking.function, asking.timeout = call, None
+        return asking
+
+    def _save(self, path: str) -> None:
+        turns = () if self.content is None else self.content.dialogue.messages
+        with Path(path).expanduser().open("x") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(turns)).decode() + "\n")
+        self.note(f"{len(turns)} turns are in {path}.")
 
 
-async def _print_answer(backend: Backend, request: Generate) -> str:
-    """Stream the answer to the terminal, then print its usage; returns the text."""
-    started = time.perf_counter()
-    text, usage = "", Usage()
-    channels = _channels_of(await backend.info())
-    async with aclosing(cast("Any", backend.generate(request))) as chunks:
-        async for chunk in chunks:
-            pieces: list[Any] = [Content(chunk.text)]
-            if channels is not None:
-                pieces = channels.push(chunk.text, chunk.controls)
-                pieces += channels.close() if chunk.finish is not None else []
-            for piece in pieces:
-                if isinstance(piece, Content) and channels is not None and not text:
-                    print("\n")  # between thoughts and answer
-                print(piece.text, end="", flush=True)
-                text += piece.text if isinstance(piece, Content) else ""
-            usage = chunk.usage or usage
-    seconds = time.perf_counter() - started
-    print(
-        f"\n[prompt {usage.prompt_tokens}, of these cached {usage.cached_tokens}; "
-        f"answer {usage.completion_tokens}; {seconds:.1f} s]"
-    )
-    return text
+@rm.function
+async def turn(s: rm.ProgramState, chat: Chat, text: str, answered: str | None) -> None:
+    """A message and its answer, behind the turns before. `answered`: the answer, if it is known."""
+    tools = chat.tools or None
+    if chat.content is not None:
+        s._branch.content, tools = chat.content, None
+    elif chat.system:
+        s += rm.system(chat.system, tools=tools)
+        tools = None
+    s += rm.user(text, tools=tools)
+    if answered is not None:
+        s += rm.assistant(answered)
+    elif chat.tools:
+        await _call_tools(s, chat)
+    else:
+        s += rm.assistant(rm.gen("answer", schema=chat.schema, thinking=True if chat.thinks else None))
+        if chat.thinks:
+            await _fold_thoughts(s, chat)
+        async for piece in s.text_async_iter("answer"):
+            chat.show(piece)
+
+
+async def _fold_thoughts(s: rm.ProgramState, chat: Chat) -> None:
+    chat.thoughts, tokens = "", 0
+    async for piece, meta in s.text_async_iter("answer", True, thinking=True):
+        chat.thoughts += piece
+        tokens = meta["completion_tokens"]
+    if chat.thoughts:
+        chat.note(f"[thought for {tokens} tokens; /thoughts shows them]")
+
+
+async def _call_tools(s: rm.ProgramState, chat: Chat) -> None:
+    """Let the model call tools until it answers in words."""
+    form = form_of(s._branch.run.home)
+    for number in range(MAX_ROUNDS):
+        name = f"answer {number}"
+        s.call_tools(chat.tools, name, required=False)
+        if isinstance(form, TaggedCalls):
+            parser = CallParser(form.form)
+            async for piece in s.text_async_iter(name):
+                for part in parser.push(piece):
+                    chat.show(part.text if isinstance(part, Words) else "")
+            for part in parser.close():
+                chat.show(part.text if isinstance(part, Words) else "")
+        calls = await s.aget(name)
+        if not isinstance(form, TaggedCalls):
+            chat.show(calls.text)
+        if not calls:
+            return
+    chat.note(f"\nThe model has called tools {MAX_ROUNDS} times, and may not any more in this turn.")
+
+
+def _agreed(question: str) -> bool:
+    """Ask the user. Ctrl-C means no: asyncio's handler of it would not end the wait for a line."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except (KeyboardInterrupt, EOFError):
+        return False
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _read_schema(path: str) -> Any:
+    try:
+        schema = json.loads(Path(path).expanduser().read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}.") from None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{path} has no JSON schema, which is an object.")
+    return schema
+
+
+def _tools_of(path: str) -> tuple[Tool[..., Any], ...]:
+    """The tools of a module; if it has none, its public functions."""
+    module = load_module(str(Path(path).expanduser()))
+    own = [value for name, value in vars(module).items() if not name.startswith("_")]
+    tools = [value for value in own if isinstance(value, Tool)] or [
+        value
+        for value in own
+        if getattr(value, "__module__", None) == module.__name__ and hasattr(value, "__code__")
+    ]
+    if not tools:
+        raise InvalidRequest(f"{path} has no functions.")
+    return as_tools(tools)

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ramify.cli.row_files import json_or_text
@@ -168,6 +169,15 @@ def load(place: str) -> Any:
     path, separator, name = place.rpartition(":")
     if not separator or not path or not name:
         raise InvalidRequest(f"{place!r} is not file.py:function.", field="program")
+    module = load_module(path)
+    program = getattr(module, name, None)
+    if not callable(getattr(program, "run", None)):
+        raise NotFound(f"{path} has no program {name!r}.", field="program", remedy="Decorate it: @function.")
+    return program
+
+
+def load_module(path: str) -> ModuleType:
+    """The module in the Python file at `path`."""
     file = Path(path)
     if not file.is_file():
         raise NotFound(f"There is no file {path}.", field="program")
@@ -178,10 +188,7 @@ def load(place: str) -> Any:
     sys.modules[file.stem] = module  # dataclasses and pydantic look their module up
     sys.path.insert(0, str(file.parent.resolve()))
     spec.loader.exec_module(module)
-    program = getattr(module, name, None)
-    if not callable(getattr(program, "run", None)):
-        raise NotFound(f"{path} has no program {name!r}.", field="program", remedy="Decorate it: @function.")
-    return program
+    return module
 
 
 def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> dict[str, Any]:

@@ -91,3 +91,13 @@ def test_compiled_functions_are_listed_and_removed(
     assert not folder.exists()
     assert others.exists() is given, "the folder that was given is others' as well"
     assert (home / "models/tiny/w").exists()
+
+
+def test_answers_of_batches_go_only_by_their_name(home: Path) -> None:
+    path = home / "batches/file-1.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"{}")
+    assert main(["cache", "--clear", "all"]) == 0
+    assert path.exists()
+    assert main(["cache", "--clear", "batches"]) == 0
+    assert not path.exists()

@@ -247,3 +247,13 @@ async def test_a_finished_program_is_iterated_at_once():
     assert [piece async for piece in state.text_async_iter("y")] == ["2"]
     pairs = [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
     assert pairs == [("one", state.get_meta_info("x"))]
+
+
+def test_a_loop_that_ends_when_the_steps_have_ended_does_not_fail_the_run() -> None:
+    async def run() -> rm.ProgramState:
+        state = await short.run(stream=True, backend=rm.ScriptedBackend(ANSWERS))
+        await state.wait()
+        return state
+
+    for _ in range(200):
+        assert asyncio.run(run()).error() is None
