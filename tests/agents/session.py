@@ -261,5 +261,6 @@ def _responses(served: Served) -> Counter[tuple[str, int]]:
 
 
 def _plain(shown: bytes) -> str:
-    """The words that a terminal was sent."""
-    return " ".join(re.sub(rb"\x1b\[[0-9;?<>=$]*[@-~]", b" ", shown).decode(errors="replace").split())
+    """The words that a terminal was sent, without the spinner that may turn between them."""
+    text = re.sub(rb"\x1b\[[0-9;?<>=$]*[@-~]|[^ -~]", b" ", shown)
+    return " ".join(text.decode().split())

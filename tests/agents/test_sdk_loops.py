@@ -26,8 +26,9 @@ those of them that were found cached."""
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    script = Script("bash", call_text("bash", {"command": COMMAND}), False)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose model calls the tool of the name that is the parameter."""
+    script = Script(request.param, call_text(request.param, {"command": COMMAND}), False)
     with scripted_server(script, tmp_path_factory.mktemp("model")) as served:
         yield served
 
@@ -62,6 +63,22 @@ def responses(url: str) -> tuple[dict[str, Any], str, int, int]:
     return json.loads(call.arguments), second.output_text, first.usage.input_tokens, cached
 
 
+def namespace(url: str) -> tuple[dict[str, Any], str, int, int]:
+    openai = pytest.importorskip("openai")
+    function = {"type": "function", "name": "bash", "description": ABOUT, "parameters": PARAMETERS}
+    tool = {"type": "namespace", "name": "shell", "description": "Shells.", "tools": [function]}
+    items: list[Any] = [{"role": "user", "content": ASK}]
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        fields = {"model": MODEL, "tools": [tool], "input": items, "store": False}
+        first = client.responses.create(**fields)
+        (call,) = first.output
+        assert (call.namespace, call.name) == ("shell", "bash")
+        items += [call, {"type": "function_call_output", "call_id": call.call_id, "output": OUTPUT}]
+        second = client.responses.create(**fields)
+    cached = second.usage.input_tokens_details.cached_tokens
+    return json.loads(call.arguments), second.output_text, first.usage.input_tokens, cached
+
+
 def messages(url: str) -> tuple[dict[str, Any], str, int, int]:
     anthropic = pytest.importorskip("anthropic")
     tool = {"name": "bash", "description": ABOUT, "input_schema": PARAMETERS}
@@ -84,12 +101,12 @@ def ollama_chat(url: str) -> tuple[dict[str, Any], str, int, int]:
     ollama = pytest.importorskip("ollama")
     function = {"name": "bash", "description": ABOUT, "parameters": PARAMETERS}
     turns: list[Any] = [{"role": "user", "content": ASK}]
-    client = ollama.Client(host=url)
-    fields = {"model": MODEL, "tools": [{"type": "function", "function": function}], "messages": turns}
-    first = client.chat(**fields)
-    (call,) = first.message.tool_calls
-    turns += [first.message, {"role": "tool", "tool_name": "bash", "content": OUTPUT}]
-    second = client.chat(**fields)
+    with ollama.Client(host=url) as client:
+        fields = {"model": MODEL, "tools": [{"type": "function", "function": function}], "messages": turns}
+        first = client.chat(**fields)
+        (call,) = first.message.tool_calls
+        turns += [first.message, {"role": "tool", "tool_name": "bash", "content": OUTPUT}]
+        second = client.chat(**fields)
     return (
         dict(call.function.arguments),
         second.message.content,
@@ -98,7 +115,11 @@ def ollama_chat(url: str) -> tuple[dict[str, Any], str, int, int]:
     )  # its answers do not tell cached tokens
 
 
-@pytest.mark.parametrize("loop", [chat, responses, messages, ollama_chat])
+@pytest.mark.parametrize(
+    ("served", "loop"),
+    [*(("bash", loop) for loop in (chat, responses, messages, ollama_chat)), ("shell__bash", namespace)],
+    indirect=["served"],
+)
 def test_a_tool_loop(served: Served, loop: Loop) -> None:
     arguments, answer, prompt, cached = loop(served.url)
     assert arguments == {"command": COMMAND}
