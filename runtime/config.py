@@ -340,7 +340,7 @@ class ServerConfig(EngineConfig):
     """The address to listen on. An address that other machines can reach needs `api_key` or `insecure`."""
     port: int = 30000
     api_key: str | None = None
-    """Key that requests must send as a bearer token, on every path except /livez, /readyz and /health."""
+    """Key that requests must send as a bearer token or in x-api-key, but for /livez, /readyz and /health."""
     open_metrics: bool = False
     """/metrics needs no api_key, so that gateways can read it without one."""
     insecure: bool = False
@@ -356,8 +356,9 @@ class ServerConfig(EngineConfig):
     """Names of the model for clients, in place of its own. The first is its id; requests may also name
     the others."""
     sampling_defaults: Literal["model", "none"] = "model"
-    """Values of temperature, top_p, top_k, min_p and repetition_penalty for requests of OpenAI's and Ollama's
-    API that leave them out. model: those that the model's files recommend. none: those of the API."""
+    """Values of temperature, top_p, top_k, min_p and repetition_penalty for requests that leave them out, on
+    the APIs of other servers but SGLang's. model: those that the model's files recommend. none: those of the
+    API."""
     lora_loading: bool = False
     """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
     this machine read as an adapter."""
@@ -370,6 +371,12 @@ class ServerConfig(EngineConfig):
     strict_fields: bool = False
     """Refuse fields of OpenAI's API that have no effect here. Otherwise each is named once in the log, and
     the response header x-ramify-ignored names the ignored fields of its request."""
+    store: bool = True
+    """Keep responses of /v1/responses and conversations in memory, so that requests can continue them by
+    `previous_response_id` and `conversation`. The least recently used are dropped."""
+    max_lease_s: float = 3600.0
+    """Most seconds for which a request may lease its pages after its end: leased pages are evicted after
+    others. 0 allows no leases."""
     batch_dir: str | None = None
     """Folder for batch files (/v1/files, /v1/batches): their prompts and answers. Only one server at a time
     uses it. None: the folder batches in Ramify's home."""

@@ -4,6 +4,7 @@
 - `metrics`, `recent`: counters, and the latest requests for the dashboard.
 - `body`: reads and inflates a body. `fields`: parses it field by field, and refuses unknown fields.
 - `parsing`: parses a body as a whole: one error names all of its wrong fields.
+- `leases`: the program and the lease of a request, by headers and by fields of OpenAI's API.
 - `tables/`: which fields each body has: taken, without effect, or refused by name.
 - `params`: sampling options, prompts and constraints, under the names of each dialect.
 - `sse`: merges the chunks of several generations, and sends them as server-sent events.

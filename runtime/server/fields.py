@@ -39,6 +39,8 @@ class BodyState:
 
     strict: bool = False
     """Whether fields without an effect are refused (``--strict-fields``)."""
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The headers of the request, by names in lower case."""
     left_out: Set[str] = frozenset()
     """Full names of fields and items that count as not given: see `parsing.parse_body`."""
     ignored: list[str] = dataclasses.field(default_factory=list)
@@ -267,7 +269,7 @@ async def read_fields(request: Request) -> Fields:
     is a JSON object."""
     strict: bool = request.app.state.service.config.strict_fields
     values = decode(await read_body(request), dict[str, msgspec.Raw], "")
-    return Fields(values, body=BodyState(strict=strict))
+    return Fields(values, body=BodyState(strict=strict, headers=request.headers))
 
 
 def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:

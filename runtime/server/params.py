@@ -6,6 +6,7 @@ its own names for them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -18,9 +19,12 @@ from ramify.messages import Enforcement, ProgramHint, Segment, TextChunk
 from ramify.priority import checked_priority
 from ramify.runtime.server.fields import Fields
 from ramify.sampling_params import SamplingParams
+from ramify.text import shortened
 
 _KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _KINDS["stop"] = str | tuple[str, ...]
+
+PRIORITY_HEADER = "x-ramify-priority"
 
 _OWN = ("n", "max_tokens", "logprobs", "prompt_logprobs_start")
 COMMON = {name: name for name in _KINDS if name not in _OWN}
@@ -90,9 +94,19 @@ def check_sampling(sampling: SamplingParams, spelled: Mapping[str, str]) -> Samp
 
 
 def take_priority(fields: Fields, default: int = 0) -> int:
-    """The value of SGLang's field ``priority``, or `default`."""
+    """The value of SGLang's field ``priority``; if it is not given, of `PRIORITY_HEADER`, or `default`."""
     given: int | None = fields.take("priority", int)
-    return default if given is None else checked_priority(given, fields.path("priority"))
+    if given is not None:
+        return checked_priority(given, fields.path("priority"))
+    header = fields.body.headers.get(PRIORITY_HEADER)
+    if header is None:
+        return default
+    if re.fullmatch(r"-?\d{1,4}", header) is None:
+        raise InvalidRequest(
+            f"{PRIORITY_HEADER} is {shortened(repr(header), 100)}; it must be a whole number.",
+            field=PRIORITY_HEADER,
+        )
+    return checked_priority(int(header), PRIORITY_HEADER)
 
 
 BESIDE = ("whitespace", "any_order", "strict", "definitions")

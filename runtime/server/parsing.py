@@ -47,7 +47,7 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
     data = await read_body(request)
     values: dict[str, msgspec.Raw] = decode(data, dict[str, msgspec.Raw], "")
     strict = service.config.strict_fields
-    fields = Fields(values, body=BodyState(strict=strict))
+    fields = Fields(values, body=BodyState(strict=strict, headers=request.headers))
     try:
         if any(fields.mentions(field, "definitions") for field in ("response_format", "text")):
             # Parsing these schemas, of up to `MAX_SOURCE_BYTES`, takes too long for the event loop.
@@ -64,7 +64,7 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
                     if field in left_out
                 }
                 inside = {path for path in left_out if _outermost(path) not in replaced}
-                state = BodyState(strict=strict, left_out=inside)
+                state = BodyState(strict=strict, headers=request.headers, left_out=inside)
                 parse(service, Fields({**values, **replaced}, body=state))
 
             error.others = await asyncio.to_thread(_find_others, error, parse_without)

@@ -73,7 +73,7 @@ class Service:
         self.sampling_defaults: dict[str, Any] = (
             frontend.info.sampling_defaults if config.sampling_defaults == "model" else {}
         )
-        """Sampling options that hold where a request of OpenAI's or Ollama's API leaves them out."""
+        """Sampling options for requests that leave them out (`ServerConfig.sampling_defaults`)."""
         self.started_at = int(time.time())
         self.draining = False
         """True while the server shuts down: running generations continue, new ones are refused."""
@@ -130,12 +130,16 @@ class Service:
         user: str | None = None,
         choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
-        """The chunks of a generation. Records metrics, and logs a line when the generation ends in any way.
+        """The chunks of a generation, whose pages are leased for at most `max_lease_s`. Records metrics, and
+        logs a line when the generation ends in any way.
 
         `choices` collects the usages of all choices of the prompt; None if there is only this one.
         """
         if self.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
+        if request.hint is not None and request.hint.lease_s > self.config.max_lease_s:
+            hint = msgspec.structs.replace(request.hint, lease_s=self.config.max_lease_s)
+            request = msgspec.structs.replace(request, hint=hint)
         if batch := IN_BATCH.get():
             request = msgspec.structs.replace(request, priority=request.priority or BATCH, flow=batch)
         started = previous = time.perf_counter()

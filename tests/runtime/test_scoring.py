@@ -286,7 +286,7 @@ def test_a_failing_head_fails_all_that_are_scored(tiny_model: Any) -> None:
     [
         (8, [[1] * 121], "129 tokens with its longest choice; this engine takes at most 128"),
         (8, [[n] * 60 for n in range(5)], "303 tokens together"),
-        (129, [[1]], "The prompt has 129 tokens"),
+        (129, [[1]], "your messages resulted in 129 tokens"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -24,6 +24,26 @@ CUSTOM_CALL: Any = {"id": "t", "type": "custom", "custom": {"name": "c", "input"
 CALL: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": 0}
 RESPONSE: Any = {"model": MODEL, "input": "hi"}
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+ITEMS: Any = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "r"},
+]
+CODEX_ITEMS: Any = [
+    {"type": "custom_tool_call", "call_id": "c", "name": "e", "namespace": "s", "input": "a"},
+    {"type": "custom_tool_call_output", "call_id": "c", "output": "r"},
+    {"type": "local_shell_call", "call_id": "l", "action": {}},
+    {"type": "apply_patch_call", "call_id": "p", "operation": {}},
+    {
+        "type": "agent_message",
+        "author": "a",
+        "recipient": "b",
+        "content": [{"type": "input_text", "text": "x"}, {"type": "encrypted_content"}],
+    },
+    {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]},
+]
 LONG: Any = {
     "model": MODEL,
     "messages": [
@@ -78,7 +98,9 @@ BODIES: dict[str, tuple[str, Any]] = {
     },
     "chat": (
         "/v1/chat/completions",
-        LONG | {"max_completion_tokens": 3, "logprobs": True, "n": 2, "user": "u"},
+        LONG
+        | {"max_completion_tokens": 3, "logprobs": True, "n": 2, "user": "u"}
+        | {"prompt_cache_key": "k", "prompt_cache_options": {"ttl": "5m"}},
     ),
     "tools": (
         "/v1/chat/completions",
@@ -204,19 +226,7 @@ BODIES: dict[str, tuple[str, Any]] = {
         "/v1/responses",
         RESPONSE
         | {
-            "input": [
-                {"type": "custom_tool_call", "call_id": "c", "name": "e", "namespace": "s", "input": "a"},
-                {"type": "custom_tool_call_output", "call_id": "c", "output": "r"},
-                {"type": "local_shell_call", "call_id": "l", "action": {}},
-                {"type": "apply_patch_call", "call_id": "p", "operation": {}},
-                {
-                    "type": "agent_message",
-                    "author": "a",
-                    "recipient": "b",
-                    "content": [{"type": "input_text", "text": "x"}, {"type": "encrypted_content"}],
-                },
-                {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]},
-            ],
+            "input": CODEX_ITEMS,
             "tools": [
                 {"type": "custom", "name": "c", "format": REGEX},
                 {
@@ -239,23 +249,14 @@ BODIES: dict[str, tuple[str, Any]] = {
     "structured outputs": ("/v1/chat/completions", CHAT | {"structured_outputs": {"json": SCHEMA}}),
     "completion": ("/v1/completions", {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1}),
     "embedding": ("/v1/embeddings", {"model": MODEL, "input": "hi", "dimensions": 2}),
+    "conversation of Codex": ("/v1/conversations", {"items": CODEX_ITEMS}),
+    "conversation": ("/v1/conversations", {"items": ITEMS, "metadata": {"k": "v"}}),
     "responses": (
         "/v1/responses",
         {
             "model": MODEL,
             "instructions": "Be kind.",
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-                {
-                    "type": "reasoning",
-                    "id": "r",
-                    "summary": [],
-                    "content": [{"type": "reasoning_text", "text": "t"}],
-                },
-                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "c", "output": "r"},
-            ],
+            "input": ITEMS,
             "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "description": "d"}},
             "tools": [{"type": "function", **FUNCTION}],
             "tool_choice": "none",

@@ -88,7 +88,6 @@ def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
         "reasoning.summary",
         "text.verbosity",
         "include[web_search_call.action.sources]",
-        "prompt_cache_key",
         "client_metadata",
     ]
 
@@ -267,7 +266,9 @@ def test_a_result_without_its_call(client: openai.OpenAI, frontend: FakeFrontend
     ]
 
 
-@pytest.mark.parametrize("reasoning", [None, {}, {"effort": None, "summary": None}, {"summary": "auto"}])
+@pytest.mark.parametrize(
+    "reasoning", [None, {}, {"effort": None, "summary": None}, {"summary": "auto", "context": "all_turns"}]
+)
 def test_reasoning_is_not_switched_on_by_nulls(
     http: httpx.Client, frontend: FakeFrontend, reasoning: Any
 ) -> None:

@@ -65,6 +65,12 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
             {"tools": [{"type": "function", "name": "f", "parameters": {"x": "HERE"}}]},
             {"metadata": {"a": "HERE"}},
             {"reasoning": {"effort": "HERE"}},
+            {"previous_response_id": "HERE"},
+            {"conversation": "HERE"},
+            {"conversation": {"id": "HERE"}},
+            {"prompt_cache_options": {"ttl": "HERE"}},
+            {"input": [{"role": "user", "content": "x", "phase": "HERE"}]},
+            {"input": [{"role": "user", "content": [{"type": "input_text", "cache_control": "HERE"}]}]},
             {"client_metadata": "HERE"},
             {"include": ["HERE"]},
             {"tool_choice": {"type": "function", "name": "HERE"}, "tools": [CUSTOM]},
@@ -83,6 +89,10 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
             {"input": [{"type": "agent_message", "content": "HERE"}]},
             {"input": [{"type": "additional_tools", "tools": "HERE"}]},
         ],
+    ),
+    "/v1/conversations": (
+        {"items": [USER]},
+        [{"items": "HERE"}, {"items": [{"role": "user", "content": "HERE"}]}, {"metadata": {"a": "HERE"}}],
     ),
     "/v1/messages": (
         {"model": MODEL, "messages": [USER], "max_tokens": 2},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ramify.messages import ProgramHint, Usage
+from ramify.messages import Usage
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.leases import lease_seconds
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.tables.anthropic import MARK
 
 Ttl = Literal["5m", "1h"]
-_SECONDS: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
 
 
 class CacheMarks:
@@ -20,11 +20,10 @@ class CacheMarks:
         self.ttl: Ttl | None = None
         """The longest time that a mark asks for; None without marks."""
 
-    def hint(self, rid: str) -> ProgramHint | None:
-        """The hint that leases the prompt of the request `rid`; None without marks."""
-        if self.ttl is None:
-            return None
-        return ProgramHint(program=rid, name="cache_control", lease_s=_SECONDS[self.ttl])
+    @property
+    def lease_s(self) -> float | None:
+        """Seconds of the lease; None without marks."""
+        return None if self.ttl is None else lease_seconds(self.ttl, "ttl")
 
     def take(self, item: Fields) -> None:
         """Take the field ``cache_control`` of `item`."""

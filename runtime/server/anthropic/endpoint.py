@@ -24,6 +24,7 @@ from ramify.runtime.server.anthropic.options import take_format, take_thinking, 
 from ramify.runtime.server.anthropic.turns import take_turns
 from ramify.runtime.server.anthropic.writer import PING, MessageWriter, failed
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.leases import hint_of
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Chat, Dialect, take_chat, without_generation_prompt
 from ramify.runtime.server.openai.request import lora_of, refuse_abort
@@ -92,16 +93,17 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
         metadata.finish(METADATA)
     fields.take("service_tier", Literal["auto", "standard_only"])
     stream: bool = fields.take("stream", bool, False)
+    scope: str = fields.take("cache_salt", str, "")
     generation = msgspec.structs.replace(
         chat.request,
         sampling=sampling,
         cut_to_fit=True,
-        scope=fields.take("cache_salt", str, ""),
+        scope=scope,
+        hint=hint_of(fields, scope, rid, lease_s=marks.lease_s),
         lora=lora,
         every_s=0.0 if stream else HELD_S,
         priority=take_priority(fields),
         flow=rid,
-        hint=marks.hint(rid),
     )
     fields.finish(MESSAGES.whole)
     message: Body = {

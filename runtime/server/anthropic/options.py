@@ -125,17 +125,17 @@ def take_thinking(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
         thinking.take("display", Literal["summarized", "omitted"])
         thinking.finish(THINKING)
     asked = kind not in (None, "disabled")
-    wanted = True if asked or (kind is None and switch.wanted()) else None
     marks = chat_format.thinking
     channels = marks is not None and marks.channels
     known = [name for name in SWITCHES if name in chat_format.variables]
-    if not switch.thinks:
-        wanted = None
-    elif wanted is None:
-        if channels:
-            wanted = None if kind is None else False
-        else:
-            wanted = not known
+    wanted: bool | None = None
+    if switch.thinks:
+        if asked or (kind is None and switch.wanted()):
+            wanted = True
+        elif not channels:
+            wanted = not known  # a model without a switch thinks in any case
+        elif kind == "disabled":
+            wanted = False
     if (asked and not switch.thinks) or (kind == "disabled" and wanted):
         fields.ignore({"thinking": None})
     if wanted is not None:

@@ -24,6 +24,8 @@ from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
 from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
+from ramify.runtime.server.openai.responses import stored
+from ramify.runtime.server.openai.responses.store import ResponseStore
 from ramify.runtime.server.service import IGNORED_HEADER, FrontendProtocol, Service
 from ramify.runtime.server.sglang import endpoints as sglang
 
@@ -35,10 +37,12 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
     service = Service(frontend, config)
     app.state.service = service
+    app.state.responses = ResponseStore() if config.store else None
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
     # models, for requests that name its API, have the paths of OpenAI's.
-    dialects = (anthropic, openai, embeddings, responses, sglang, tokenize, infill, ollama, ollama_models)
+    dialects = (anthropic, openai, embeddings, responses, stored, sglang, tokenize, infill)
+    dialects = (*dialects, ollama, ollama_models)
     for module in (calls, *dialects, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)

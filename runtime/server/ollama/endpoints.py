@@ -18,6 +18,7 @@ from ramify.messages import HELD_S, Generate, Segment, TextChunk
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.generation import GenerationResult
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.leases import hint_of
 from ramify.runtime.server.ollama.messages import CHAT, GENERATE, take_format
 from ramify.runtime.server.ollama.options import ignore_options, take_model, take_options
 from ramify.runtime.server.ollama.writer import AnswerWriter, error_line, line
@@ -126,6 +127,7 @@ def _parse_rest(
         lora=lora,
         every_s=0.0 if stream else HELD_S,
         flow=parsed.request.rid,
+        hint=hint_of(fields, "", parsed.request.rid),
     )
     spelled = {"prompt": prompt, "max_tokens": "options.num_predict"}
     chunks = explained(service.generate(generation, endpoint.path), parsed.explain, spelled, parsed.tell)

@@ -14,6 +14,7 @@ from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.priority import BATCH
 from ramify.runtime.lora_names import unknown
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.leases import take_hint
 from ramify.runtime.server.metrics import ChoiceUsages
 from ramify.runtime.server.params import (
     Explain,
@@ -94,14 +95,18 @@ def parse_request(
     explain: Explain,
     tell: Tell | None = None,
     spelled: Mapping[str, str],
+    session: str = "",
+    lease_s: float | None = None,
 ) -> ParsedRequest:
     """Parse the remaining fields of a request. Fields that are unknown or unsupported are refused.
 
     header : the result of `take_header`
     prompts : a generation for each prompt, without sampling options
     spelled : our name of a field → the client's name, for errors of the engine
+    session, lease_s : see `leases.hint_of`
     """
     scope: str = fields.take("cache_salt", str, "")
+    hint = take_hint(fields, scope, header["id"], session=session, lease_s=lease_s)
     stream: bool = fields.take("stream", bool, False)
     include_usage = continuous_usage = False
     stream_options = fields.take_object("stream_options")
@@ -133,6 +138,7 @@ def parse_request(
                 lora=lora_of(service, header["model"]),
                 every_s=0.0 if stream else HELD_S,
                 priority=priority,
+                hint=hint,
                 flow=prompt.rid,
             )
             chunks = service.generate(request, endpoint.path, user, usages)

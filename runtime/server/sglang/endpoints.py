@@ -33,6 +33,7 @@ from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, T
 from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.leases import hint_of
 from ramify.runtime.server.params import (
     COMMON,
     FieldConstraint,
@@ -262,9 +263,11 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     if hint is not None:
         check_hint(hint, "program")
     scope: str = fields.take("cache_scope", str, "")
+    rids = _take_rids(fields, count, service)
+    if hint is None:
+        hint = hint_of(fields, scope, rids[0])
     loras = _each(fields, "lora_path", str, "", count)
     priority = take_priority(fields)
-    rids = _take_rids(fields, count, service)
     fields.finish(GENERATE.whole)
 
     service.check_count(sum(sampling.n for sampling, _ in options))

@@ -20,9 +20,10 @@ REQUEST = FieldTable(
     ),
     taken("cache_salt", "the cache scope: requests of different scopes share no prefix"),
     taken("user safety_identifier", "written to the log"),
-    ignored(
-        "prompt_cache_key prompt_cache_options prompt_cache_retention",
-        "equal prefixes share one cache, whatever the key",
+    taken(
+        "prompt_cache_key prompt_cache_retention prompt_cache_options",
+        "the program, and its lease ([programs of other clients](#programs-of-other-clients)); equal prefixes"
+        " share one cache, whatever the key",
     ),
     refused("moderation"),
     refused("guided_decoding_backend", "It is an option of the server: ramify serve --grammar-backend."),
@@ -87,7 +88,14 @@ OTHER_SERVERS = FieldTable(
 STREAM_OPTIONS = FieldTable(
     "stream_options",
     taken("include_usage continuous_usage_stats"),
-    ignored("include_obfuscation"),
+    ignored("include_obfuscation reasoning_summary_delivery"),
+)
+PROMPT_CACHE_OPTIONS = FieldTable(
+    "prompt_cache_options",
+    taken("ttl"),
+    ignored("mode", allowed=("implicit", "explicit")),
+    ignored("comparison_response_id"),
+    refused("prewarm", "Send the prompt with max_tokens: 1."),
 )
 STRUCTURED_OUTPUTS = FieldTable(
     "structured_outputs",
@@ -120,7 +128,11 @@ REASONING_OBJECT = FieldTable(
         "the summary is empty, as the reasoning itself is answered",
         allowed=_SUMMARIES,
     ),
-    ignored("context", allowed=("auto",)),
+    ignored(
+        "context",
+        "the chat template shows the reasoning of earlier turns, or leaves it out",
+        allowed=("auto", "current_turn", "all_turns"),
+    ),
     ignored("mode", allowed=("standard",)),
 )
 TOOLS = taken(
@@ -239,7 +251,15 @@ CHAT = Endpoint(
         refused("function_call", "Use tool_choice."),
         refused("audio web_search_options chat_template echo"),
     ),
-    inner=(*CHAT_OBJECTS, FORMAT, SCHEMA, REASONING_OBJECT, STREAM_OPTIONS, STRUCTURED_OUTPUTS),
+    inner=(
+        *CHAT_OBJECTS,
+        FORMAT,
+        SCHEMA,
+        REASONING_OBJECT,
+        STREAM_OPTIONS,
+        PROMPT_CACHE_OPTIONS,
+        STRUCTURED_OUTPUTS,
+    ),
     required=_MODEL | _MESSAGES,
 )
 COMPLETION = Endpoint(
@@ -264,7 +284,7 @@ COMPLETION = Endpoint(
         TIMINGS,
         refused("tools", "Use /v1/chat/completions."),
     ),
-    inner=(FORMAT, SCHEMA, STREAM_OPTIONS, STRUCTURED_OUTPUTS),
+    inner=(FORMAT, SCHEMA, STREAM_OPTIONS, PROMPT_CACHE_OPTIONS, STRUCTURED_OUTPUTS),
     required=_MODEL | {"prompt": "x"},
 )
 EMBEDDING = Endpoint(
@@ -280,7 +300,7 @@ EMBEDDING = Endpoint(
         taken("normalize", "default true: embeddings have length 1"),
         refused("messages", "Give the text as input."),
     ),
-    inner=(STREAM_OPTIONS,),
+    inner=(STREAM_OPTIONS, PROMPT_CACHE_OPTIONS),
     required=_MODEL | {"input": "x"},
 )
 TOKENIZE = Endpoint(

@@ -7,6 +7,7 @@ from ramify.runtime.server.tables.openai import (
     OTHER_REASONING,
     OTHER_SERVERS,
     PART,
+    PROMPT_CACHE_OPTIONS,
     REASONING,
     REASONING_OBJECT,
     REQUEST,
@@ -17,8 +18,6 @@ from ramify.runtime.server.tables.openai import (
     TEMPLATE,
 )
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, ignored, refused, taken
-
-_WHOLE_INPUT = "Nothing is stored here: send the whole conversation as input."
 
 ITEM = FieldTable(
     "input[]",
@@ -85,7 +84,11 @@ RESPONSES = Endpoint(
             " effect",
         ),
         taken("metadata", "comes back in the response"),
-        taken("store", "false is the only value taken"),
+        taken("store", "default true: the response is [stored](#stored-responses)"),
+        taken(
+            "previous_response_id conversation",
+            "the stored items before `input`; a conversation is its id or {id}",
+        ),
         ignored(
             "truncation",
             "a prompt over the context is refused, never cut",
@@ -95,7 +98,6 @@ RESPONSES = Endpoint(
         REASONING,
         TEMPLATE,
         OTHER_REASONING,
-        refused("previous_response_id conversation", _WHOLE_INPUT),
         refused("prompt", "Write it into instructions and input."),
         refused("background", "Use stream, or wait for the answer."),
         refused("max_tool_calls", "Use parallel_tool_calls; the server itself calls no tools."),
@@ -119,8 +121,29 @@ RESPONSES = Endpoint(
         TEXT_FORMAT,
         REASONING_OBJECT,
         STREAM_OPTIONS,
+        PROMPT_CACHE_OPTIONS,
         STRUCTURED_OUTPUTS,
     ),
     required={"model": "default", "input": "x"},
 )
-ENDPOINTS = (RESPONSES,)
+CONVERSATIONS = Endpoint(
+    title="Conversations",
+    path="/v1/conversations",
+    body=FieldTable(
+        "",
+        taken("items", "items as in `input`, at most 20"),
+        taken("metadata", "comes back with the conversation"),
+        taken("cache_salt", "the cache scope, as of requests"),
+    ),
+    inner=(FieldTable("items[]", *ITEM.rows), FieldTable("items[].content[]", *INPUT_PART.rows)),
+)
+UPDATED_CONVERSATION = Endpoint(
+    title="", path=CONVERSATIONS.path + "/{conversation_id}", body=FieldTable("", taken("metadata"))
+)
+NEW_ITEMS = Endpoint(
+    title="",
+    path=CONVERSATIONS.path + "/{conversation_id}/items",
+    body=FieldTable("", taken("items")),
+    required={"items": [{"role": "user", "content": "x"}]},
+)
+ENDPOINTS = (RESPONSES, CONVERSATIONS)

@@ -1,10 +1,14 @@
 """OpenAI's Responses API: ``POST /v1/responses``.
 
-Nothing is stored: a client sends the whole conversation as ``input``, with the items of earlier responses.
+A request continues a stored response or conversation, or has the whole conversation as ``input``, with the
+items of earlier responses.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -28,6 +32,7 @@ from ramify.runtime.server.openai.request import (
     with_top_logprobs,
 )
 from ramify.runtime.server.openai.responses.input import take_input
+from ramify.runtime.server.openai.responses.store import ResponseStore, Storage, take_storage
 from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
@@ -71,9 +76,10 @@ _SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 @router.post(RESPONSES.path)
 async def responses(request: Request) -> Response:
-    (parsed, writer), headers = await parse_body(request, RESPONSES, _parse)
+    parse = functools.partial(_parse, stored_by(request))
+    (parsed, writer, storage), headers = await parse_body(request, RESPONSES, parse)
     (stream,) = parsed.streams
-    events = _events(stream, writer)
+    events = _events(stream, writer, storage, Service.serving(request))
     if parsed.stream:
         events = _fail_in_stream(events, writer, request.scope)
         return EventStream(events, writer.failed, headers, writer.keep_alive)
@@ -81,12 +87,28 @@ async def responses(request: Request) -> Response:
     return json_response(writer.response, headers)
 
 
-def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWriter]:
+def stored_by(request: Request) -> ResponseStore | None:
+    """The store of the application; None if it stores nothing."""
+    store: ResponseStore | None = request.app.state.responses
+    return store
+
+
+async def end_leases(service: Service, store: ResponseStore) -> None:
+    """End the leases of what is not stored any more."""
+    for program in store.take_ended():
+        await service.end_program(program)
+
+
+def _parse(
+    store: ResponseStore | None, service: Service, fields: Fields
+) -> tuple[ParsedRequest, ResponseWriter, Storage]:
     header = take_header(service, fields, "resp_")
-    _take_storage(fields)
+    storage = take_storage(store, fields, header["id"])
     chat_format = service.frontend.info.chat_format
-    chat = take_chat(fields, chat_format, _RESPONSES, header["id"])
-    included = _take_included(fields)
+    dialect = dataclasses.replace(_RESPONSES, take_turns=functools.partial(take_input, storage=storage))
+    chat = take_chat(fields, chat_format, dialect, header["id"])
+    storage.take_own(fields, header["id"])
+    included = take_included(fields)
     sampling = _take_logprobs(
         fields, included, take_sampling(fields, _SPELLING, least_tokens=1, **service.sampling_defaults)
     )
@@ -101,19 +123,26 @@ def _parse(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseWri
         explain=chat.explain,
         tell=chat.tell,
         spelled={"prompt": "input", "max_tokens": "max_output_tokens"},
+        session=storage.program,
+        lease_s=math.inf if storage.program else None,  # `max_lease_s` bounds it
     )
-    response = _initial_response(header, fields, sampling, metadata)
+    response = _initial_response(header, fields, sampling, metadata) | storage.echo()
     writer = ResponseWriter(response, chat.turn_format, chat.tool_use, encrypted=ENCRYPTED in included)
-    return parsed, writer
+    return parsed, writer, storage
 
 
 async def _events(
-    stream: AsyncGenerator[TextChunk, None], writer: ResponseWriter
+    stream: AsyncGenerator[TextChunk, None], writer: ResponseWriter, storage: Storage, service: Service
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
             refuse_abort(chunk.finish)
-            if events := writer.push(chunk):
+            events = writer.push(chunk)
+            if chunk.finish is not None:  # before the client learns of the end, and continues it
+                storage.save(writer.response)
+                if storage.store is not None:
+                    await end_leases(service, storage.store)
+            if events:
                 yield events
 
 
@@ -138,17 +167,7 @@ async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
             pass
 
 
-def _take_storage(fields: Fields) -> None:
-    """Refuse options that need a stored response."""
-    if fields.take("store", bool, False):
-        raise UnsupportedField(
-            "store: true is not supported: nothing is stored here.",
-            field="store",
-            remedy="Send store: false, and the whole conversation as input of every request.",
-        )
-
-
-def _take_included(fields: Fields) -> list[str]:
+def take_included(fields: Fields) -> list[str]:
     included: list[str] = fields.take("include", list[str], [])
     for index, name in enumerate(included):
         if name in IGNORED_INCLUDE:
@@ -206,6 +225,7 @@ def _initial_response(
         "output": [],
         "parallel_tool_calls": fields.take("parallel_tool_calls", bool, True),
         "prompt_cache_key": fields.take("prompt_cache_key", str),
+        "prompt_cache_retention": fields.take("prompt_cache_retention", str),
         "reasoning": echoed("reasoning", "null"),
         "safety_identifier": fields.take("safety_identifier", str),
         "temperature": sampling.temperature,
@@ -217,8 +237,6 @@ def _initial_response(
         "usage": None,
         "user": fields.take("user", str),
         "background": False,
-        "previous_response_id": None,
-        "store": False,
         "truncation": "disabled",
     }
     named = {name: value for name, value in header.items() if name != "created"}

@@ -14,6 +14,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_arguments, take_content, take_role
+from ramify.runtime.server.openai.responses.store import Storage
 from ramify.runtime.server.openai.responses.writer import unsealed
 from ramify.runtime.server.openai.tools import ToolName
 from ramify.runtime.server.tables.responses import INPUT_PART, ITEM
@@ -23,7 +24,6 @@ from ramify.tool_calls.text import text_arguments
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 _REMEDIES = {
-    "item_reference": "Send the item itself: nothing is stored here.",
     "compaction": "Only the server that wrote it can read it. Send the items that it stands for.",
 }
 _SERVER_CALLS = {
@@ -61,33 +61,49 @@ _LEFT_OUT = frozenset(
 """Types of items that another server's tools have written. They are not in the prompt."""
 
 
-def take_input(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage, ...]:
-    """Take the messages from ``instructions`` and ``input``."""
-    turns = _TurnBuilder()
+def take_input(
+    fields: Fields, chat_format: ChatFormat, storage: Storage | None = None
+) -> tuple[ChatMessage, ...]:
+    """Take the messages from ``instructions``, the stored items that `storage` has, and ``input``."""
+    turns = TurnBuilder()
     instructions: str = fields.take("instructions", str, "")
     if instructions:
         turns.add_turn(ChatMessage(role="system", content=instructions))
     text_or_items = fields.take("input", str | list[msgspec.Raw])
-    if not text_or_items:
+    history = [] if storage is None else storage.history(fields)
+    if not text_or_items and not history:
         raise InvalidRequest("input is missing or empty.", field="input")
+    for item in history:
+        _take_whole_item(item, turns, chat_format)
     if isinstance(text_or_items, str):
         turns.add_turn(ChatMessage(role="user", content=text_or_items))
     else:
-        for item in fields.take_objects("input") or ():
-            kind: str = item.take("type", str, "message")
-            if kind in _LEFT_OUT:
-                item.leave_out(f"input[{kind}]")
-                continue
-            _take_item(item, kind, turns, chat_format)
-            item.take("id", str)
-            item.take("status", Literal["in_progress", "completed", "incomplete", "failed"])
-            item.finish(ITEM)
+        take_items(fields, "input", turns, chat_format, storage)
     if not (messages := turns.finish()):
         raise InvalidRequest("input has no item that is shown to the model.", field="input")
     return messages
 
 
-class _TurnBuilder:
+def take_items(
+    fields: Fields, field: str, turns: TurnBuilder, chat_format: ChatFormat, storage: Storage | None
+) -> None:
+    """Take the items in `field`, and add them to `turns`. References are resolved by `storage`."""
+    for item in fields.take_objects(field) or ():
+        _take_whole_item(item if storage is None else storage.resolved(item), turns, chat_format)
+
+
+def _take_whole_item(item: Fields, turns: TurnBuilder, chat_format: ChatFormat) -> None:
+    kind: str = item.take("type", str, "message")
+    if kind in _LEFT_OUT:
+        item.leave_out(f"input[{kind}]")
+        return
+    _take_item(item, kind, turns, chat_format)
+    item.take("id", str)
+    item.take("status", Literal["in_progress", "completed", "incomplete", "failed"])
+    item.finish(ITEM)
+
+
+class TurnBuilder:
     def __init__(self) -> None:
         self._turns: list[ChatMessage] = []
         self._open: ChatMessage | None = None
@@ -130,7 +146,7 @@ class _TurnBuilder:
         return tuple(self._turns)
 
 
-def _take_item(item: Fields, kind: str, turns: _TurnBuilder, chat_format: ChatFormat) -> None:
+def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFormat) -> None:
     match kind:
         case "message":
             role = take_role(item, chat_format)

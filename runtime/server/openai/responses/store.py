@@ -1,0 +1,347 @@
+"""Stored responses and conversations of the Responses API, in memory.
+
+A response keeps the items of its whole chain. Items are shared between the responses of a chain and counted
+once::
+
+    resp_1   user "Hi", assistant "Hello"                            2 items of its own
+    resp_2   those, user "Who?", assistant "Me"                      previous_response_id: resp_1
+    resp_1 is dropped: its items stay, as resp_2 has them
+
+The least recently used entries are dropped first.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from ramify.errors import InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.leases import scoped
+from ramify.runtime.server.openai.bodies import Body
+
+MAX_ENTRIES = 4096
+"""Maximum number of stored responses and conversations."""
+MAX_BYTES = 256 << 20
+"""Maximum size of all stored items and bodies."""
+
+NOT_STORED = "Send the whole conversation as input, or start the server without --no-store."
+
+T = TypeVar("T", bound="Entry")
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    code = "previous_response_not_found"
+
+
+class Item(NamedTuple):
+    id: str
+    data: bytes
+    """The item as JSON."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Entry:
+    """A stored response or conversation."""
+
+    id: str
+    scope: str
+    """The cache scope. Requests of other scopes do not find the entry."""
+    items: list[Item]
+    """All items of the chain or the conversation, oldest first."""
+    program: str = ""
+    """Id of the program whose leases end with the last of its entries; empty if it has no leases."""
+
+
+@dataclass(eq=False, kw_only=True)
+class StoredResponse(Entry):
+    body: bytes
+    """The response as JSON."""
+    outputs: int
+    """Number of items at the end of `items` that the response itself has written."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Conversation(Entry):
+    created_at: int
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> Body:
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": self.created_at,
+            "metadata": self.metadata,
+        }
+
+
+class ResponseStore:
+    """The stored responses and conversations by id, with bounds on their number and size."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: collections.OrderedDict[str, Entry] = collections.OrderedDict()
+        """Least recently used first."""
+        self._holders: collections.Counter[tuple[str, Item]] = collections.Counter()
+        """(scope, item) → number of entries that have the item."""
+        self._by_id: dict[tuple[str, str], Item] = {}
+        self._programs: collections.Counter[str] = collections.Counter()
+        self._ended: list[str] = []
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, kind: type[T], entry_id: str, scope: str) -> T | None:
+        """The entry, which is now the most recently used; None if there is none in this scope."""
+        entry = self._entries.get(entry_id)
+        if not isinstance(entry, kind) or entry.scope != scope:
+            return None
+        self._entries.move_to_end(entry_id)
+        return entry
+
+    def find_item(self, item_id: str, scope: str) -> Item | None:
+        return self._by_id.get((scope, item_id))
+
+    def add(self, entry: Entry) -> None:
+        self._entries[entry.id] = entry
+        self.bytes += len(entry.body) if isinstance(entry, StoredResponse) else 0
+        if entry.program:
+            self._programs[entry.program] += 1
+        self._hold(entry.scope, entry.items)
+        self._make_room()
+
+    def append(self, conversation: Conversation, items: Sequence[Item]) -> None:
+        """Append to a conversation. It may have been deleted meanwhile; then nothing is stored."""
+        if self._entries.get(conversation.id) is conversation:
+            conversation.items += items
+            self._hold(conversation.scope, items)
+            self._make_room()
+
+    def remove_item(self, conversation: Conversation, item_id: str) -> bool:
+        """Remove an item from a conversation. Returns whether it was there."""
+        removed = [item for item in conversation.items if item.id == item_id]
+        conversation.items = [item for item in conversation.items if item.id != item_id]
+        self._let_go(conversation.scope, removed)
+        return bool(removed)
+
+    def remove(self, entry: Entry) -> None:
+        del self._entries[entry.id]
+        self.bytes -= len(entry.body) if isinstance(entry, StoredResponse) else 0
+        self._let_go(entry.scope, entry.items)
+        if entry.program:
+            self._programs[entry.program] -= 1
+            if not self._programs[entry.program]:
+                del self._programs[entry.program]
+                self._ended.append(entry.program)
+
+    def take_ended(self) -> list[str]:
+        """Programs whose last entry was removed since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _make_room(self) -> None:
+        while self._entries and (len(self._entries) > self._max_entries or self.bytes > self._max_bytes):
+            self.remove(next(iter(self._entries.values())))
+
+    def _hold(self, scope: str, items: Iterable[Item]) -> None:
+        for item in items:
+            self._holders[scope, item] += 1
+            if self._holders[scope, item] == 1:
+                self.bytes += len(item.data)
+                self._by_id[scope, item.id] = item
+
+    def _let_go(self, scope: str, items: Iterable[Item]) -> None:
+        for item in items:
+            self._holders[scope, item] -= 1
+            if not self._holders[scope, item]:
+                del self._holders[scope, item]
+                self.bytes -= len(item.data)
+                if self._by_id.get((scope, item.id)) == item:
+                    del self._by_id[scope, item.id]
+
+
+@dataclass(kw_only=True)
+class Storage:
+    """The stored items that a request continues, and the storing of its response."""
+
+    store: ResponseStore | None
+    scope: str
+    keep: bool
+    """Whether the response is stored."""
+    named_by: str = ""
+    """The field that names what the request continues."""
+    previous: Entry | None = None
+    program: str = ""
+    """Program under which the KV is leased: that of the chain or the conversation; empty for no lease."""
+    own: list[Item] = field(default_factory=list)
+    """The items of the request's input."""
+
+    def echo(self) -> Body:
+        """The fields of the response about storing."""
+        body: Body = {"previous_response_id": None, "store": self.keep}
+        if isinstance(self.previous, Conversation):
+            body["conversation"] = {"id": self.previous.id}
+        elif self.previous is not None:
+            body["previous_response_id"] = self.previous.id
+        return body
+
+    def history(self, fields: Fields) -> list[Fields]:
+        """The items before those of the input."""
+        before = [] if self.previous is None else self.previous.items
+        return [
+            Fields(_values(item), f"{self.named_by}.items[{index}]", fields.body)
+            for index, item in enumerate(before)
+        ]
+
+    def resolved(self, item: Fields) -> Fields:
+        """The stored item, if `item` is a reference to one."""
+        kind: str | None = item.take("type", str)
+        if kind != "item_reference" and not (kind is None and item.given("id") and not item.given("role")):
+            return item
+        path = item.path("id")
+        found = None if self.store is None else self.store.find_item(item.need("id"), self.scope)
+        if found is None:
+            raise InvalidRequest(f"{path}: no stored item has this id.", field=path, remedy=NOT_STORED)
+        item.refuse_rest()
+        return Fields(_values(found), item.path("").rstrip("."), item.body)
+
+    def take_own(self, fields: Fields, rid: str) -> None:
+        """Keep the items of ``input``, which have been checked."""
+        given: str | list[dict[str, msgspec.Raw]] | None
+        given = fields.take("input", str | list[dict[str, msgspec.Raw]])
+        if given and (self.keep or isinstance(self.previous, Conversation)):
+            if isinstance(given, str):
+                given = [{"role": _raw("user"), "content": _raw(given)}]
+            self.own = self.stored_items(given, rid)
+
+    def stored_items(self, given: Iterable[dict[str, msgspec.Raw]], rid: str) -> list[Item]:
+        """The items as they are stored. They have been checked."""
+        items = []
+        for index, one in enumerate(given):
+            referenced = None
+            if self.store is not None and one.keys() <= {"type", "id"}:
+                referenced = self.store.find_item(_text(one, "id"), self.scope)
+            items.append(_stored(one, rid, index) if referenced is None else referenced)
+        return items
+
+    def save(self, response: Body) -> None:
+        """Store the finished `response`."""
+        if self.store is None:
+            return
+        output = [Item(one["id"], msgspec.json.encode(one)) for one in response["output"]]
+        before = [] if self.previous is None else [*self.previous.items]
+        if isinstance(self.previous, Conversation):
+            self.store.append(self.previous, [*self.own, *output])
+        if self.keep:
+            self.store.add(
+                StoredResponse(
+                    id=response["id"],
+                    scope=self.scope,
+                    items=[*before, *self.own, *output],
+                    program=self.program and scoped(self.program, self.scope),
+                    body=msgspec.json.encode(response),
+                    outputs=len(output),
+                )
+            )
+
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+"""Type of an item → prefix of its id."""
+
+
+def _stored(given: dict[str, msgspec.Raw], rid: str, index: int) -> Item:
+    """An item of an input, with the fields that OpenAI's API adds."""
+    one: Body = {name: raw for name, raw in given.items() if bytes(raw) != b"null"}
+    kind = _text(given, "type") or "message"
+    item_id = _text(given, "id") or f"{_PREFIXES.get(kind, 'item')}_{rid.partition('_')[2]}_in{index}"
+    if kind == "message" and (text := _text(given, "content")):
+        part: Body = {"type": "input_text", "text": text}
+        if _text(given, "role") == "assistant":
+            part = {"type": "output_text", "text": text, "annotations": []}
+        one["content"] = [part]
+    return Item(item_id, msgspec.json.encode({"status": "completed", **one, "type": kind, "id": item_id}))
+
+
+def _text(values: dict[str, msgspec.Raw], field: str) -> str:
+    """The text in `field`; "" if there is something else."""
+    raw = bytes(values.get(field, b""))
+    return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else ""
+
+
+def _raw(text: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(text))
+
+
+def _values(item: Item) -> dict[str, msgspec.Raw]:
+    return msgspec.json.decode(item.data, type=dict[str, msgspec.Raw])
+
+
+def take_storage(store: ResponseStore | None, fields: Fields, rid: str) -> Storage:
+    """Take ``store``, ``previous_response_id`` and ``conversation`` of the request `rid`. `store` is None on
+    a server that stores nothing."""
+    asked: bool | None = fields.take("store", bool)
+    previous_id: str | None = fields.take("previous_response_id", str)
+    conversation_id = _take_conversation(fields)
+    scope: str = fields.take("cache_salt", str, "")
+    if previous_id is not None and conversation_id is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation are both given; give one.", field="conversation"
+        )
+    if store is None:
+        given = {"store": asked, "previous_response_id": previous_id, "conversation": conversation_id}
+        for name, value in given.items():
+            if value:
+                raise UnsupportedField(f"{name}: this server stores nothing.", field=name, remedy=NOT_STORED)
+        return Storage(store=None, scope=scope, keep=False)
+    storage = Storage(store=store, scope=scope, keep=asked is not False)
+    if previous_id is not None:
+        found = store.find(StoredResponse, previous_id, scope)
+        if found is None:
+            raise PreviousResponseNotFound(
+                f"Previous response with id {previous_id[:100]!r} not found.",
+                field="previous_response_id",
+                remedy="It was not stored, or dropped for later ones. Send the whole conversation as input.",
+            )
+        storage.named_by, storage.previous = "previous_response_id", found
+        storage.program = _root(found)
+    elif conversation_id is not None:
+        storage.named_by = "conversation"
+        storage.previous = needed(store, Conversation, conversation_id, scope, "conversation")
+        storage.program = conversation_id
+    elif asked:
+        storage.program = rid
+    return storage
+
+
+def needed(
+    store: ResponseStore | None, kind: type[T], entry_id: str, scope: str, field: str | None = None
+) -> T:
+    """The entry. Raises `NotFound` if it is not stored."""
+    found = None if store is None else store.find(kind, entry_id, scope)
+    if found is None:
+        name = "Response" if kind is StoredResponse else "Conversation"
+        raise NotFound(f"{name} with id {entry_id[:100]!r} not found.", field=field)
+    return found
+
+
+def _root(response: StoredResponse) -> str:
+    """The program of the chain that `response` is in, without its scope."""
+    return response.program.partition("@")[0] or response.id
+
+
+def _take_conversation(fields: Fields) -> str | None:
+    """The id in ``conversation``, which is the id itself or ``{id}``."""
+    given = fields.take("conversation", str | dict[str, msgspec.Raw])
+    if not isinstance(given, dict):
+        return given
+    inner = fields.take_object("conversation")
+    assert inner is not None
+    found: str = inner.need("id")
+    inner.refuse_rest()
+    return found
