@@ -84,6 +84,8 @@ class BatchFiles:
                 self._store = None
 
     async def aclose(self) -> None:
+        """Stop computing, and leave the folder to the next server. No request can open it again."""
+        self._service.draining = True
         if self._runner is not None:
             await self._runner.aclose()
         if self._store is not None:

@@ -144,6 +144,9 @@ class Store:
             path.unlink()  # its request broke off
         self._read_all(StoredFile, "file-*.json")
         self._read_all(Batch, "batch_*.json")
+        for path in self.folder.glob("file-*.jsonl"):
+            if not path.with_suffix(".json").exists():
+                path.unlink()  # the server died before it described the file
 
     def _read_all(self, kind: type[Stored], names: str) -> None:
         known: list[Stored] = []

@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.runtime.server.body import read_body
 from ramify.runtime.server.tables.rows import FieldTable
 from ramify.spelling import nearest
 from ramify.text import shortened
@@ -262,14 +260,6 @@ def _ends(data: bytes | msgspec.Raw) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-async def read_fields(request: Request) -> Fields:
-    """The fields of the request's body. Raises what `read_body` raises, and `InvalidRequest` unless the body
-    is a JSON object."""
-    strict: bool = request.app.state.service.config.strict_fields
-    values = decode(await read_body(request), dict[str, msgspec.Raw], "")
-    return Fields(values, body=BodyState(strict=strict, headers=request.headers))
 
 
 def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -442,19 +442,27 @@ def serving(folder: Path) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError(process.wait(10))
 
 
-def test_a_killed_server_goes_on_where_it_was(folder: Path) -> None:
+def test_remains_of_uploads_are_removed(folder: Path, client: openai.OpenAI) -> None:
+    folder.mkdir()
+    for name in ("upload-1", "file-1.jsonl"):
+        (folder / name).touch()
+    file = client.files.create(file=b"", purpose="batch")
+    assert {path.name for path in folder.iterdir()} == {"lock", f"{file.id}.json", f"{file.id}.jsonl"}
+
+
+def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> None:
     total, identity, sent, finished = 400, "", [], [set[str]()]
-    for kills in (True, True, False):
+    for end in (signal.SIGKILL, signal.SIGTERM, None):
         process, url = serving(folder)
         try:
             with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=10) as client:
                 if not identity:
                     bodies = [COMPLETION | {"prompt": f"text {n}", "max_tokens": 1} for n in range(total)]
                     identity = start(client, *(line(n, body) for n, body in enumerate(bodies))).id
-                if kills:
+                if end is not None:
                     while client.batches.retrieve(identity).request_counts.completed < 40 * len(finished):
                         pass
-                    process.send_signal(signal.SIGKILL)
+                    process.send_signal(end)
                 else:
                     batch = ended(client, identity)
                     found = content(client, batch.output_file_id)

@@ -42,8 +42,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
     # models, for requests that name its API, have the paths of OpenAI's.
     dialects = (anthropic, openai, embeddings, responses, stored, sglang, tokenize, infill)
-    dialects = (*dialects, ollama, ollama_models)
-    for module in (calls, *dialects, health, replicas, dashboard):
+    for module in (calls, *dialects, ollama, ollama_models, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
