@@ -44,8 +44,17 @@ def take_turns(fields: Fields, chat_format: ChatFormat, marks: CacheMarks) -> tu
     items = fields.take_objects("messages")
     if not items:
         raise InvalidRequest("messages is missing or empty.", field="messages")
-    for item in items:
-        match role := item.need("role"):
+    roles: list[str] = [item.need("role") for item in items]
+    answered = roles.index("assistant") if "assistant" in roles else len(roles)
+    # Claude Code sends the same system message behind the first message of each session. As a part of the
+    # system prompt it is found in the cache.
+    for item, role in zip(items[:answered], roles, strict=False):
+        if role == "system":
+            turns.add_system("\n".join(_take_texts(item, "content", marks)))
+    for place, (item, role) in enumerate(zip(items, roles, strict=True)):
+        match role:
+            case "system" if place < answered:
+                pass
             case "user":
                 _take_user(item, turns, marks)
             case "assistant":
