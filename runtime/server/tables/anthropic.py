@@ -40,8 +40,9 @@ _PROMPT = FieldTable(
     taken(
         "messages system",
         "text, thinking, calls and their results. No images and documents. Messages of the role system may"
-        " stand anywhere. Before the first answer they are parts of the system prompt; later, where the model's"
-        " chat template shows none, they are text of the user. A last message of the assistant is continued",
+        " stand anywhere. Before the first answer they are parts of the system prompt; later, where the"
+        " model's chat template shows none, they are text of the user. A last message of the assistant is"
+        " continued",
     ),
     taken(
         "tools tool_choice",
