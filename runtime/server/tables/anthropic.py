@@ -46,8 +46,8 @@ _PROMPT = FieldTable(
     ),
     taken(
         "tools tool_choice",
-        "tools with an `input_schema`; `strict` as for chat completions. Tools with a type of their own"
-        " (`web_search_20250305`, `bash_20250124`) are left out, and named in `x-ramify-ignored`",
+        "at most 128 tools with an `input_schema`; `strict` as for chat completions. Tools with a type of"
+        " their own (`web_search_20250305`, `bash_20250124`) are left out, and named in `x-ramify-ignored`",
     ),
     taken(
         "thinking",
