@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from ramify.errors import WorkerDied
+from ramify.runtime.server.leases import PROGRAM_LEASE_S
 from ramify.runtime.server.openai.responses.store import (
     Conversation,
     Item,
@@ -202,11 +203,62 @@ def test_the_kv_of_what_is_continued_is_leased_until_it_is_dropped(
     client.responses.delete(second.id)
     assert frontend.ended_programs == []
     client.responses.delete(third.id)
+    assert frontend.ended_programs == []
+    client.responses.delete(first.id)
     assert frontend.ended_programs == [first.id]
     conversation = client.conversations.create()
     client.responses.create(**ASK, input="e", conversation=conversation.id, store=False)
     client.conversations.delete(conversation.id)
     assert frontend.ended_programs == [first.id, conversation.id]
+
+
+@pytest.mark.parametrize("extra", [{}, {"cache_salt": "mine"}])
+def test_leases_end_with_what_is_stored(
+    client: openai.OpenAI, frontend: FakeFrontend, http: httpx.Client, extra: Any
+) -> None:
+    ask: Any = ASK | {"extra_body": extra}
+    asked = client.responses.create(**ask, input="a", store=True)
+    first = client.responses.create(**ask, input="a")
+    client.responses.create(**ask, input="b", previous_response_id=first.id, store=False)
+    conversation = client.conversations.create(extra_body=extra).id
+    client.responses.create(**ask, input="c", conversation=conversation, store=False)
+    hints = [request.hint for request in frontend.requests if request.hint]
+    assert len(hints) == 3
+    for path in (f"responses/{asked.id}", f"responses/{first.id}", f"conversations/{conversation}"):
+        assert http.delete(f"/v1/{path}", params=extra).status_code == 200
+    assert frontend.ended_programs == [hint.program for hint in hints]
+
+
+@pytest.mark.parametrize("by_field", [True, False])
+def test_a_program_that_the_client_names_has_leases_that_end_by_themselves(
+    http: httpx.Client, frontend: FakeFrontend, by_field: bool
+) -> None:
+    headers = {} if by_field else {"x-ramify-program": "k"}
+    body = ASK | {"input": "a", "store": True} | ({"prompt_cache_key": "k"} if by_field else {})
+    for _ in range(2):
+        answer = http.post("/v1/responses", json=body, headers=headers)
+        body["previous_response_id"] = answer.json()["id"]
+    hints = [request.hint for request in frontend.requests if request.hint]
+    assert [(hint.program, hint.lease_s) for hint in hints] == [("k", PROGRAM_LEASE_S)] * 2
+    http.delete(f"/v1/responses/{body['previous_response_id']}")
+    assert frontend.ended_programs == []  # the program may have other requests
+
+
+def test_a_response_that_is_deleted_while_it_is_continued(
+    client: openai.OpenAI, frontend: FakeFrontend
+) -> None:
+    first = client.responses.create(**ASK, input="a", store=True)
+    frontend.hold_after = 1
+    stream = client.responses.create(
+        **ASK, input="b", previous_response_id=first.id, store=False, stream=True
+    )
+    assert frontend.held.wait(10)
+    client.responses.delete(first.id)
+    assert frontend.ended_programs == []  # the lease of the second begins at its end
+    stream.close()
+    assert frontend.closed.wait(10)
+    client.conversations.create()  # a later request
+    assert frontend.ended_programs == [first.id]
 
 
 def test_a_server_that_stores_nothing() -> None:

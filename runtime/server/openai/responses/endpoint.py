@@ -21,6 +21,7 @@ from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import TextChunk
 from ramify.runtime.server.errors import log_error
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.leases import client_program
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_text_format
@@ -113,6 +114,8 @@ def _parse(
         fields, included, take_sampling(fields, _SPELLING, least_tokens=1, **service.sampling_defaults)
     )
     metadata = take_metadata(fields)
+    if client_program(fields):
+        storage.program = ""
     parsed = parse_request(
         service,
         fields,
@@ -134,16 +137,20 @@ def _parse(
 async def _events(
     stream: AsyncGenerator[TextChunk, None], writer: ResponseWriter, storage: Storage, service: Service
 ) -> AsyncGenerator[bytes, None]:
-    async with aclosing(stream) as chunks:
-        async for chunk in chunks:
-            refuse_abort(chunk.finish)
-            events = writer.push(chunk)
-            if chunk.finish is not None:  # before the client learns of the end, and continues it
-                storage.save(writer.response)
-                if storage.store is not None:
-                    await end_leases(service, storage.store)
-            if events:
-                yield events
+    storage.begin()
+    try:
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                refuse_abort(chunk.finish)
+                events = writer.push(chunk)
+                if chunk.finish is not None:  # before the client learns of the end, and continues it
+                    storage.save(writer.response)
+                if events:
+                    yield events
+    finally:
+        storage.end()
+        if storage.store is not None:
+            await end_leases(service, storage.store)
 
 
 async def _fail_in_stream(

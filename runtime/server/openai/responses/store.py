@@ -54,7 +54,8 @@ class Entry:
     items: list[Item]
     """All items of the chain or the conversation, oldest first."""
     program: str = ""
-    """Id of the program whose leases end with the last of its entries; empty if it has no leases."""
+    """Id in the engine of the program whose leases end with the last of its entries; empty if it has no
+    leases."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -91,6 +92,7 @@ class ResponseStore:
         """(scope, item) → number of entries that have the item."""
         self._by_id: dict[tuple[str, str], Item] = {}
         self._programs: collections.Counter[str] = collections.Counter()
+        """Program → number of its entries and of its running requests."""
         self._ended: list[str] = []
         self.bytes = 0
 
@@ -111,8 +113,7 @@ class ResponseStore:
     def add(self, entry: Entry) -> None:
         self._entries[entry.id] = entry
         self.bytes += len(entry.body) if isinstance(entry, StoredResponse) else 0
-        if entry.program:
-            self._programs[entry.program] += 1
+        self.hold_program(entry.program)
         self._hold(entry.scope, entry.items)
         self._make_room()
 
@@ -134,14 +135,27 @@ class ResponseStore:
         del self._entries[entry.id]
         self.bytes -= len(entry.body) if isinstance(entry, StoredResponse) else 0
         self._let_go(entry.scope, entry.items)
-        if entry.program:
-            self._programs[entry.program] -= 1
-            if not self._programs[entry.program]:
-                del self._programs[entry.program]
-                self._ended.append(entry.program)
+        self.let_go_program(entry.program)
+
+    def join_program(self, entry: Entry, program: str) -> None:
+        """Let the leases of `program` live as long as `entry`, unless it has a program or was removed."""
+        if not entry.program and self._entries.get(entry.id) is entry:
+            entry.program = program
+            self.hold_program(program)
+
+    def hold_program(self, program: str) -> None:
+        if program:
+            self._programs[program] += 1
+
+    def let_go_program(self, program: str) -> None:
+        if program:
+            self._programs[program] -= 1
+            if not self._programs[program]:
+                del self._programs[program]
+                self._ended.append(program)
 
     def take_ended(self) -> list[str]:
-        """Programs whose last entry was removed since the last call."""
+        """Programs whose last entry or running request ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -178,7 +192,8 @@ class Storage:
     """The field that names what the request continues."""
     previous: Entry | None = None
     program: str = ""
-    """Program under which the KV is leased: that of the chain or the conversation; empty for no lease."""
+    """Program under which the KV is leased, without its scope: that of the chain or the conversation; empty
+    for no lease, or if the client names a program, whose leases end by their times."""
     own: list[Item] = field(default_factory=list)
     """The items of the request's input."""
 
@@ -230,6 +245,23 @@ class Storage:
             items.append(_stored(one, rid, index) if referenced is None else referenced)
         return items
 
+    @property
+    def _leased(self) -> str:
+        """The id of `program` in the engine."""
+        return self.program and scoped(self.program, self.scope)
+
+    def begin(self) -> None:
+        """Note that the request runs. `end` must follow."""
+        if self.store is not None:
+            self.store.hold_program(self._leased)
+            if self.previous is not None and self._leased:
+                self.store.join_program(self.previous, self._leased)
+
+    def end(self) -> None:
+        """Note that the request has ended: what was removed while it ran has leases no longer."""
+        if self.store is not None:
+            self.store.let_go_program(self._leased)
+
     def save(self, response: Body) -> None:
         """Store the finished `response`."""
         if self.store is None:
@@ -244,7 +276,7 @@ class Storage:
                     id=response["id"],
                     scope=self.scope,
                     items=[*before, *self.own, *output],
-                    program=self.program and scoped(self.program, self.scope),
+                    program=self._leased,
                     body=msgspec.json.encode(response),
                     outputs=len(output),
                 )

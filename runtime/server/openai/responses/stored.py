@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.leases import scoped
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.responses.endpoint import (
     end_leases,
@@ -84,7 +85,7 @@ async def create_conversation(request: Request) -> Response:
             id=conversation_id,
             scope=scope,
             items=items,
-            program=conversation_id,
+            program=scoped(conversation_id, scope),
             created_at=int(time.time()),
             metadata=metadata,
         )
