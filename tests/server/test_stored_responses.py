@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 
 from ramify.errors import WorkerDied
 from ramify.runtime.server.leases import PROGRAM_LEASE_S
+from ramify.runtime.server.openai.responses.endpoint import end_leases
 from ramify.runtime.server.openai.responses.store import (
     Conversation,
     Item,
@@ -244,6 +247,46 @@ def test_a_program_that_the_client_names_has_leases_that_end_by_themselves(
     assert frontend.ended_programs == []  # the program may have other requests
 
 
+def test_leases_that_cannot_be_ended_now_are_ended_later(
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (client.responses.create(**ASK, input=text, store=True) for text in "ab")
+
+    def fail(message: Any) -> None:
+        raise WorkerDied("It died.")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(frontend.control, "_tell", fail)
+        client.responses.delete(first.id)
+        client.responses.delete(second.id)
+        frontend.script = ["done"]
+        assert client.responses.create(**ASK, input="c").output_text == "done"
+    client.responses.create(**ASK, input="d")
+    assert frontend.ended_programs == [first.id, second.id]
+
+
+def test_a_client_that_vanishes_leaves_no_leases() -> None:
+    """Its request is cancelled at the first await of `end_leases`."""
+
+    async def end() -> list[str]:
+        store, ended = ResponseStore(), []
+        store.ended |= {"a": None, "b": None}
+
+        async def end_program(program: str) -> None:
+            await asyncio.sleep(0)
+            ended.append(program)
+
+        service: Any = SimpleNamespace(end_program=end_program)
+        first = asyncio.create_task(end_leases(service, store))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait((first,))
+        await end_leases(service, store)
+        return ended
+
+    assert asyncio.run(end()) == ["a", "b"]
+
+
 def test_a_response_that_is_deleted_while_it_is_continued(
     client: openai.OpenAI, frontend: FakeFrontend
 ) -> None:
@@ -316,8 +359,7 @@ def test_the_least_recently_used_are_dropped(store: ResponseStore) -> None:
     store.add(response(3, []))
     assert store.find(StoredResponse, "r1", "") is None
     assert store.find(StoredResponse, "r0", "") is not None
-    assert store.take_ended() == ["p1"]
-    assert store.take_ended() == []
+    assert [*store.ended] == ["p1"]
 
 
 def test_bytes_are_bounded(store: ResponseStore) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -43,6 +44,8 @@ from ramify.runtime.server.sse import EventStream, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
 from ramify.text import quoted
+
+logger = logging.getLogger("ramify.server")
 
 router = APIRouter()
 
@@ -95,9 +98,15 @@ def stored_by(request: Request) -> ResponseStore | None:
 
 
 async def end_leases(service: Service, store: ResponseStore) -> None:
-    """End the leases of what is not stored any more."""
-    for program in store.take_ended():
-        await service.end_program(program)
+    """End the leases of what is not stored any more. If that fails, the next call tries again: the answer to
+    the client is complete."""
+    for program in [*store.ended]:
+        try:
+            await service.end_program(program)
+        except Exception as error:
+            logger.warning("The leases of %s cannot be ended now: %s", program, error)
+            return
+        store.ended.pop(program, None)
 
 
 def _parse(

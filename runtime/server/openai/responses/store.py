@@ -93,7 +93,9 @@ class ResponseStore:
         self._by_id: dict[tuple[str, str], Item] = {}
         self._programs: collections.Counter[str] = collections.Counter()
         """Program → number of its entries and of its running requests."""
-        self._ended: list[str] = []
+        self.ended: dict[str, None] = {}
+        """Programs whose last entry or running request has ended, and whose leases have not. A dict keeps
+        their order."""
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -146,18 +148,14 @@ class ResponseStore:
     def hold_program(self, program: str) -> None:
         if program:
             self._programs[program] += 1
+            self.ended.pop(program, None)
 
     def let_go_program(self, program: str) -> None:
         if program:
             self._programs[program] -= 1
             if not self._programs[program]:
                 del self._programs[program]
-                self._ended.append(program)
-
-    def take_ended(self) -> list[str]:
-        """Programs whose last entry or running request ended since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
+                self.ended[program] = None
 
     def _make_room(self) -> None:
         while self._entries and (len(self._entries) > self._max_entries or self.bytes > self._max_bytes):
