@@ -23,6 +23,7 @@ from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.leases import scoped
 from ramify.runtime.server.openai.bodies import Body
+from ramify.runtime.server.service import IN_BATCH
 
 MAX_ENTRIES = 4096
 """Maximum number of stored responses and conversations."""
@@ -329,7 +330,8 @@ def take_storage(store: ResponseStore | None, fields: Fields, rid: str) -> Stora
             if value:
                 raise UnsupportedField(f"{name}: this server stores nothing.", field=name, remedy=NOT_STORED)
         return Storage(store=None, scope=scope, keep=False)
-    storage = Storage(store=store, scope=scope, keep=asked is not False)
+    # A batch of 50,000 lines that are stored would push out all other entries.
+    storage = Storage(store=store, scope=scope, keep=not IN_BATCH.get() if asked is None else asked)
     if previous_id is not None:
         found = store.find(StoredResponse, previous_id, scope)
         if found is None:
