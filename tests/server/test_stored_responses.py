@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from ramify.errors import WorkerDied
+from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.leases import PROGRAM_LEASE_S
 from ramify.runtime.server.openai.responses.endpoint import end_leases
 from ramify.runtime.server.openai.responses.store import (
@@ -18,6 +20,7 @@ from ramify.runtime.server.openai.responses.store import (
     Item,
     ResponseStore,
     StoredResponse,
+    take_storage,
 )
 from tests.server.conftest import MODEL, refused
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events
@@ -355,11 +358,28 @@ def test_shared_items_are_counted_once(store: ResponseStore) -> None:
 def test_the_least_recently_used_are_dropped(store: ResponseStore) -> None:
     for number in range(3):
         store.add(response(number, [], program=f"p{number}"))
-    assert store.find(StoredResponse, "r0", "") is not None
+    first = store.find(StoredResponse, "r0", "")
+    assert first is not None
+    store.use(first)
     store.add(response(3, []))
     assert store.find(StoredResponse, "r1", "") is None
     assert store.find(StoredResponse, "r0", "") is not None
     assert [*store.ended] == ["p1"]
+
+
+def test_only_requests_that_run_are_uses(store: ResponseStore) -> None:
+    for number in range(3):
+        store.add(response(number, []))
+    body = msgspec.json.encode({"previous_response_id": "r0"})
+    wrong = take_storage(store, Fields.parse(body), "resp_4")  # another field is refused, and nothing runs
+    store.add(response(3, []))
+    assert store.find(StoredResponse, "r0", "") is None
+    wrong.begin()  # it was dropped while the body was parsed in a thread
+    wrong.end()
+    body = msgspec.json.encode({"previous_response_id": "r1"})
+    take_storage(store, Fields.parse(body), "resp_5").begin()
+    store.add(response(5, []))
+    assert store.find(StoredResponse, "r1", "") is not None
 
 
 def test_bytes_are_bounded(store: ResponseStore) -> None:

@@ -103,12 +103,15 @@ class ResponseStore:
         return len(self._entries)
 
     def find(self, kind: type[T], entry_id: str, scope: str) -> T | None:
-        """The entry, which is now the most recently used; None if there is none in this scope."""
+        """The entry; None if there is none in this scope. Has no effect: a body may be parsed several times,
+        see `use`."""
         entry = self._entries.get(entry_id)
-        if not isinstance(entry, kind) or entry.scope != scope:
-            return None
-        self._entries.move_to_end(entry_id)
-        return entry
+        return entry if isinstance(entry, kind) and entry.scope == scope else None
+
+    def use(self, entry: Entry) -> None:
+        """Make `entry` the most recently used, unless it was removed."""
+        if self._entries.get(entry.id) is entry:
+            self._entries.move_to_end(entry.id)
 
     def find_item(self, item_id: str, scope: str) -> Item | None:
         return self._by_id.get((scope, item_id))
@@ -253,8 +256,10 @@ class Storage:
         """Note that the request runs. `end` must follow."""
         if self.store is not None:
             self.store.hold_program(self._leased)
-            if self.previous is not None and self._leased:
-                self.store.join_program(self.previous, self._leased)
+            if self.previous is not None:
+                self.store.use(self.previous)
+                if self._leased:
+                    self.store.join_program(self.previous, self._leased)
 
     def end(self) -> None:
         """Note that the request has ended: what was removed while it ran has leases no longer."""
