@@ -17,6 +17,7 @@ from ramify.runtime.server.leases import PROGRAM_LEASE_S
 from ramify.runtime.server.openai.responses.endpoint import end_leases
 from ramify.runtime.server.openai.responses.store import (
     Conversation,
+    ConversationLocked,
     Item,
     ResponseStore,
     StoredResponse,
@@ -248,6 +249,41 @@ def test_a_program_that_the_client_names_has_leases_that_end_by_themselves(
     assert [(hint.program, hint.lease_s) for hint in hints] == [("k", PROGRAM_LEASE_S)] * 2
     http.delete(f"/v1/responses/{body['previous_response_id']}")
     assert frontend.ended_programs == []  # the program may have other requests
+
+
+def test_one_request_at_a_time_goes_on_from_a_conversation(
+    client: openai.OpenAI, frontend: FakeFrontend, http: httpx.Client
+) -> None:
+    conversation = client.conversations.create().id
+    frontend.hold_after = 1
+    stream = client.responses.create(**ASK, input="a", conversation=conversation, stream=True)
+    assert frontend.held.wait(10)
+    for streamed in (False, True):
+        body = ASK | {"input": "b", "conversation": conversation, "stream": streamed}
+        error = refused(http.post("/v1/responses", json=body))
+        assert (error["code"], error["param"]) == ("conversation_locked", "conversation")
+    stream.close()
+    assert frontend.closed.wait(10)
+    frontend.hold_after, frontend.script = None, ["one"]
+    client.responses.create(**ASK, input="c", conversation=conversation)
+    assert prompt(frontend) == [("user", "c")]  # nobody has read the answer to the first
+    assert len(client.conversations.items.list(conversation).data) == 2
+
+
+def test_a_conversation_that_has_grown_since_the_body_was_parsed() -> None:
+    store = ResponseStore()
+    conversation = Conversation(id="c", scope="", items=[], created_at=0)
+    store.add(conversation)
+    first, second = (take_storage(store, Fields.parse(b'{"conversation": "c"}'), rid) for rid in "ab")
+    first.begin()
+    first.save({"id": "resp_1", "output": [{"id": "msg_1"}]})
+    first.end()
+    with pytest.raises(ConversationLocked):
+        second.begin()
+    take_storage(store, Fields.parse(b'{"conversation": "c"}'), "c").begin()
+    for ended in (first, second):
+        ended.end()
+    assert conversation.locked
 
 
 def test_leases_that_cannot_be_ended_now_are_ended_later(

@@ -154,6 +154,7 @@ async def _events(
                 events = writer.push(chunk)
                 if chunk.finish is not None:  # before the client learns of the end, and continues it
                     storage.save(writer.response)
+                    storage.end()
                 if events:
                     yield events
     finally:

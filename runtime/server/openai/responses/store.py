@@ -39,6 +39,10 @@ class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
 
+class ConversationLocked(InvalidRequest):
+    code = "conversation_locked"
+
+
 class Item(NamedTuple):
     id: str
     data: bytes
@@ -71,6 +75,8 @@ class StoredResponse(Entry):
 class Conversation(Entry):
     created_at: int
     metadata: dict[str, str] = field(default_factory=dict)
+    locked: bool = False
+    """Whether a request runs that will append to it."""
 
     def body(self) -> Body:
         return {
@@ -196,6 +202,9 @@ class Storage:
     program: str = ""
     """Program under which the KV is leased, without its scope: that of the chain or the conversation; empty
     for no lease, or if the client names a program, whose leases end by their times."""
+    before: tuple[Item, ...] = ()
+    """The items of `previous`, which the model sees before the input."""
+    running: bool = False
     own: list[Item] = field(default_factory=list)
     """The items of the request's input."""
 
@@ -210,10 +219,9 @@ class Storage:
 
     def history(self, fields: Fields) -> list[Fields]:
         """The items before those of the input."""
-        before = [] if self.previous is None else self.previous.items
         return [
             Fields(_values(item), f"{self.named_by}.items[{index}]", fields.body)
-            for index, item in enumerate(before)
+            for index, item in enumerate(self.before)
         ]
 
     def resolved(self, item: Fields) -> Fields:
@@ -253,7 +261,17 @@ class Storage:
         return self.program and scoped(self.program, self.scope)
 
     def begin(self) -> None:
-        """Note that the request runs. `end` must follow."""
+        """Note that the request runs. `end` must follow. Raises `ConversationLocked` if another request runs
+        that will append to the conversation, or has appended since the body was parsed."""
+        if isinstance(self.previous, Conversation):
+            if self.previous.locked or self.before != tuple(self.previous.items):
+                raise ConversationLocked(
+                    "Another request goes on from this conversation.",
+                    field="conversation",
+                    remedy="Send it again when that request has ended.",
+                )
+            self.previous.locked = True
+        self.running = True
         if self.store is not None:
             self.store.hold_program(self._leased)
             if self.previous is not None:
@@ -262,7 +280,13 @@ class Storage:
                     self.store.join_program(self.previous, self._leased)
 
     def end(self) -> None:
-        """Note that the request has ended: what was removed while it ran has leases no longer."""
+        """Note that the request has ended: what was removed while it ran has leases no longer. A second call
+        has no effect."""
+        if not self.running:
+            return
+        self.running = False
+        if isinstance(self.previous, Conversation):
+            self.previous.locked = False
         if self.store is not None:
             self.store.let_go_program(self._leased)
 
@@ -271,7 +295,6 @@ class Storage:
         if self.store is None:
             return
         output = [Item(one["id"], msgspec.json.encode(one)) for one in response["output"]]
-        before = [] if self.previous is None else [*self.previous.items]
         if isinstance(self.previous, Conversation):
             self.store.append(self.previous, [*self.own, *output])
         if self.keep:
@@ -279,7 +302,7 @@ class Storage:
                 StoredResponse(
                     id=response["id"],
                     scope=self.scope,
-                    items=[*before, *self.own, *output],
+                    items=[*self.before, *self.own, *output],
                     program=self._leased,
                     body=msgspec.json.encode(response),
                     outputs=len(output),
@@ -353,6 +376,8 @@ def take_storage(store: ResponseStore | None, fields: Fields, rid: str) -> Stora
         storage.program = conversation_id
     elif asked:
         storage.program = rid
+    if storage.previous is not None:
+        storage.before = tuple(storage.previous.items)
     return storage
 
 
