@@ -6,7 +6,6 @@ items of earlier responses.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import math
@@ -69,12 +68,6 @@ MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
-_RESPONSES = Dialect(
-    turns="input",
-    take_turns=take_input,
-    take_format=take_text_format,
-    take_tools=take_response_tools,
-)
 _SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 
@@ -115,7 +108,16 @@ def _parse(
     header = take_header(service, fields, "resp_")
     storage = take_storage(store, fields, header["id"])
     chat_format = service.frontend.info.chat_format
-    dialect = dataclasses.replace(_RESPONSES, take_turns=functools.partial(take_input, storage=storage))
+    dialect = Dialect(
+        turns="input",
+        take_turns=functools.partial(take_input, storage=storage),
+        take_format=take_text_format,
+        take_tools=lambda fields, tool_format: take_response_tools(
+            fields,
+            tool_format,
+            storage.additional_tools,  # which `take_turns` has found
+        ),
+    )
     chat = take_chat(fields, chat_format, dialect, header["id"])
     storage.take_own(fields, header["id"])
     included = take_included(fields)

@@ -6,7 +6,7 @@ one message.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -79,6 +79,8 @@ def take_input(
         turns.add_turn(ChatMessage(role="user", content=text_or_items))
     else:
         take_items(fields, "input", turns, chat_format, storage)
+    if storage is not None:
+        storage.additional_tools = turns.additional_tools
     if not (messages := turns.finish()):
         raise InvalidRequest("input has no item that is shown to the model.", field="input")
     return messages
@@ -108,6 +110,8 @@ class TurnBuilder:
         self._turns: list[ChatMessage] = []
         self._open: ChatMessage | None = None
         """The assistant message that the next item may be added to; None if there is none."""
+        self.additional_tools: list[list[Fields]] = []
+        """The tools of each item of type additional_tools, which `take_response_tools` takes."""
 
     @property
     def assistant(self) -> ChatMessage:
@@ -176,7 +180,7 @@ def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFor
             turns.add_turn(_take_agent_message(item))
         case "additional_tools":
             item.take("role", Literal["developer"])
-            item.take("tools", list[Any])  # the tools are taken by `take_response_tools`
+            turns.additional_tools.append(item.take_objects("tools") or [])
         case _ if kind in _SERVER_CALLS:
             name, field = _SERVER_CALLS[kind]
             call_id = item.need("call_id")

@@ -204,6 +204,8 @@ class Storage:
     for no lease, or if the client names a program, whose leases end by their times."""
     before: tuple[Item, ...] = ()
     """The items of `previous`, which the model sees before the input."""
+    additional_tools: list[list[Fields]] = field(default_factory=list)
+    """The tools of each item of type additional_tools, of `before` and of the input."""
     running: bool = False
     own: list[Item] = field(default_factory=list)
     """The items of the request's input."""
