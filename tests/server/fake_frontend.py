@@ -264,12 +264,12 @@ def _aborted(last: TextChunk, tokens: int) -> TextChunk:
 
 
 class LiveServer:
-    """A server in a thread of its own."""
+    """A server in a thread of its own, with batch files only if `config` has a `batch_dir`."""
 
     def __init__(self, frontend: FakeFrontend, *routers: APIRouter, **config: Any) -> None:
         self.frontend = frontend
         self.routers = routers
-        self.config = ServerConfig(**config)
+        self.config = ServerConfig(**config if "batch_dir" in config else config | {"batch_gb": 0})
         self._ready = threading.Event()
         self._listener = bind("127.0.0.1", 0)
         self.port: int = self._listener.getsockname()[1]

@@ -422,7 +422,20 @@ def test_files_belong_to_a_key(folder: Path) -> None:
 def test_one_server_uses_a_folder(client: openai.OpenAI, folder: Path) -> None:
     list(client.files.list())
     with LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as other:
-        assert "--batch-dir" in refused(httpx.get(other.url + "/v1/files"), 500)["message"]
+        error = refused(httpx.get(other.url + "/v1/files"), 409)
+    assert error["code"] == "batch_dir_in_use"
+    assert "--batch-dir" in error["message"]
+
+
+def test_servers_on_two_ports_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=None, port=30000) as one,
+        LiveServer(FakeFrontend(), route.router, batch_dir=None, port=30001) as other,
+    ):
+        for server in (one, other):
+            assert httpx.get(server.url + "/v1/files").status_code == 200
+    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["30000", "30001"]
 
 
 def test_off(folder: Path) -> None:
