@@ -172,18 +172,19 @@ async def delete_file(request: Request, identity: str) -> Response:
 async def create_batch(request: Request) -> Response:
     store, runner = _opened(request)
 
-    def parse(service: Service, fields: Fields) -> tuple[StoredFile, str, str, dict[str, str]]:
-        """(the input file, the endpoint, the completion window, the metadata)."""
-        file = store.get(StoredFile, fields.need("input_file_id"))
+    def parse(service: Service, fields: Fields) -> tuple[str, str, str, dict[str, str]]:
+        """(the id of the input file, the endpoint, the completion window, the metadata)."""
+        file_id: str = fields.need("input_file_id")
         endpoint: str = fields.need("endpoint")
         check_word("endpoint", endpoint[:100], [path for path in ENDPOINTS if _serves(request.app, path)])
         window: str = fields.need("completion_window")
         _seconds(window)
         metadata = take_metadata(fields)
         fields.finish(BATCH_FIELDS.whole)
-        return file, endpoint, window, metadata
+        return file_id, endpoint, window, metadata
 
-    (file, endpoint, window, metadata), _ = await parse_body(request, BATCH_FIELDS, parse)
+    (file_id, endpoint, window, metadata), _ = await parse_body(request, BATCH_FIELDS, parse)
+    file = store.get(StoredFile, file_id)
     if file.purpose != "batch":
         raise InvalidRequest(
             f"{file.id} is the output of a batch.",

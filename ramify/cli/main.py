@@ -83,7 +83,9 @@ def _run_command(argv: Sequence[str] | None) -> int:
 def _notes(error: BaseException | None) -> list[str]:
     """The notes of an error and of the errors that caused it, in order from the first cause to `error`."""
     notes: list[str] = []
-    while error is not None:
+    seen: set[int] = set()  # an error that is raised again by its own consequence is its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         notes[:0] = getattr(error, "__notes__", ())
         error = error.__cause__ or error.__context__
     return notes

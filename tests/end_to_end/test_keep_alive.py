@@ -44,6 +44,15 @@ def test_a_prompt_over_the_context_is_refused_in_words_that_agents_know(served: 
     assert ("response.failed" in answer.text) == stream
 
 
+@pytest.mark.parametrize(
+    ("path", "limit"), [("/v1/chat/completions", "max_tokens"), ("/v1/responses", "max_output_tokens")]
+)
+def test_a_limit_over_the_room_is_cut(served: Served, path: str, limit: str) -> None:
+    asked = body(path, 1, stream=False) | {limit: 32_000, "stop": ["e"]}
+    answer = httpx.post(served.url + path, json=asked, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
 def body(path: str, sentences: int, *, stream: bool = True) -> Any:
     text = f"{path} {SENTENCE * sentences}"
     if path == "/v1/responses":

@@ -305,6 +305,12 @@ def test_a_wrong_field_is_named(client: openai.OpenAI, http: httpx.Client, field
     assert refused(answer, 404 if param == "id" else 400)["param"].startswith(param)
 
 
+def test_all_wrong_fields_are_named(http: httpx.Client) -> None:
+    body = {"input_file_id": 5, "endpoint": "/x", "completion_window": "3x", "foo": 1}
+    error = refused(http.post("/v1/batches", json=body))
+    assert {one["param"] for one in error["errors"]} == set(body)
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=99999", "after=", "a=b", "order=up"])
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
 def test_a_wrong_query(http: httpx.Client, path: str, query: str) -> None:

@@ -97,7 +97,6 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
     generation = msgspec.structs.replace(
         chat.request,
         sampling=sampling,
-        cut_to_fit=True,
         scope=scope,
         hint=hint_of(fields, scope, rid, lease_s=marks.lease_s),
         lora=lora,

@@ -108,6 +108,7 @@ def take_chat(fields: Fields, chat_format: ChatFormat | None, dialect: Dialect, 
             template_kwargs=reasoning.template_kwargs,
             preambles=preambles,
             constraint=wanted,
+            cut_to_fit=True,
         ),
         turn_format=TurnFormat(
             reasoning_end=reasoning.end,

@@ -19,4 +19,5 @@ BATCH_FIELDS = Endpoint(
         taken("metadata", "comes back"),
         refused("output_expires_after", "Output files stay until they are deleted."),
     ),
+    required={"input_file_id": "x", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
 )

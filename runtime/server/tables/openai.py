@@ -231,7 +231,8 @@ CHAT = Endpoint(
         ),
         taken(
             "max_tokens max_completion_tokens n logprobs top_logprobs",
-            "a limit is at least 1; left out or -1, the answer may fill the context",
+            "a limit is at least 1, and is cut to the room in the context; left out or -1, the answer may"
+            " fill it",
         ),
         REASONING,
         TEMPLATE,

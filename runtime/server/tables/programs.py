@@ -17,6 +17,7 @@ PROGRAMS = Endpoint(
         taken("timeout max_total_tokens max_calls", "limits of each run"),
         taken("stream events id", "server-sent events, which of them, and the client's id of the run"),
     ),
+    required={"graph": {"nodes": []}},
 )
 RESULTS = Endpoint(
     title="/v1/programs/{id}/results",

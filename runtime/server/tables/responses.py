@@ -77,7 +77,10 @@ RESPONSES = Endpoint(
             "{format, verbosity}; the format is text, json_object, json_schema, and `regex`, `ebnf`, `lark`,"
             " `choice`, `structural_tag`",
         ),
-        taken("max_output_tokens", "an answer that is cut has the status incomplete"),
+        taken(
+            "max_output_tokens",
+            "cut to the room in the context; an answer that is cut has the status incomplete",
+        ),
         taken(
             "include top_logprobs",
             "`message.output_text.logprobs`; `reasoning.encrypted_content`; OpenAI's other values have no"
