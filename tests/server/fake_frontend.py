@@ -289,19 +289,19 @@ class LiveServer:
 
     def __enter__(self) -> LiveServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.call(self._stopping.set)
         self.call(self.frontend.release.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
         """Stop as SIGTERM does; returns when the server is draining."""
         self.call(self._stopping.set)
-        assert self.frontend.draining.wait(10)
+        assert self.frontend.draining.wait(60)
 
     def call(self, function: Any) -> None:
         self._loop.call_soon_threadsafe(function)

@@ -480,7 +480,7 @@ def serving(folder: Path) -> tuple[subprocess.Popen[str], str]:
     for text in process.stdout:
         if text.startswith("Serving"):
             return process, text.split()[-1]
-    raise AssertionError(process.wait(10))
+    raise AssertionError(process.wait(60))
 
 
 def test_remains_of_uploads_are_removed(folder: Path, client: openai.OpenAI) -> None:
