@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from ramify.batches import lines, route, runner, store, upload
+from ramify.errors import EngineClosed, WorkerDied
 from ramify.priority import BATCH
 from tests.server.conftest import CHAT, COMPLETION, RESPONSE, refused
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
@@ -26,6 +27,8 @@ from tests.server.test_hostile_bodies import HOSTILE
 
 EMBEDDING = {"model": MODEL, "input": "hi"}
 FORM = {"authorization": "Bearer none"}
+LIMIT_S = 40.0
+"""Limit for what takes under a second on an idle machine."""
 
 
 @pytest.fixture
@@ -53,14 +56,21 @@ def start(client: openai.OpenAI, *found: Any, endpoint: Any = "/v1/completions",
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, **fields)
 
 
-def ended(client: openai.OpenAI, identity: str) -> Any:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        batch = client.batches.retrieve(identity)
-        if batch.status not in store.UNFINISHED:
-            return batch
+def client_of(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=LIMIT_S)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < until
         time.sleep(0.02)
-    raise AssertionError(batch)
+
+
+def ended(client: openai.OpenAI, identity: str) -> Any:
+    """The batch, once it has ended."""
+    wait_for(lambda: client.batches.retrieve(identity).status not in store.UNFINISHED)
+    return client.batches.retrieve(identity)
 
 
 def content(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
@@ -142,9 +152,7 @@ def test_no_more_lines_at_a_time_than_keep_the_batch_full(
     frontend.hold_after = 0
     batch = start(client, *(line(n) for n in range(200)))
     most = frontend.info.max_running * 5 // 4 + 1
-    until = time.monotonic() + 20
-    while len(frontend.running) < most and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: len(frontend.running) >= most)
     assert len(frontend.running) == most < 200
     server.call(frontend.release.set)
     assert ended(client, batch.id).request_counts.completed == 200
@@ -184,13 +192,13 @@ def test_an_empty_file_and_a_long_one(client: openai.OpenAI, monkeypatch: pytest
 def test_cancel(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     frontend.hold_after = 1
     batch = start(client, *map(line, range(3)))
-    assert frontend.held.wait(10)
+    assert frontend.held.wait(LIMIT_S)
     with pytest.raises(openai.BadRequestError, match="Cancel the batch first"):
         client.files.delete(batch.input_file_id)
     assert client.batches.cancel(batch.id).status == "cancelling"
     batch = ended(client, batch.id)
     assert batch.status == "cancelled"
-    assert frontend.idle.wait(10)  # its requests have ended
+    assert frontend.idle.wait(LIMIT_S)  # its requests have ended
     left = content(client, batch.error_file_id)
     assert {one["error"]["code"] for one in left.values()} == {"batch_cancelled"}
     assert len(left) == 3
@@ -211,18 +219,35 @@ def test_the_window_ends(
 def test_a_full_queue_and_a_dying_engine(
     client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [(429, 1), (503, 1), (503, 2), (429, 1), (503, 3), (200, 1)]
+    answers = [429, 503, 503, 429, 503, 200]
     sent = []
 
     async def post(*_: Any) -> runner.Answer:
         sent.append(answers[len(sent)])
-        return runner.Answer(sent[-1][0], {"retry-after": "0"}, b"{}")
+        return runner.Answer(sent[-1], {"retry-after": "0"}, b"{}")
 
     monkeypatch.setattr(runner, "post", post)
-    monkeypatch.setattr(runner, "ATTEMPTS", 5)
     batch = ended(client, start(client, line(1)).id)
-    assert [status for status, _ in sent] == [429, 503, 503, 429, 503]
+    assert sent == answers[:5]
     assert content(client, batch.error_file_id)["line 1"]["response"]["status_code"] == 503
+
+
+@pytest.mark.parametrize("error", [EngineClosed("It has been closed."), WorkerDied("It died too often.")])
+def test_an_engine_that_has_closed_answers_no_line(
+    folder: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = FakeFrontend()
+    closed.fail_first, closed.gave_up = error, True
+    with LiveServer(closed, route.router, batch_dir=str(folder)) as server, client_of(server.url) as client:
+        batch = start(client, *map(line, range(3)))
+        wait_for(lambda: "in a later server" in caplog.text)
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        assert list(lines.results_of(folder / f"{batch.id}.jsonl")) == []
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server.url) as client,
+    ):
+        assert ended(client, batch.id).request_counts.completed == 3
 
 
 def test_a_full_disk_fails_the_batch_alone(
@@ -400,16 +425,13 @@ def test_a_form_of_a_web_page_is_refused(http: httpx.Client) -> None:
 
 
 def test_files_belong_to_a_key(folder: Path) -> None:
-    def client_of(server: LiveServer, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=10)
-
     found = {"api_key": "one", "batch_dir": str(folder), "allowed_hosts": "*.example.com,127.0.0.1"}
-    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server, "one") as client:
+    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server.url, "one") as client:
         batch = ended(client, start(client, line(1)).id)
         assert batch.status == "completed"
         assert content(client, batch.output_file_id)["line 1"]["response"]["status_code"] == 200
     found["api_key"] = "two"
-    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server, "two") as client:
+    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server.url, "two") as client:
         assert list(client.files.list()) == list(client.batches.list()) == []
         with pytest.raises(openai.NotFoundError):
             client.files.content(batch.output_file_id)
@@ -419,7 +441,20 @@ def test_files_belong_to_a_key(folder: Path) -> None:
 def test_one_server_uses_a_folder(client: openai.OpenAI, folder: Path) -> None:
     list(client.files.list())
     with LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as other:
-        assert "--batch-dir" in refused(httpx.get(other.url + "/v1/files"), 500)["message"]
+        error = refused(httpx.get(other.url + "/v1/files"), 409)
+    assert error["code"] == "batch_dir_in_use"
+    assert "--batch-dir" in error["message"]
+
+
+def test_servers_on_two_ports_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=None, port=30000) as one,
+        LiveServer(FakeFrontend(), route.router, batch_dir=None, port=30001) as other,
+    ):
+        for server in (one, other):
+            assert httpx.get(server.url + "/v1/files").status_code == 200
+    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["30000", "30001"]
 
 
 def test_off(folder: Path) -> None:
@@ -458,7 +493,7 @@ def serving(folder: Path) -> tuple[subprocess.Popen[str], str]:
     for text in process.stdout:
         if text.startswith("Serving"):
             return process, text.split()[-1]
-    raise AssertionError(process.wait(10))
+    raise AssertionError(process.wait(60))
 
 
 def test_remains_of_uploads_are_removed(folder: Path, client: openai.OpenAI) -> None:
@@ -474,7 +509,7 @@ def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> No
     for end in (signal.SIGKILL, signal.SIGTERM, None):
         process, url = serving(folder)
         try:
-            with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=10) as client:
+            with client_of(url) as client:
                 if not identity:
                     bodies = [COMPLETION | {"prompt": f"text {n}", "max_tokens": 1} for n in range(total)]
                     identity = start(client, *(line(n, body) for n, body in enumerate(bodies))).id
@@ -486,7 +521,7 @@ def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> No
                     batch = ended(client, identity)
                     found = content(client, batch.output_file_id)
                     process.send_signal(signal.SIGTERM)
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
         sent.append([text[len("line text ") :] for text in out.splitlines() if text.startswith("line text ")])
