@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ Status = Literal[
 MAX_STORED = 10_000
 """Maximum number of files, and of batches. A new batch takes the place of the oldest that has ended."""
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+CONTENT = re.compile(r"upload-[0-9a-f]{16}|(file-|batch_)[0-9a-f]{24}\.jsonl(\.\d+\.new)?")
+"""Name of a file with the content of a file or the results of a batch, or of one that is being written."""
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
@@ -140,13 +143,17 @@ class Store:
         self._read()
 
     def _read(self) -> None:
-        for path in self.folder.glob("upload-*"):
-            path.unlink()  # its request broke off
+        """Read the descriptions, and remove what a server that was killed has left without one."""
         self._read_all(StoredFile, "file-*.json")
         self._read_all(Batch, "batch_*.json")
-        for path in self.folder.glob("file-*.jsonl"):
-            if not path.with_suffix(".json").exists():
-                path.unlink()  # the server died before it described the file
+        for path in self.folder.iterdir():
+            if not CONTENT.fullmatch(path.name):
+                continue  # the folder may be one in which a user keeps other files
+            identity = path.name.partition(".")[0]
+            batch = self.batches.get(identity)
+            has_ended = batch is not None and batch.status not in UNFINISHED
+            if has_ended or path.suffix != ".jsonl" or not (self.folder / f"{identity}.json").exists():
+                path.unlink()
 
     def _read_all(self, kind: type[Stored], names: str) -> None:
         known: list[Stored] = []

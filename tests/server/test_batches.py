@@ -53,6 +53,10 @@ def start(client: openai.OpenAI, *found: Any, endpoint: Any = "/v1/completions",
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, **fields)
 
 
+def client_of(server: LiveServer, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=40)
+
+
 def ended(client: openai.OpenAI, identity: str) -> Any:
     until = time.monotonic() + 20
     while time.monotonic() < until:
@@ -387,9 +391,6 @@ def test_a_form_of_a_web_page_is_refused(http: httpx.Client) -> None:
 
 
 def test_files_belong_to_a_key(folder: Path) -> None:
-    def client_of(server: LiveServer, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=10)
-
     found = {"api_key": "one", "batch_dir": str(folder), "allowed_hosts": "*.example.com,127.0.0.1"}
     with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server, "one") as client:
         batch = ended(client, start(client, line(1)).id)
@@ -448,12 +449,22 @@ def serving(folder: Path) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError(process.wait(10))
 
 
-def test_remains_of_uploads_are_removed(folder: Path, client: openai.OpenAI) -> None:
-    folder.mkdir()
-    for name in ("upload-1", "file-1.jsonl"):
+def test_what_a_killed_server_left_is_removed(folder: Path) -> None:
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server) as client,
+    ):
+        batch = ended(client, start(client, line(1)).id)
+        file, output = batch.input_file_id, batch.output_file_id
+    kept = {"lock", "mine.jsonl", "file-of-mine.jsonl", f"{batch.id}.json"}
+    kept |= {f"{one}{ending}" for one in (file, output) for ending in (".json", ".jsonl")}
+    unknown = "0" * 24
+    left = {f"file-{unknown}.jsonl", f"batch_{unknown}.jsonl", "upload-" + "0" * 16}
+    left |= {f"{batch.id}.jsonl", f"{batch.id}.jsonl.17.new"}
+    for name in left | kept:
         (folder / name).touch()
-    file = client.files.create(file=b"", purpose="batch")
-    assert {path.name for path in folder.iterdir()} == {"lock", f"{file.id}.json", f"{file.id}.jsonl"}
+    with LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)):
+        assert {path.name for path in folder.iterdir()} == kept
 
 
 def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> None:
