@@ -102,7 +102,7 @@ class Runner:
     async def cancel(self, batch: Batch) -> None:
         """End a batch early. Its lines that have an answer keep it."""
         batch.enter("cancelling")
-        await self._save(batch)
+        await self._store.save(batch)
         if batch.id in self._computing:
             self._computing[batch.id].cancel()
         elif batch.id not in self._tasks:
@@ -138,7 +138,7 @@ class Runner:
         batch.model = found.model
         batch.errors = Errors(found.errors) if found.errors else None
         batch.enter("failed" if found.errors else "in_progress")
-        await self._save(batch)
+        await self._store.save(batch)
         return not found.errors
 
     async def _answered(self, batch: Batch) -> Status:
@@ -207,14 +207,15 @@ class Runner:
     async def _finish(self, batch: Batch, ending: Status) -> None:
         if batch.status != "cancelling":
             batch.enter("finalizing")
-            await self._save(batch)
-        await asyncio.to_thread(self._write_outputs, batch, ending)
+            await self._store.save(batch)
+        for file in await asyncio.to_thread(self._write_outputs, batch, ending):
+            await self._store.save(file)
         batch.enter(ending)
-        await self._save(batch)
+        await self._store.save(batch)
         self._store.path(batch.id).unlink(missing_ok=True)
 
-    def _write_outputs(self, batch: Batch, ending: Status) -> None:
-        """Make the output file and the error file of the results."""
+    def _write_outputs(self, batch: Batch, ending: Status) -> list[StoredFile]:
+        """Make the output file and the error file of the results; returns those that are not empty."""
         counts, usage = Counts(total=batch.request_counts.total), Counter[str]()
         good, bad = (StoredFile(**_output(batch, what)) for what in ("output", "error"))
         results = self._store.path(batch.id)
@@ -236,9 +237,7 @@ class Runner:
                         errors.write(msgspec.json.encode(line) + b"\n")
             good.bytes, bad.bytes = output.tell(), errors.tell()
         for file in (good, bad):
-            if file.bytes:
-                self._store.save(file)
-            else:
+            if not file.bytes:
                 self._store.path(file.id).unlink()
         batch.output_file_id = good.id if good.bytes else None
         batch.error_file_id = bad.id if bad.bytes else None
@@ -250,19 +249,17 @@ class Runner:
             "output_tokens_details": {"reasoning_tokens": usage["reasoning"]},
             "total_tokens": usage["input"] + usage["output"],
         }
+        return [file for file in (good, bad) if file.bytes]
 
     async def _fail(self, batch: Batch, error: RamifyError) -> None:
         logger.warning("%s failed: %s", batch.id, error)
         batch.errors = Errors([LineError(error.code, str(error), None, error.field)])
         batch.enter("failed")
         try:
-            await self._save(batch)
+            await self._store.save(batch)
             self._store.path(batch.id).unlink(missing_ok=True)
         except OSError as failure:  # after a restart the batch goes on, in the status that is on the disk
             logger.warning("%s cannot be saved: %s", batch.id, failure)
-
-    async def _save(self, batch: Batch) -> None:
-        await asyncio.to_thread(self._store.save, batch)
 
 
 def _output(batch: Batch, what: str) -> dict[str, Any]:

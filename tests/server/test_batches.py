@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import http.client as http_client
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,16 @@ from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_hostile_bodies import HOSTILE
 
 EMBEDDING = {"model": MODEL, "input": "hi"}
+BATCH_OBJECT = {
+    "id": store.new_id("batch_"),
+    "endpoint": "/v1/completions",
+    "input_file_id": store.new_id("file-"),
+    "completion_window": "24h",
+    "created_at": int(time.time()),
+    "expires_at": int(time.time()) + 86400,
+    "owner": "",
+    "served": MODEL,
+}
 FORM = {"authorization": "Bearer none"}
 
 
@@ -55,6 +68,13 @@ def start(client: openai.OpenAI, *found: Any, endpoint: Any = "/v1/completions",
 
 def client_of(server: LiveServer, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=40)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 40
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def ended(client: openai.OpenAI, identity: str) -> Any:
@@ -371,6 +391,85 @@ def test_an_upload_is_bounded(http: httpx.Client, folder: Path, monkeypatch: pyt
     body = (FILE.format("x" * 2000) + PURPOSE + "--b--").encode()
     assert refused(http.post("/v1/files", content=body, headers=form()), 413)["param"] == "file"
     assert {path.name for path in folder.iterdir()} == {"lock"}
+
+
+def test_parallel_uploads_share_the_room(folder: Path) -> None:
+    body = (FILE.format("x" * 700) + PURPOSE + "--b--").encode()
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder), batch_gb=1000 / 2**30) as server,
+        httpx.Client(base_url=server.url, timeout=40) as http,
+    ):
+        first = http_client.HTTPConnection("127.0.0.1", server.port, timeout=40)
+        first.putrequest("POST", "/v1/files")
+        for name, value in (form() | {"content-length": str(len(body))}).items():
+            first.putheader(name, value)
+        first.endheaders(body[:100])
+        wait_for(lambda: any(folder.glob("upload-*")))
+        answer = http.post("/v1/files", content=body, headers=form())
+        assert refused(answer, 507)["code"] == "disk_full"
+        first.send(body[100:])
+        file = json.loads(first.getresponse().read())
+        first.close()
+        assert http.delete(f"/v1/files/{file['id']}").status_code == 200
+        assert http.post("/v1/files", content=body, headers=form()).status_code == 200
+
+
+def test_the_event_loop_does_not_wait_for_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, changing = [], []
+
+    class Watched(dict[str, Any]):
+        def __setitem__(self, *item: Any) -> None:
+            changing.append(threading.current_thread())
+            super().__setitem__(*item)
+
+    read, scandir = store.Store._read, os.scandir
+
+    def watched_read(self: store.Store) -> None:
+        reading.append(threading.current_thread())
+        read(self)
+        self.files, self.batches = Watched(self.files), Watched(self.batches)
+
+    def watched_scandir(path: Any) -> Any:
+        if path == folder:
+            reading.append(threading.current_thread())
+        return scandir(path)
+
+    monkeypatch.setattr(store.Store, "_read", watched_read)
+    monkeypatch.setattr(os, "scandir", watched_scandir)
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server) as client,
+    ):
+        assert ended(client, start(client, line(1)).id).status == "completed"
+        assert len(reading) >= 3  # at the start, at the upload and at the batch
+        assert server._thread not in reading
+        assert len(changing) >= 4
+        assert set(changing) == {server._thread}
+
+
+def test_the_last_of_two_saves_is_on_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = store.Store(folder, None, 1000)
+    batch = store.Batch(**BATCH_OBJECT)
+    second = threading.Event()
+    write = store.Store._write
+
+    def slow(self: store.Store, identity: str, description: bytes) -> None:
+        if b'"status":"cancelling"' in description:
+            second.set()
+        else:
+            second.wait(0.3)
+        write(self, identity, description)
+
+    async def save_twice() -> None:
+        first = asyncio.create_task(kept.save(batch))
+        await asyncio.sleep(0)
+        batch.enter("cancelling")
+        await asyncio.gather(first, kept.save(batch))
+
+    monkeypatch.setattr(store.Store, "_write", slow)
+    asyncio.run(save_twice())
+    assert json.loads((folder / f"{batch.id}.json").read_bytes())["status"] == "cancelling"
+    kept.close()
 
 
 def test_a_form_of_a_web_page_is_refused(http: httpx.Client) -> None:
