@@ -103,6 +103,8 @@ class Runner:
         """End a batch early. Its lines that have an answer keep it."""
         batch.enter("cancelling")
         await self._store.save(batch)
+        if batch.status != "cancelling":
+            return  # it has ended meanwhile
         if batch.id in self._computing:
             self._computing[batch.id].cancel()
         elif batch.id not in self._tasks:

@@ -209,6 +209,29 @@ def test_cancel(client: openai.OpenAI, frontend: FakeFrontend) -> None:
         client.batches.cancel(batch.id)
 
 
+def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, frontend: FakeFrontend, server: LiveServer
+) -> None:
+    frontend.hold_after = 1
+    batch = start(client, line(1))
+    assert frontend.held.wait(40)
+    save = store.Store.save
+
+    async def slow(self: store.Store, what: Any) -> None:
+        await save(self, what)
+        if isinstance(what, store.Batch) and what.status == "cancelling":
+            frontend.release.set()
+            while what.status == "cancelling":
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # until its task has ended
+
+    monkeypatch.setattr(store.Store, "save", slow)
+    assert client.batches.cancel(batch.id).status == "completed"
+    batch = ended(client, batch.id)
+    assert batch.status == "completed"
+    assert content(client, batch.output_file_id)["line 1"]["response"]["status_code"] == 200
+
+
 def test_the_window_ends(
     client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
