@@ -187,10 +187,11 @@ class Runner:
         while (row := await asyncio.to_thread(lines.take)) is not None:
             async with self._places:
                 answer = await self._answer(batch.endpoint, await asyncio.to_thread(lines.body, row))
+            named = answer.headers.get("request-id") or answer.headers.get("x-request-id")
             result = {
                 "id": new_id("batch_req_"),
                 "status_code": answer.status,
-                "request_id": answer.headers.get("x-request-id") or new_id("req_"),
+                "request_id": named or new_id("req_"),
                 "body": msgspec.Raw(answer.body),
             }
             await asyncio.to_thread(lines.write, row, result)
@@ -312,7 +313,7 @@ def _usage_of(result: Result) -> dict[str, int]:
         "input": usage.prompt_tokens + usage.input_tokens + apart + usage.cache_creation_input_tokens,
         "cached": before.get("cached_tokens") or apart,
         "output": usage.completion_tokens + usage.output_tokens,
-        "reasoning": after.get("reasoning_tokens") or 0,
+        "reasoning": after.get("reasoning_tokens") or after.get("thinking_tokens") or 0,
     }
 
 

@@ -127,6 +127,20 @@ def test_each_endpoint(client: openai.OpenAI, endpoint: str, body: Any, kind: st
     assert bad["line 2"]["error"] is None
 
 
+def test_thinking_and_the_request_id_of_messages(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = {"input_tokens": 2, "output_tokens": 5, "output_tokens_details": {"thinking_tokens": 3}}
+
+    async def post(*_: Any) -> runner.Answer:
+        return runner.Answer(200, {"request-id": "req_7"}, json.dumps({"usage": usage}).encode())
+
+    monkeypatch.setattr(runner, "post", post)
+    batch = ended(client, start(client, line(1, url="/v1/messages"), endpoint="/v1/messages").id)
+    assert batch.usage.output_tokens_details.reasoning_tokens == 3
+    assert content(client, batch.output_file_id)["line 1"]["response"]["request_id"] == "req_7"
+
+
 def test_lines_have_a_low_priority_and_one_flow(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     batch = start(client, line(1), line(2, COMPLETION | {"priority": 3}))
     ended(client, batch.id)
