@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,19 +135,17 @@ class Lines:
     """The lines of an input file at `path` that have no result in `results`. Lines with a common prefix
     follow each other.
 
-    Its methods block, and may be called by several threads. Raises `RamifyError` or OSError if `results`
+    Its methods block, and are called by one thread at a time. Raises `RamifyError` or OSError if `results`
     cannot be read or written.
     """
 
     def __init__(self, path: Path, results: Path, endpoint: str) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self._file = ResultsFile(results, {"program": {"name": endpoint}}, key="custom_id")
         self._window = Window(self._left(), LOOK_AHEAD, ["prefix"])
 
     def close(self) -> None:
-        with self._lock:
-            self._file.close()
+        self._file.close()
 
     def _left(self) -> Iterator[Row]:
         for number, start, text in input_lines(self._path):
@@ -161,8 +158,7 @@ class Lines:
 
     def take(self) -> Row | None:
         """The next line to compute; None if none is left."""
-        with self._lock:
-            return next(self._window, None)
+        return next(self._window, None)
 
     def body(self, row: Row) -> bytes:
         """The body of a line, as the client wrote it."""
@@ -173,8 +169,7 @@ class Lines:
 
     def write(self, row: Row, answer: dict[str, Any]) -> None:
         """Append the answer of a line to the results."""
-        with self._lock:
-            self._file.append(row.index, row.identity.identity, answer)
+        self._file.append(row.index, row.identity.identity, answer)
 
 
 class Result(msgspec.Struct):

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,32 +163,40 @@ class Runner:
 
     async def _compute(self, batch: Batch) -> None:
         IN_BATCH.set(batch.id)
-        async with self._turns, self._opened(batch) as lines:
+        async with self._turns, self._opened(batch) as (lines, thread):
             counts = batch.request_counts
             counts.completed, counts.failed = await asyncio.to_thread(_count, self._store.path(batch.id))
             workers = [
-                asyncio.create_task(self._work(batch, lines)) for _ in range(min(self._lines, counts.total))
+                asyncio.create_task(self._work(batch, lines, thread))
+                for _ in range(min(self._lines, counts.total))
             ]
             async with cancel_at_end(workers):
                 await asyncio.gather(*workers)
 
     @contextlib.asynccontextmanager
-    async def _opened(self, batch: Batch) -> AsyncIterator[Lines]:
-        """The lines of a batch, closed at the end also if the task is cancelled while a thread opens them."""
-        opening = asyncio.create_task(asyncio.to_thread(self._lines_of, batch))
+    async def _opened(self, batch: Batch) -> AsyncIterator[tuple[Lines, ThreadPoolExecutor]]:
+        """(the lines of a batch, the thread that uses them), closed at the end also if the task is cancelled
+        while the thread opens them. A thread of its own, since all workers wait while one looks ahead."""
+        thread = ThreadPoolExecutor(1, "ramify-batch")
+        loop = asyncio.get_running_loop()
+        opening = loop.run_in_executor(thread, self._lines_of, batch)
         try:
-            yield await asyncio.shield(opening)
+            yield await asyncio.shield(opening), thread
         finally:
-            await asyncio.to_thread((await opening).close)
+            try:
+                await loop.run_in_executor(thread, (await opening).close)
+            finally:
+                thread.shutdown(wait=False)
 
     def _lines_of(self, batch: Batch) -> Lines:
         path = self._store.path
         return Lines(path(batch.input_file_id), path(batch.id), batch.endpoint)
 
-    async def _work(self, batch: Batch, lines: Lines) -> None:
-        while (row := await asyncio.to_thread(lines.take)) is not None:
+    async def _work(self, batch: Batch, lines: Lines, thread: ThreadPoolExecutor) -> None:
+        in_thread = functools.partial(asyncio.get_running_loop().run_in_executor, thread)
+        while (row := await in_thread(lines.take)) is not None:
             async with self._places:
-                answer = await self._answer(batch.endpoint, await asyncio.to_thread(lines.body, row))
+                answer = await self._answer(batch.endpoint, await in_thread(lines.body, row))
             named = answer.headers.get("request-id") or answer.headers.get("x-request-id")
             result = {
                 "id": new_id("batch_req_"),
@@ -194,7 +204,7 @@ class Runner:
                 "request_id": named or new_id("req_"),
                 "body": msgspec.Raw(answer.body),
             }
-            await asyncio.to_thread(lines.write, row, result)
+            await in_thread(lines.write, row, result)
             batch.request_counts.failed += answer.status >= 400
             batch.request_counts.completed += answer.status < 400
 

@@ -141,6 +141,27 @@ def test_thinking_and_the_request_id_of_messages(
     assert content(client, batch.output_file_id)["line 1"]["response"]["request_id"] == "req_7"
 
 
+def test_a_batch_that_looks_ahead_leaves_the_threads_to_others(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taking, going_on = threading.Event(), threading.Event()
+    take = lines.Lines.take
+
+    def slow(self: lines.Lines) -> Any:
+        taking.set()
+        assert going_on.wait(40)
+        return take(self)
+
+    monkeypatch.setattr(lines.Lines, "take", slow)
+    batch = start(client, *map(line, range(100)))
+    try:
+        assert taking.wait(40)
+        client.with_options(timeout=5).files.create(file=b"", purpose="batch")
+    finally:
+        going_on.set()
+    assert ended(client, batch.id).request_counts.completed == 100
+
+
 def test_lines_have_a_low_priority_and_one_flow(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     batch = start(client, line(1), line(2, COMPLETION | {"priority": 3}))
     ended(client, batch.id)
