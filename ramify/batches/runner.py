@@ -194,9 +194,9 @@ class Runner:
 
     async def _work(self, batch: Batch, lines: Lines, thread: ThreadPoolExecutor) -> None:
         in_thread = functools.partial(asyncio.get_running_loop().run_in_executor, thread)
-        while (row := await in_thread(lines.take)) is not None:
+        while (line := await in_thread(lines.take)) is not None:
             async with self._places:
-                answer = await self._answer(batch.endpoint, await in_thread(lines.body, row))
+                answer = await self._answer(batch.endpoint, await in_thread(lines.body, line))
             named = answer.headers.get("request-id") or answer.headers.get("x-request-id")
             result = {
                 "id": new_id("batch_req_"),
@@ -204,7 +204,7 @@ class Runner:
                 "request_id": named or new_id("req_"),
                 "body": msgspec.Raw(answer.body),
             }
-            await in_thread(lines.write, row, result)
+            await in_thread(lines.write, line, result)
             batch.request_counts.failed += answer.status >= 400
             batch.request_counts.completed += answer.status < 400
 
@@ -244,10 +244,10 @@ class Runner:
             if ending in ENDED and batch.in_progress_at is not None:
                 code, message = ENDED[ending]
                 with contextlib.closing(self._lines_of(batch)) as lines:
-                    while (row := lines.take()) is not None:
-                        line = {"id": new_id("batch_req_"), "custom_id": row.identity.custom_id}
-                        line |= {"response": None, "error": {"code": code, "message": message}}
-                        errors.write(msgspec.json.encode(line) + b"\n")
+                    while (line := lines.take()) is not None:
+                        output_line = {"id": new_id("batch_req_"), "custom_id": line.custom_id}
+                        output_line |= {"response": None, "error": {"code": code, "message": message}}
+                        errors.write(msgspec.json.encode(output_line) + b"\n")
             good.bytes, bad.bytes = output.tell(), errors.tell()
         for file in (good, bad):
             if not file.bytes:
