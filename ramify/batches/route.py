@@ -49,7 +49,8 @@ class BatchFiles:
         self._app = app
         self._service: Service = app.state.service
         config = self._service.config
-        self._folder = Path(config.batch_dir).expanduser() if config.batch_dir else cache.home() / "batches"
+        default = cache.home() / "batches" / str(config.port)
+        self._folder = Path(config.batch_dir).expanduser() if config.batch_dir else default
         self._on = config.batch_gb > 0
         self._store: Store | None = None
         self._runner: Runner | None = None

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import functools
 import hashlib
-import itertools
 import logging
 import time
 from collections import Counter
@@ -39,7 +38,7 @@ from ramify.batches.store import (
     new_id,
     whole_file,
 )
-from ramify.errors import RamifyError
+from ramify.errors import EngineClosed, RamifyError
 from ramify.loop import cancel_at_end
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
@@ -50,8 +49,8 @@ logger = logging.getLogger("ramify.server")
 AT_ONCE = 4
 """Maximum number of batches that are computed at a time. The others wait."""
 ATTEMPTS = 3
-"""Number of answers 503 after which that answer is the result of a line. A request that kills the engine is
-answered so; it is not sent again without end."""
+"""Number of answers 503 of a running engine after which that answer is the result of a line. A request that
+kills the engine is answered so; it is not sent again without end."""
 PAUSE_S = 1.0
 """Seconds before a line is sent again if the answer names no time."""
 ENDED = {
@@ -121,6 +120,8 @@ class Runner:
         try:
             if batch.status != "validating" or await self._check(batch):
                 await self._finish(batch, await self._answered(batch))
+        except EngineClosed as error:
+            logger.warning("%s stops, and goes on in a later server: %s", batch.id, error)
         except RamifyError as error:
             cause = error.__cause__
             await self._fail(batch, disk_error(cause) if isinstance(cause, OSError) else error)
@@ -209,13 +210,20 @@ class Runner:
             batch.request_counts.completed += answer.status < 400
 
     async def _answer(self, endpoint: str, body: bytes) -> Answer:
-        """The answer to a request. One that is told to come again later does so."""
-        for attempt in itertools.count(1):
+        """The answer to a request. One that is told to come again later does so.
+
+        Raises `EngineClosed` if the engine takes no more requests, since its 503 answers no line.
+        """
+        refusals = 0
+        while True:
             answer = await post(self._app, endpoint, body, self._headers)
-            if not (answer.status == 429 or (answer.status == 503 and attempt < ATTEMPTS)):
-                break
+            if answer.status == 503:
+                if self._service.frontend.gave_up or self._service.draining:
+                    raise EngineClosed("The engine takes no more requests.")
+                refusals += 1
+            if answer.status not in (429, 503) or refusals == ATTEMPTS:
+                return answer
             await asyncio.sleep(float(answer.headers.get("retry-after", PAUSE_S)))
-        return answer
 
     async def _finish(self, batch: Batch, ending: Status) -> None:
         if batch.status != "cancelling":

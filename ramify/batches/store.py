@@ -117,10 +117,17 @@ class DiskFull(EngineError):
     status = 507
 
 
+class FolderInUse(EngineError):
+    """The error 409 (RFC 9110, section 15.5.10)."""
+
+    code = "batch_dir_in_use"
+    status = 409
+
+
 class Store:
     """The files and batches in `folder`, which is made if it is missing. Opening it blocks.
 
-    Its dicts change on the event loop alone; threads only use the disk. Raises `EngineError` if another
+    Its dicts change on the event loop alone; threads only use the disk. Raises `FolderInUse` if another
     server uses the folder, and OSError if it cannot be made.
     """
 
@@ -141,7 +148,7 @@ class Store:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise EngineError(
+            raise FolderInUse(
                 f"Another server keeps its batch files in {folder}.",
                 remedy="Start this one with a --batch-dir of its own.",
             ) from None
