@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import http.client as http_client
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +29,16 @@ from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_hostile_bodies import HOSTILE
 
 EMBEDDING = {"model": MODEL, "input": "hi"}
+BATCH_OBJECT = {
+    "id": store.new_id("batch_"),
+    "endpoint": "/v1/completions",
+    "input_file_id": store.new_id("file-"),
+    "completion_window": "24h",
+    "created_at": int(time.time()),
+    "expires_at": int(time.time()) + 86400,
+    "owner": "",
+    "served": MODEL,
+}
 FORM = {"authorization": "Bearer none"}
 LIMIT_S = 40.0
 """Limit for what takes under a second on an idle machine."""
@@ -111,6 +124,41 @@ def test_each_endpoint(client: openai.OpenAI, endpoint: str, body: Any, kind: st
     assert bad["line 2"]["response"]["status_code"] == 404
     assert "no such model" in bad["line 2"]["response"]["body"]["error"]["message"]
     assert bad["line 2"]["error"] is None
+
+
+def test_thinking_and_the_request_id_of_messages(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = {"input_tokens": 2, "output_tokens": 5, "output_tokens_details": {"thinking_tokens": 3}}
+
+    async def post(*_: Any) -> runner.Answer:
+        return runner.Answer(200, {"request-id": "req_7"}, json.dumps({"usage": usage}).encode())
+
+    monkeypatch.setattr(runner, "post", post)
+    batch = ended(client, start(client, line(1, url="/v1/messages"), endpoint="/v1/messages").id)
+    assert batch.usage.output_tokens_details.reasoning_tokens == 3
+    assert content(client, batch.output_file_id)["line 1"]["response"]["request_id"] == "req_7"
+
+
+def test_a_batch_that_looks_ahead_leaves_the_threads_to_others(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taking, going_on = threading.Event(), threading.Event()
+    take = lines.Lines.take
+
+    def slow(self: lines.Lines) -> Any:
+        taking.set()
+        assert going_on.wait(LIMIT_S)
+        return take(self)
+
+    monkeypatch.setattr(lines.Lines, "take", slow)
+    batch = start(client, *map(line, range(100)))
+    try:
+        assert taking.wait(LIMIT_S)
+        client.with_options(timeout=5).files.create(file=b"", purpose="batch")
+    finally:
+        going_on.set()
+    assert ended(client, batch.id).request_counts.completed == 100
 
 
 def test_lines_have_a_low_priority_and_one_flow(client: openai.OpenAI, frontend: FakeFrontend) -> None:
@@ -204,6 +252,29 @@ def test_cancel(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     assert len(left) == 3
     with pytest.raises(openai.BadRequestError, match="is cancelled"):
         client.batches.cancel(batch.id)
+
+
+def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, frontend: FakeFrontend, server: LiveServer
+) -> None:
+    frontend.hold_after = 1
+    batch = start(client, line(1))
+    assert frontend.held.wait(LIMIT_S)
+    save = store.Store.save
+
+    async def slow(self: store.Store, what: Any) -> None:
+        await save(self, what)
+        if isinstance(what, store.Batch) and what.status == "cancelling":
+            frontend.release.set()
+            while what.status == "cancelling":
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # until its task has ended
+
+    monkeypatch.setattr(store.Store, "save", slow)
+    assert client.batches.cancel(batch.id).status == "completed"
+    batch = ended(client, batch.id)
+    assert batch.status == "completed"
+    assert content(client, batch.output_file_id)["line 1"]["response"]["status_code"] == 200
 
 
 def test_the_window_ends(
@@ -407,6 +478,85 @@ def test_an_upload_is_bounded(http: httpx.Client, folder: Path, monkeypatch: pyt
     assert {path.name for path in folder.iterdir()} == {"lock"}
 
 
+def test_parallel_uploads_share_the_room(folder: Path) -> None:
+    body = (FILE.format("x" * 700) + PURPOSE + "--b--").encode()
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder), batch_gb=1000 / 2**30) as server,
+        httpx.Client(base_url=server.url, timeout=LIMIT_S) as http,
+    ):
+        first = http_client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
+        first.putrequest("POST", "/v1/files")
+        for name, value in (form() | {"content-length": str(len(body))}).items():
+            first.putheader(name, value)
+        first.endheaders(body[:100])
+        wait_for(lambda: any(folder.glob("upload-*")))
+        answer = http.post("/v1/files", content=body, headers=form())
+        assert refused(answer, 507)["code"] == "disk_full"
+        first.send(body[100:])
+        file = json.loads(first.getresponse().read())
+        first.close()
+        assert http.delete(f"/v1/files/{file['id']}").status_code == 200
+        assert http.post("/v1/files", content=body, headers=form()).status_code == 200
+
+
+def test_the_event_loop_does_not_wait_for_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, changing = [], []
+
+    class Watched(dict[str, Any]):
+        def __setitem__(self, *item: Any) -> None:
+            changing.append(threading.current_thread())
+            super().__setitem__(*item)
+
+    read, scandir = store.Store._read, os.scandir
+
+    def watched_read(self: store.Store) -> None:
+        reading.append(threading.current_thread())
+        read(self)
+        self.files, self.batches = Watched(self.files), Watched(self.batches)
+
+    def watched_scandir(path: Any) -> Any:
+        if path == folder:
+            reading.append(threading.current_thread())
+        return scandir(path)
+
+    monkeypatch.setattr(store.Store, "_read", watched_read)
+    monkeypatch.setattr(os, "scandir", watched_scandir)
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server.url) as client,
+    ):
+        assert ended(client, start(client, line(1)).id).status == "completed"
+        assert len(reading) >= 3  # at the start, at the upload and at the batch
+        assert server._thread not in reading
+        assert len(changing) >= 4
+        assert set(changing) == {server._thread}
+
+
+def test_the_last_of_two_saves_is_on_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = store.Store(folder, None, 1000)
+    batch = store.Batch(**BATCH_OBJECT)
+    second = threading.Event()
+    write = store.Store._write
+
+    def slow(self: store.Store, identity: str, description: bytes) -> None:
+        if b'"status":"cancelling"' in description:
+            second.set()
+        else:
+            second.wait(0.3)
+        write(self, identity, description)
+
+    async def save_twice() -> None:
+        first = asyncio.create_task(kept.save(batch))
+        await asyncio.sleep(0)
+        batch.enter("cancelling")
+        await asyncio.gather(first, kept.save(batch))
+
+    monkeypatch.setattr(store.Store, "_write", slow)
+    asyncio.run(save_twice())
+    assert json.loads((folder / f"{batch.id}.json").read_bytes())["status"] == "cancelling"
+    kept.close()
+
+
 def test_a_form_of_a_web_page_is_refused(http: httpx.Client) -> None:
     body = (FILE + PURPOSE + "--b--").encode()
     for headers, status in (
@@ -496,12 +646,22 @@ def serving(folder: Path) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError(process.wait(60))
 
 
-def test_remains_of_uploads_are_removed(folder: Path, client: openai.OpenAI) -> None:
-    folder.mkdir()
-    for name in ("upload-1", "file-1.jsonl"):
+def test_what_a_killed_server_left_is_removed(folder: Path) -> None:
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server.url) as client,
+    ):
+        batch = ended(client, start(client, line(1)).id)
+        file, output = batch.input_file_id, batch.output_file_id
+    kept = {"lock", "mine.jsonl", "file-of-mine.jsonl", f"{batch.id}.json"}
+    kept |= {f"{one}{ending}" for one in (file, output) for ending in (".json", ".jsonl")}
+    unknown = "0" * 24
+    left = {f"file-{unknown}.jsonl", f"batch_{unknown}.jsonl", "upload-" + "0" * 16}
+    left |= {f"{batch.id}.jsonl", f"{batch.id}.jsonl.17.new"}
+    for name in left | kept:
         (folder / name).touch()
-    file = client.files.create(file=b"", purpose="batch")
-    assert {path.name for path in folder.iterdir()} == {"lock", f"{file.id}.json", f"{file.id}.jsonl"}
+    with LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)):
+        assert {path.name for path in folder.iterdir()} == kept
 
 
 def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> None:
