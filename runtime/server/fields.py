@@ -185,11 +185,6 @@ class Fields:
         if name not in self.ignored:
             self.ignored.append(name)
 
-    def ignore_private(self) -> None:
-        """Take the fields that a client keeps for itself, as having no effect: their names begin with
-        ``__``."""
-        self.ignore(dict.fromkeys(name for name in self._values if name.startswith("__")))
-
     def finish(self, table: FieldTable) -> None:
         """Ignore and refuse by `table` the fields that were not taken. Unknown fields are refused by name."""
         for name in self._values:

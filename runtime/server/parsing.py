@@ -49,11 +49,7 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
     strict = service.config.strict_fields
     fields = Fields(values, body=BodyState(strict=strict, headers=request.headers))
     try:
-        if any(fields.mentions(field, "definitions") for field in ("response_format", "text")):
-            # Parsing these schemas, of up to `MAX_SOURCE_BYTES`, takes too long for the event loop.
-            parsed = await asyncio.to_thread(parse, service, fields)
-        else:
-            parsed = parse(service, fields)
+        parsed = parse(service, fields)
     except (InvalidRequest, NotFound) as error:
         if len(data) <= MAX_PARSED_BYTES:
 

@@ -31,7 +31,6 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
             case _:
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
-        item.ignore_private()
         item.finish(MESSAGE)
         messages.append(message)
     return tuple(messages)

@@ -47,8 +47,7 @@ _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    cards = [_card(service, name) for name in service.model_names]
-    cards += [_card(service, name, lora=name) for name in service.frontend.loras.loaded]
+    cards = [_card(service, name, lora) for name, lora in service.all_names.items()]
     body: Body = {"object": "list", "data": cards}
     if "client_version" in request.query_params:  # Codex
         info = service.frontend.info
