@@ -387,3 +387,13 @@ def test_schemas_of_tools_are_named(http: httpx.Client, frontend: FakeFrontend) 
     render_tools(frontend, "hermes")
     wrong = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS | {"type": "array"}}}
     assert "tools[0].function.parameters.type" in refusal(http, "/api/chat", CHAT | {"tools": [wrong]})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_custom_tools_are_refused_by_name(http: httpx.Client, frontend: FakeFrontend, stream: bool) -> None:
+    render_tools(frontend, "hermes")
+    frontend.script = ['<tool_call>\n{"name": "p", "arguments": {"input": "x"}}\n</tool_call>']
+    tools = [WEATHER, {"type": "custom", "custom": {"name": "p"}}]
+    message = refusal(http, "/api/chat", CHAT | {"tools": tools, "stream": stream})
+    assert message.startswith("tools[1].type is 'custom'; only functions are supported")
+    assert not frontend.requests

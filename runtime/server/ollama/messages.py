@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
 from ramify import constraint
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.openai.chat import Dialect
 from ramify.runtime.server.openai.chat_turns import take_content, take_role
 from ramify.runtime.server.openai.reasoning import ReasoningUse, take_reasoning
-from ramify.runtime.server.openai.tools import take_tools
+from ramify.runtime.server.openai.tools import ToolUse, take_tools
 from ramify.runtime.server.params import FieldConstraint, make_constraint
 from ramify.runtime.server.tables import ollama as tables
+from ramify.text import quoted
+from ramify.tool_calls.formats import ToolFormat
 
 Think = bool | Literal["low", "medium", "high"]
 
@@ -70,6 +71,17 @@ def take_format(fields: Fields) -> FieldConstraint | None:
     raise InvalidRequest(f'{path} must be "json" or a JSON schema.', field=path)
 
 
+def take_functions(fields: Fields, tool_format: ToolFormat) -> ToolUse | None:
+    """Take the tools of the request; None if it has none. This API has no custom tools: the arguments of its
+    calls are objects."""
+    for item in fields.take_objects("tools") or ():
+        kind: str = item.take("type", str, "function")
+        if kind != "function":
+            path = item.path("type")
+            raise UnsupportedField(f"{path} is {quoted(kind)}; only functions are supported.", field=path)
+    return take_tools(fields, tool_format, nested=True)
+
+
 def take_think(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:
     """Take ``think``. A model that can think does so unless it is false, as on Ollama."""
     think: Think = fields.take("think", Think, True)
@@ -85,7 +97,7 @@ CHAT = Dialect(
     turns="messages",
     take_turns=take_messages,
     take_format=take_format,
-    take_tools=partial(take_tools, nested=True),
+    take_tools=take_functions,
     take_reasoning=take_think,
 )
 GENERATE = Dialect(
