@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.fields import MAX_OBJECTS, Fields
 from ramify.runtime.server.leases import scoped
 from ramify.runtime.server.openai.bodies import Body
 
@@ -194,6 +194,12 @@ class Storage:
     def history(self, fields: Fields) -> list[Fields]:
         """The items before those of the input."""
         before = [] if self.previous is None else self.previous.items
+        if len(before) > MAX_OBJECTS:
+            raise InvalidRequest(
+                f"{self.named_by} has {len(before)} items; at most {MAX_OBJECTS} are taken.",
+                field=self.named_by,
+                remedy="Send a shorter conversation as input.",
+            )
         return [
             Fields(_values(item), f"{self.named_by}.items[{index}]", fields.body)
             for index, item in enumerate(before)

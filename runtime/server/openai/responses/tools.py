@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.tools import OfferedTool, ToolUse, take_name, take_tool, use_of
+from ramify.runtime.server.openai.tools import OfferedTool, ToolName, ToolUse, take_name, take_tool, use_of
 from ramify.runtime.server.tables.responses import RESPONSES_TOOL
 from ramify.tool_calls.formats import ToolFormat
 
@@ -39,13 +40,16 @@ def take_response_tools(fields: Fields, tool_format: ToolFormat) -> ToolUse | No
 
     A tool of such an item takes the place of an earlier one with the same name.
     """
-    offered = [one for item in fields.take_objects("tools") or () for one in _take_tools(item)]
-    for tools in _additional_tools(fields):
-        added = [one for item in tools for one in _take_tools(item)]
-        names = {one.name for one in added}
-        offered = [one for one in offered if one.name not in names] + added
+    offered: dict[ToolName, list[OfferedTool]] = {}
+    for tools in (fields.take_objects("tools") or [], *_additional_tools(fields)):
+        added: dict[ToolName, list[OfferedTool]] = {}
+        for one in itertools.chain.from_iterable(map(_take_tools, tools)):
+            added.setdefault(one.name, []).append(one)
+        for name in added:
+            offered.pop(name, None)
+        offered |= added
     _refuse_hosted_choice(fields)
-    return use_of(fields, tool_format, offered, nested=False)
+    return use_of(fields, tool_format, list(itertools.chain(*offered.values())), nested=False)
 
 
 def _take_tools(item: Fields) -> Iterator[OfferedTool]:
