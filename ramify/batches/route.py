@@ -70,8 +70,8 @@ class BatchFiles:
         return self._store, self._runner
 
     def resume(self) -> None:
-        """Go on with the batches that an earlier server has left. Without any, the folder is free for other
-        servers until a request needs it here."""
+        """Go on with the batches that an earlier server has left. If there are none, close the folder again,
+        so that another server can use it until a request opens it here."""
         if self._on and self._folder.is_dir():
             try:
                 store, runner = self.open()
