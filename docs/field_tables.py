@@ -17,18 +17,19 @@ from ramify.runtime.server.tables.rows import FieldTable, Row
 
 PAGE = Path(__file__).parent / "server.md"
 END = "<!-- /fields -->"
+LONG = 60
+"""Least number of characters in the words of a row that is not written twice."""
 
 
 def parts() -> dict[str, str]:
-    """Title of a list → its Markdown."""
+    """Title of a list → its Markdown. What an earlier list has already is not written again: see `Shown`."""
+    shown = Shown()
     alike = (REQUEST, SAMPLING, OTHER_SERVERS)
-    every = {"alike": fields_of(joined(alike))}
-    listed: set[FieldTable] = {*alike}  # a table is listed with the first endpoint that has it
+    every = {"alike": shown.fields(joined(alike), "OpenAI's endpoints")}
     for endpoint in (*ENDPOINTS, BATCH_FIELDS):
-        body = joined([*(table for table in endpoint.shared if table not in listed), endpoint.body])
-        every[endpoint.title] = fields_of(body)
-        every[endpoint.title] += objects_of(table for table in endpoint.inner if table not in listed)
-        listed.update(endpoint.shared, endpoint.inner)
+        here = f"`{endpoint.path}`"
+        body = joined([*(table for table in endpoint.shared if table not in alike), endpoint.body])
+        every[endpoint.title] = shown.fields(body, here) + shown.objects(endpoint.inner, here)
     return every
 
 
@@ -36,27 +37,53 @@ def joined(tables: Iterable[FieldTable]) -> FieldTable:
     return FieldTable("", *(row for table in tables for row in table.rows))
 
 
-def fields_of(table: FieldTable) -> str:
-    """A line for each row, and the names that are refused."""
-    lines = ["| fields | |", "| --- | --- |"]
-    lines += [f"| {ticked(row.names)} | {words(row)} |" for row in table.rows if row.effect != "refused"]
-    refused = table.names("refused")
-    return "\n".join(lines) + "\n" + (f"\nRefused: {ticked(refused)}.\n" if refused else "")
+class Shown:
+    """The rows and objects that the lists so far have. A later list names the place of an equal one."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], str] = {}
+        self._tables: set[FieldTable] = set()
+        self._objects: dict[str, tuple[str, str]] = {}
+
+    def fields(self, table: FieldTable, here: str) -> str:
+        """A line for each row, and the names that are refused."""
+        lines = ["| fields | |", "| --- | --- |"]
+        again: dict[str, list[str]] = {}
+        for row in table.rows:
+            if row.effect == "refused":
+                continue
+            cells = ticked(row.names), words(row)
+            where = self._rows.setdefault(cells, here)
+            if where == here or len(row.words) < LONG:
+                lines.append(f"| {cells[0]} | {cells[1]} |")
+            else:
+                effect = "no effect, " if row.effect == "ignored" else ""
+                again.setdefault(f"{effect}as for {where}", []).extend(row.names)
+        lines += [f"| {ticked(names)} | {text} |" for text, names in again.items()]
+        refused = table.names("refused")
+        return "\n".join(lines) + "\n" + (f"\nRefused: {ticked(refused)}.\n" if refused else "")
+
+    def objects(self, tables: Iterable[FieldTable], here: str) -> str:
+        """A line for all objects in the body that have equal fields."""
+        lines: dict[str, list[str]] = {}
+        for table in tables:
+            if table in self._tables:  # a table is listed with the first endpoint that has it
+                continue
+            self._tables.add(table)
+            cells = " | ".join(ticked(table.names(effect)) for effect in ("taken", "ignored", "refused"))
+            path, where = self._objects.setdefault(cells, (table.path, here))
+            if where != here:
+                cells = min(cells, f"as `{path}` of {where} |  | ", key=len)
+            lines.setdefault(cells, []).append(table.path)
+        head = ["", "| object | taken | no effect | refused |", "| --- | --- | --- | --- |"]
+        rows = [f"| {ticked(paths)} | {cells} |" for cells, paths in lines.items()]
+        return "\n".join([*head, *rows]) + "\n" if rows else ""
 
 
 def words(row: Row) -> str:
     if row.effect == "taken":
         return row.words
     return f"no effect: {row.words}" if row.words else "no effect"
-
-
-def objects_of(tables: Iterable[FieldTable]) -> str:
-    """A line for each object in the body."""
-    lines = ["", "| object | taken | no effect | refused |", "| --- | --- | --- | --- |"]
-    for table in tables:
-        cells = [ticked(table.names(effect)) for effect in ("taken", "ignored", "refused")]
-        lines.append(f"| `{table.path}` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n" if len(lines) > 3 else ""
 
 
 def ticked(names: Iterable[str]) -> str:

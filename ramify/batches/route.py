@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import re
 import time
@@ -22,7 +21,7 @@ from ramify.batches.runner import Runner
 from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, new_id, whole_file
 from ramify.batches.upload import form_bytes, read_form
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.fields import Fields, json_response, page_limit, page_of
 from ramify.runtime.server.openai.responses.endpoint import take_metadata
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
@@ -75,8 +74,8 @@ class BatchFiles:
             return self._store, self._runner
 
     async def resume(self) -> None:
-        """Go on with the batches that an earlier server has left. Without any, the folder is free for other
-        servers until a request needs it here."""
+        """Go on with the batches that an earlier server has left. If there are none, close the folder again,
+        so that another server can use it until a request opens it here."""
         if self._on and self._folder.is_dir():
             try:
                 store, runner = await self.open()
@@ -281,20 +280,5 @@ def _page(
     for name in query:
         if name not in ("after", "limit", *others):
             raise UnsupportedField(f"{name} is not a parameter of this request.", field=name)
-    limit = query.get("limit", str(default))
-    if not (limit.isascii() and limit.isdigit() and 0 < int(limit[:9]) <= most):
-        raise InvalidRequest(f"limit must be between 1 and {most}.", field="limit")
-    left = iter(found)
-    if after := query.get("after"):
-        left = itertools.dropwhile(lambda one: one.id != after, left)
-        next(left, None)
-    page = list(itertools.islice(left, int(limit)))
-    return json_response(
-        {
-            "object": "list",
-            "data": [_shown(one) for one in page],
-            "first_id": page[0].id if page else None,
-            "last_id": page[-1].id if page else None,
-            "has_more": next(left, None) is not None,
-        }
-    )
+    limit = page_limit(query.get("limit"), default, most)
+    return json_response(page_of(list(found), _shown, query.get("after"), limit))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -29,6 +29,14 @@ Ignored = Mapping[str, Sequence[Any] | None]
 """Field that has no effect on the answer → its allowed values, or None if any is allowed."""
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+L = TypeVar("L", bound=_HasId)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -185,11 +193,6 @@ class Fields:
             )
         self.body.ignored[name] = None
 
-    def ignore_private(self) -> None:
-        """Take the fields that a client keeps for itself, as having no effect: their names begin with
-        ``__``."""
-        self.ignore(dict.fromkeys(name for name in self._values if name.startswith("__")))
-
     def finish(self, table: FieldTable) -> None:
         """Ignore and refuse by `table` the fields that were not taken. Unknown fields are refused by name."""
         for name in self._values:
@@ -260,6 +263,36 @@ def _ends(data: bytes | msgspec.Raw) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def page_limit(given: str | None, default: int, most: int) -> int:
+    """The parameter ``limit`` of a query, from 1 to `most`; `default` if not given."""
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= most):
+        raise InvalidRequest(
+            f"limit is {shortened(repr(given), 100)}; it must be between 1 and {most}.", field="limit"
+        )
+    return int(given[:9])
+
+
+def page_of(entries: Sequence[L], show: Callable[[L], Any], after: str | None, limit: int) -> dict[str, Any]:
+    """The list, in OpenAI's form, of `limit` entries behind the one with the id `after`. `show` makes the
+    JSON of an entry."""
+    start = 0
+    if after:
+        found = [place for place, entry in enumerate(entries) if entry.id == after]
+        if not found:
+            raise InvalidRequest(f"after: there is no {shortened(repr(after), 100)}.", field="after")
+        start = found[0] + 1
+    shown = entries[start : start + limit]
+    return {
+        "object": "list",
+        "data": [show(entry) for entry in shown],
+        "first_id": shown[0].id if shown else None,
+        "last_id": shown[-1].id if shown else None,
+        "has_more": len(entries) > start + limit,
+    }
 
 
 def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -44,6 +44,7 @@ def take_sampling(
     fields: Fields,
     spelling: Mapping[str, str],
     *,
+    unset: Mapping[str, Sequence[int]] | None = None,
     least_tokens: int = 0,
     unlimited: str | None = "Leave it out for as many as fit into the context.",
     **values: Any,
@@ -51,12 +52,15 @@ def take_sampling(
     """Take the sampling options from `fields`, and check them.
 
     `spelling` maps the dialect's name of an option to ours. `values` are further options, under our names. An
-    error names the field as the client spelled it. `least_tokens` is the smallest allowed max_tokens; for a
+    error names the field as the client spelled it. `unset` maps the dialect's name of an option to values
+    that stand for the option left out. `least_tokens` is the smallest allowed max_tokens; for a
     chat it is 1, since an empty answer is useless. A max_tokens of `UNLIMITED` is refused with the remedy
     `unlimited`; with None it means no limit.
     """
     spelled: dict[str, str] = {}
     for theirs, ours in spelling.items():
+        if unset and theirs in unset and fields.take(theirs, Any) in unset[theirs]:
+            continue
         value = fields.take(theirs, _KINDS[ours])
         if value is None:
             continue

@@ -49,11 +49,7 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
     strict = service.config.strict_fields
     fields = Fields(values, body=BodyState(strict=strict, headers=request.headers))
     try:
-        if any(fields.mentions(field, "definitions") for field in ("response_format", "text")):
-            # Parsing these schemas, of up to `MAX_SOURCE_BYTES`, takes too long for the event loop.
-            parsed = await asyncio.to_thread(parse, service, fields)
-        else:
-            parsed = parse(service, fields)
+        parsed = parse(service, fields)
     except (InvalidRequest, NotFound) as error:
         if len(data) <= MAX_PARSED_BYTES:
 
@@ -105,8 +101,8 @@ def _parent(path: str) -> str:
 
 
 def _follows(error: RamifyError, found: Sequence[RamifyError], left_out: Set[str]) -> bool:
-    """Whether `error` may follow from leaving out the fields of `found`: it is about such a field, about a
-    field that needs one, or about one that is missing in an object of which a part is left out."""
+    """Whether `error` may follow from leaving out the fields of `found`. There are three such errors: in one
+    of these fields, in a field that needs one of them, and of a field that is missing beside one."""
     path = error.field or ""
     missing = "missing" in error.message
     if missing and (outer := _parent(path)) and any(_inside(one, outer) for one in left_out):

@@ -92,6 +92,12 @@ class Service:
         return self.model_names[0]
 
     @property
+    def all_names(self) -> dict[str, str]:
+        """Name of a model for clients → the LoRA adapter that it names; "" for the names of the served model
+        alone."""
+        return dict.fromkeys(self.model_names, "") | {name: name for name in self.frontend.loras.loaded}
+
+    @property
     def max_running(self) -> int:
         """Maximum number of requests in one batch of a replica."""
         return self.config.max_running or self.frontend.info.max_running

@@ -170,6 +170,13 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
                 yield index, new
 
 
+async def read_all(events: AsyncGenerator[bytes, None]) -> None:
+    """Read `events` to their end. Afterwards their writer has the whole answer."""
+    async with aclosing(events):
+        async for _ in events:
+            pass
+
+
 async def collect(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> list[GenerationResult]:
     """Read each stream to its end. Returns the result of each."""
     results = [GenerationResult() for _ in streams]

@@ -14,7 +14,7 @@ Ttl = Literal["5m", "1h"]
 
 
 class CacheMarks:
-    """The marks of one request. Anywhere in the prompt they have the same effect: a lease on all of it."""
+    """The marks of one request. A mark leases the whole prompt, wherever it stands."""
 
     def __init__(self) -> None:
         self.ttl: Ttl | None = None

@@ -31,7 +31,7 @@ from ramify.runtime.server.openai.request import lora_of, refuse_abort
 from ramify.runtime.server.params import COMMON, explained, take_priority, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sse import EventStream, while_connected
+from ramify.runtime.server.sse import EventStream, read_all, while_connected
 from ramify.runtime.server.tables.anthropic import COUNT_TOKENS, MESSAGES, METADATA
 
 router = APIRouter()
@@ -55,7 +55,7 @@ async def messages(request: Request) -> Response:
     events = _events(chunks, asked.writer)
     if asked.stream:
         return EventStream(events, failed, headers, lambda: PING)
-    await while_connected(request.receive, _read_all(events))
+    await while_connected(request.receive, read_all(events))
     return json_response(asked.writer.message, headers)
 
 
@@ -135,13 +135,6 @@ async def _events(
                 yield events
 
 
-async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
-    """Read all events. Afterwards the writer has the complete message."""
-    async with aclosing(events):
-        async for _ in events:
-            pass
-
-
 def _take_model(service: Service, fields: Fields) -> tuple[str, str]:
     """(the model, the LoRA adapter that it names or "")."""
     model: str = fields.need("model")
@@ -197,7 +190,7 @@ _models = APIRouter(route_class=_AnthropicRoute)
 @_models.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    cards = [_card(service, name) for name in (*service.model_names, *service.frontend.loras.loaded)]
+    cards = [_card(service, name) for name in service.all_names]
     return json_response(
         {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     )

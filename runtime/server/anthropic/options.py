@@ -21,7 +21,17 @@ from ramify.runtime.server.openai.reasoning import (
     take_effort,
     take_limit,
 )
-from ramify.runtime.server.openai.tools import MAX_TOOLS, NO_PARAMETERS, ToolUse, object_schema
+from ramify.runtime.server.openai.tools import (
+    NO_PARAMETERS,
+    Mode,
+    OfferedTool,
+    ToolChoice,
+    ToolName,
+    ToolUse,
+    check_tools,
+    known_tool,
+    object_schema,
+)
 from ramify.runtime.server.params import FieldConstraint, only_constraint
 from ramify.runtime.server.tables.anthropic import OUTPUT_CONFIG, THINKING, TOOL, TOOL_CHOICE
 from ramify.text import shortened
@@ -29,12 +39,7 @@ from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import Tool
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_MODES: dict[str, Literal["auto", "required", "none"]] = {
-    "auto": "auto",
-    "any": "required",
-    "tool": "required",
-    "none": "none",
-}
+_MODES: dict[str, Mode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
 def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> ToolUse | None:
@@ -43,53 +48,30 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
     Tools with a type of Anthropic's own, such as ``web_search_20250305``, are left out: this server does not
     run them, and has no description of them for the model.
     """
-    tools: list[Tool] = []
-    places: list[str] = []
-    items = fields.take_objects("tools") or []
-    if len(items) > MAX_TOOLS:
-        raise InvalidRequest(f"There are {len(items)} tools; at most {MAX_TOOLS} are taken.", field="tools")
-    for item in items:
+    offered: list[OfferedTool] = []
+    for item in fields.take_objects("tools") or ():
         kind: str = item.take("type", str, "custom")
-        if kind != "custom":
+        if kind == "custom":
+            offered.append(_take_tool(item, marks))
+        else:
             item.leave_out(f"tools[{kind}]")
-            continue
-        tool = _take_tool(item, marks)
-        if any(tool.name == other.name for other in tools):
-            path = item.path("name")
-            raise InvalidRequest(
-                f"{path} is {shortened(repr(tool.name), 100)}, which another tool is called.", field=path
-            )
-        tools.append(tool)
-        places.append(item.path("input_schema"))
-    choice = fields.take_object("tool_choice")
-    kind, name, single = "auto", None, False
-    if choice is not None:
-        kind = choice.need("type", Literal["auto", "any", "tool", "none"])
-        name = choice.need("name") if kind == "tool" else None
-        single = choice.take("disable_parallel_tool_use", bool, False)
-        choice.finish(TOOL_CHOICE)
-    names = [tool.name for tool in tools]
-    if name is not None and name not in names:
-        raise InvalidRequest(
-            f"tool_choice.name is {shortened(repr(name), 100)}, which no tool that the model is offered is"
-            " called.",
-            field="tool_choice.name",
-        )
-    if not tools:
-        if kind == "any":
+    check_tools(offered)
+    choice = fields.take_object("tool_choice") or Fields({"type": msgspec.Raw(b'"auto"')}, "tool_choice")
+    mode: str = choice.need("type", Literal["auto", "any", "tool", "none"])
+    single: bool = choice.take("disable_parallel_tool_use", bool, False)
+    chosen = ToolChoice(_MODES[mode])
+    if mode == "tool":
+        index = known_tool(ToolName(choice.need("name")), offered, choice.path("name"))
+        chosen = ToolChoice("required", (index,), once=True)
+    choice.finish(TOOL_CHOICE)
+    if not offered:
+        if mode == "any":
             raise InvalidRequest("tool_choice needs tools.", field="tool_choice")
         return None
-    return ToolUse(
-        tool_format=tool_format,
-        tools=tuple(tools),
-        callable=tuple(range(len(tools))) if name is None else (names.index(name),),
-        mode=_MODES[kind],
-        parallel=not single and name is None,
-        places=tuple(places),
-    )
+    return chosen.use_of(tool_format, offered, parallel=not single)
 
 
-def _take_tool(item: Fields, marks: CacheMarks) -> Tool:
+def _take_tool(item: Fields, marks: CacheMarks) -> OfferedTool:
     name: str = item.take("name", str, "")
     if not _NAME.fullmatch(name):
         path, given = item.path("name"), shortened(repr(name), 100)
@@ -101,8 +83,10 @@ def _take_tool(item: Fields, marks: CacheMarks) -> Tool:
     strict: bool = item.take("strict", bool, False)
     marks.take(item)
     item.finish(TOOL)
-    parameters = NO_PARAMETERS if schema is None else object_schema(schema, item.path("input_schema"))
-    return Tool(name=name, description=description, parameters=parameters, strict=strict)
+    place = item.path("input_schema")
+    parameters = NO_PARAMETERS if schema is None else object_schema(schema, place)
+    tool = Tool(name=name, description=description, parameters=parameters, strict=strict)
+    return OfferedTool(tool, ToolName(name), place, item.path("name"))
 
 
 def take_thinking(fields: Fields, chat_format: ChatFormat) -> ReasoningUse:

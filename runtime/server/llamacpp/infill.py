@@ -28,8 +28,6 @@ _SPELLING = {
     "repeat_penalty": "repetition_penalty",
     "n_predict": "max_tokens",
 }
-_UNSET = -1
-"""The value of ``n_predict`` and ``seed`` that stands for the field left out."""
 
 
 class Infill(NamedTuple):
@@ -62,13 +60,12 @@ def _parse(service: Service, fields: Fields) -> Infill:
         item.finish(INPUT_EXTRA)
     prefix = fields.take("input_prefix", str, "") + fields.take("prompt", str, "")
     suffix: str = fields.take("input_suffix", str, "")
-    spelling = {
-        theirs: ours
-        for theirs, ours in _SPELLING.items()
-        if theirs not in ("n_predict", "seed") or fields.take(theirs, int) != _UNSET
-    }
     sampling = take_sampling(
-        fields, spelling, unlimited="Write -1 for as many as fit.", **service.sampling_defaults
+        fields,
+        _SPELLING,
+        unset={"n_predict": (-1,), "seed": (-1,)},
+        unlimited="Write -1 for as many as fit.",
+        **service.sampling_defaults,
     )
     stream: bool = fields.take("stream", bool, False)
     timings_per_token: bool = fields.take("timings_per_token", bool, False)

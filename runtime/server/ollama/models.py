@@ -135,8 +135,7 @@ def _one_model(service: Service, path: str) -> UnsupportedField:
 
 def _entries(service: Service, stored: StoredModel | None) -> list[Body]:
     """The served model under each of its names, and its adapters."""
-    entries = [_entry(service, stored, name) for name in service.model_names]
-    return entries + [_entry(service, stored, name, lora=name) for name in service.frontend.loras.loaded]
+    return [_entry(service, stored, name, lora) for name, lora in service.all_names.items()]
 
 
 def _entry(service: Service, stored: StoredModel | None, name: str, lora: str = "") -> Body:

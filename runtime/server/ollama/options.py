@@ -5,11 +5,9 @@ An option that cannot change the answer is ignored by name; another one is taken
 
 from __future__ import annotations
 
-from typing import Any
-
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import lora_of
+from ramify.runtime.server.openai.request import check_context, lora_of
 from ramify.runtime.server.params import take_sampling
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.ollama import EMBED_OPTIONS, OPTIONS
@@ -22,8 +20,6 @@ SPELLING = {
     "num_predict": "max_tokens",
 }
 """Option of Ollama's → ours."""
-_UNSET = {"num_predict": (-1, -2), "seed": (-1,)}
-"""Option → values that stand for the option left out."""
 
 LATEST = ":latest"
 """The tag that Ollama gives to a name without a tag."""
@@ -53,15 +49,11 @@ def take_model(service: Service, fields: Fields, *, old: bool = False) -> tuple[
 def take_options(service: Service, fields: Fields) -> SamplingParams:
     """Take the sampling options from the object ``options``."""
     options = fields.take_object("options") or Fields({}, "options", fields.body)
-    _check_context(service, options)
-    spelling = {
-        theirs: ours
-        for theirs, ours in SPELLING.items()
-        if options.take(theirs, Any) not in _UNSET.get(theirs, ())
-    }
+    check_context(service, options)
     sampling = take_sampling(
         options,
-        spelling,
+        SPELLING,
+        unset={"num_predict": (-1, -2), "seed": (-1,)},
         least_tokens=1,
         unlimited="Write -1 for as many as fit into the context.",
         **service.sampling_defaults,
@@ -84,19 +76,5 @@ def ignore_options(service: Service, fields: Fields) -> None:
     """Take the object ``options`` of an embedding, on which no option has an effect."""
     options = fields.take_object("options")
     if options is not None:
-        _check_context(service, options)
+        check_context(service, options)
         options.finish(EMBED_OPTIONS)
-
-
-def _check_context(service: Service, options: Fields) -> None:
-    """Take ``num_ctx``. More than the server's context is refused; less has no effect."""
-    wanted: int | None = options.take("num_ctx", int)
-    context = service.frontend.info.context_length
-    if wanted is not None and wanted > context:
-        path = options.path("num_ctx")
-        raise UnsupportedField(
-            f"{path} is {wanted}; this server's context has {context} tokens.",
-            field=path,
-            remedy="Ask for less, or start the server with another --context-length.",
-        )
-    options.ignore({"num_ctx": None})

@@ -34,7 +34,6 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
                 message = _take_result(item, called)
             case _:
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
-        item.ignore_private()
         item.finish(MESSAGE)
         messages.append(message)
     return tuple(messages)

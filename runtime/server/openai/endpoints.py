@@ -47,8 +47,7 @@ _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    cards = [_card(service, name) for name in service.model_names]
-    cards += [_card(service, name, lora=name) for name in service.frontend.loras.loaded]
+    cards = [_card(service, name, lora) for name, lora in service.all_names.items()]
     body: Body = {"object": "list", "data": cards}
     if "client_version" in request.query_params:  # Codex
         info = service.frontend.info
@@ -183,24 +182,24 @@ async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncG
     usages = [Usage() for _ in parsed.streams]
     # With include_usage every event has the key `usage`, null in all but the last unless the usage is
     # continuous. Otherwise no event has it.
-    so_far: Body = {"usage": None} if parsed.include_usage else {}
-    timings, told = Timings(), {}
+    usage: Body = {"usage": None} if parsed.include_usage else {}
+    timings, figures = Timings(), {}
     async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
             written = usages[index].completion_tokens + len(chunk.ids)
             usages[index] = chunk.usage or msgspec.structs.replace(usages[index], completion_tokens=written)
             if parsed.continuous_usage:
-                so_far = {"usage": formatter.usage(usages, parsed.n)}
+                usage = {"usage": formatter.usage(usages, parsed.n)}
             refuse_abort(chunk.finish)
             if len(usages) == 1:
-                told = {"timings": timings.push(chunk)}
+                figures = {"timings": timings.push(chunk)}
             choices = formatter.stream_choices(index, chunk)
             for choice in choices:
                 last = choice is choices[-1] and chunk.finish is not None and not parsed.include_usage
-                more = told if last or formatter.timings_per_token else {}
-                yield event(formatter.stream_body([choice]) | so_far | more)
+                timed = figures if last or formatter.timings_per_token else {}
+                yield event(formatter.stream_body([choice]) | usage | timed)
     if parsed.include_usage:
-        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | told)
+        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | figures)
     yield DONE
 
 

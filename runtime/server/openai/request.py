@@ -169,20 +169,8 @@ async def with_stop_texts(stream: AsyncGenerator[TextChunk, None]) -> AsyncGener
             yield chunk
 
 
-def _take_others(service: Service, fields: Fields, sampling: SamplingParams) -> bool:
-    """Take fields of other servers. Returns ``include_stop_str_in_output``: whether the text ends with the
-    stop string that ended it.
-
-    Of ``num_ctx``, the context length that Ollama's users ask for, more than the server's is refused; less
-    has no effect.
-    """
-    stop_texts: bool = fields.take("include_stop_str_in_output", bool, False)
-    if stop_texts and sampling.stop_token_ids:
-        raise UnsupportedField(
-            "include_stop_str_in_output is about stop strings; stop_token_ids are left out of the text.",
-            field="include_stop_str_in_output",
-            remedy="Give the texts in stop.",
-        )
+def check_context(service: Service, fields: Fields) -> None:
+    """Take ``num_ctx``, Ollama's context length. More than the server's is refused; less has no effect."""
     wanted: int | None = fields.take("num_ctx", int)
     context = service.frontend.info.context_length
     if wanted is not None and wanted > context:
@@ -193,6 +181,19 @@ def _take_others(service: Service, fields: Fields, sampling: SamplingParams) -> 
             remedy="Ask for less, or start the server with another --context-length.",
         )
     fields.ignore({"num_ctx": None})
+
+
+def _take_others(service: Service, fields: Fields, sampling: SamplingParams) -> bool:
+    """Take fields of other servers. Returns ``include_stop_str_in_output``: whether the text ends with the
+    stop string that ended it."""
+    stop_texts: bool = fields.take("include_stop_str_in_output", bool, False)
+    if stop_texts and sampling.stop_token_ids:
+        raise UnsupportedField(
+            "include_stop_str_in_output is about stop strings; stop_token_ids are left out of the text.",
+            field="include_stop_str_in_output",
+            remedy="Give the texts in stop.",
+        )
+    check_context(service, fields)
     return stop_texts
 
 

@@ -131,12 +131,25 @@ class ToolUse:
         return [self.tools[i] for i in self.callable]
 
 
-class _Choice(NamedTuple):
+class ToolChoice(NamedTuple):
+    """The tools that a turn may or must call."""
+
     mode: Mode
     callable: tuple[int, ...] | None = None
     """Indices of the tools that may be called; None for all."""
     once: bool = False
     """Whether at most one call is allowed."""
+
+    def use_of(self, tool_format: ToolFormat, offered: Sequence[OfferedTool], *, parallel: bool) -> ToolUse:
+        return ToolUse(
+            tool_format=tool_format,
+            tools=tuple(one.tool for one in offered),
+            callable=tuple(range(len(offered))) if self.callable is None else self.callable,
+            mode=self.mode,
+            parallel=parallel and not self.once,
+            places=tuple(one.place for one in offered),
+            names={one.tool.name: one.name for one in offered if one.name.namespace is not None},
+        )
 
 
 def take_tools(fields: Fields, tool_format: ToolFormat, *, nested: bool) -> ToolUse | None:
@@ -160,6 +173,13 @@ def use_of(
         if parallel is not None and nested:  # the Responses API accepts it without tools
             raise InvalidRequest("parallel_tool_calls needs tools.", field="parallel_tool_calls")
         return None
+    check_tools(offered)
+    chosen = _take_choice(fields, choice, offered, nested)
+    return chosen.use_of(tool_format, offered, parallel=parallel is not False)
+
+
+def check_tools(offered: Sequence[OfferedTool]) -> None:
+    """Raise `InvalidRequest` for too many tools, and for two of the same name."""
     if len(offered) > MAX_TOOLS:
         raise InvalidRequest(f"There are {len(offered)} tools; at most {MAX_TOOLS} are taken.", field="tools")
     shown: set[str] = set()
@@ -169,16 +189,6 @@ def use_of(
                 f"{one.path} is {one.tool.name!r}, which another tool is called.", field=one.path
             )
         shown.add(one.tool.name)
-    chosen = _take_choice(fields, choice, offered, nested)
-    return ToolUse(
-        tool_format=tool_format,
-        tools=tuple(one.tool for one in offered),
-        callable=tuple(range(len(offered))) if chosen.callable is None else chosen.callable,
-        mode=chosen.mode,
-        parallel=parallel is not False and not chosen.once,
-        places=tuple(one.place for one in offered),
-        names={one.tool.name: one.name for one in offered if one.name.namespace is not None},
-    )
 
 
 def take_tool(item: Fields, nested: bool, namespace: str | None = None) -> OfferedTool:
@@ -267,12 +277,12 @@ def object_schema(parameters: str, path: str) -> str:
     return parameters
 
 
-def _take_choice(fields: Fields, choice: Any, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
+def _take_choice(fields: Fields, choice: Any, offered: Sequence[OfferedTool], nested: bool) -> ToolChoice:
     match choice:
         case None | "auto":
-            return _Choice("auto")
+            return ToolChoice("auto")
         case "none" | "required":
-            return _Choice(choice)
+            return ToolChoice(choice)
         case str():
             raise InvalidRequest(
                 f"tool_choice is {quoted(choice)}; it must be none, auto, required, or name a function.",
@@ -286,10 +296,10 @@ def _take_choice(fields: Fields, choice: Any, offered: Sequence[OfferedTool], ne
         path = one.path("type")
         known = "function, custom or allowed_tools"
         raise UnsupportedField(f"{path} is {quoted(kind)}; it must be {known}.", field=path)
-    return _Choice("required", (_known_tool(_inner(one, kind, nested), offered, nested),), once=True)
+    return ToolChoice("required", (_known_tool(_inner(one, kind, nested), offered, nested),), once=True)
 
 
-def _take_allowed(allowed: Fields, offered: Sequence[OfferedTool], nested: bool) -> _Choice:
+def _take_allowed(allowed: Fields, offered: Sequence[OfferedTool], nested: bool) -> ToolChoice:
     mode: Literal["auto", "required"] | None = allowed.take("mode", Literal["auto", "required"])
     entries = allowed.take_objects("tools")
     if mode is None or not entries:
@@ -303,7 +313,7 @@ def _take_allowed(allowed: Fields, offered: Sequence[OfferedTool], nested: bool)
         else:
             chosen.add(_known_tool(_inner(entry, kind, nested), offered, nested))
     allowed.refuse_rest()
-    return _Choice(mode, tuple(sorted(chosen)))
+    return ToolChoice(mode, tuple(sorted(chosen)))
 
 
 def _inner(fields: Fields, field: str, nested: bool) -> Fields:
@@ -316,12 +326,17 @@ def _inner(fields: Fields, field: str, nested: bool) -> Fields:
 
 
 def _known_tool(function: Fields, offered: Sequence[OfferedTool], nested: bool) -> int:
-    """The index of the tool that `function` names. A name alone may also stand for a tool in a namespace."""
+    """The index of the tool that `function` names."""
     name: str = function.take("name", str, "")
     namespace: str | None = None if nested else function.take("namespace", str)
     function.refuse_rest()
-    path = function.path("name")
-    wanted = ToolName(name, namespace)
+    return known_tool(ToolName(name, namespace), offered, function.path("name"))
+
+
+def known_tool(wanted: ToolName, offered: Sequence[OfferedTool], path: str) -> int:
+    """The index of the tool `wanted`, which the field `path` names. A name alone may also stand for a tool in
+    a namespace."""
+    name, namespace = wanted
     found = [i for i, one in enumerate(offered) if one.name == wanted]
     if not found and namespace is None:
         found = [i for i, one in enumerate(offered) if one.name.name == name]

@@ -23,7 +23,7 @@ _ANSWER = (
     refused("template", "The model's own chat template is used."),
     refused("images", _IMAGES),
 )
-_THINK = 'false, true, "low", "medium" or "high". A model that can think does so unless it is false'
+_THINK_WORDS = 'false, true, "low", "medium" or "high". A model that can think does so unless it is false'
 
 MESSAGE = FieldTable(
     "messages[]",
@@ -82,7 +82,7 @@ CHAT = Endpoint(
             " none",
         ),
         TOOLS,
-        taken("think", _THINK),
+        taken("think", _THINK_WORDS),
         *_ANSWER,
         refused("system", "Write a message of the role system."),
         refused("prompt", "Use messages, or /api/generate."),

@@ -39,7 +39,7 @@ from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
-from ramify.runtime.server.sse import EventStream, while_connected
+from ramify.runtime.server.sse import EventStream, read_all, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
 from ramify.text import quoted
@@ -80,7 +80,7 @@ async def responses(request: Request) -> Response:
     if parsed.stream:
         events = _fail_in_stream(events, writer, request.scope)
         return EventStream(events, writer.failed, headers, writer.keep_alive)
-    await while_connected(request.receive, _read_all(events))
+    await while_connected(request.receive, read_all(events))
     return json_response(writer.response, headers)
 
 
@@ -177,13 +177,6 @@ async def _fail_in_stream(
         except PromptTooLong as error:
             log_error(scope, error.status, str(error), error.field)
             yield writer.failed(error)
-
-
-async def _read_all(events: AsyncGenerator[bytes, None]) -> None:
-    """Read all events. Afterwards the writer has the complete response."""
-    async with aclosing(events):
-        async for _ in events:
-            pass
 
 
 def take_included(fields: Fields) -> list[str]:

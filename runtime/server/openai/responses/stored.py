@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
-from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.fields import Fields, json_response, page_limit, page_of
 from ramify.runtime.server.leases import scoped
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.responses.endpoint import (
@@ -36,6 +36,7 @@ from ramify.runtime.server.openai.responses.store import (
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.responses import CONVERSATIONS, NEW_ITEMS, RESPONSES, UPDATED_CONVERSATION
+from ramify.spelling import check_word
 
 router = APIRouter()
 
@@ -220,25 +221,8 @@ def _take_query(request: Request, allowed: Sequence[str] = ()) -> dict[str, str]
 
 def _page(items: Sequence[Item], query: dict[str, str]) -> Body:
     """A page of `items`: `limit` of them behind the item `after`, in `order`."""
-    order, after = query.get("order", "desc"), query.get("after")
-    limit = query.get("limit", str(DEFAULT_LIMIT))
-    if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {order[:100]!r}; it must be asc or desc.", field="order")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_LIMIT):
-        raise InvalidRequest(
-            f"limit is {limit[:100]!r}; it must be between 1 and {MAX_LIMIT}.", field="limit"
-        )
+    order = query.get("order", "desc")
+    check_word("order", order[:100], ("asc", "desc"))
     ordered = [*items] if order == "asc" else [*reversed(items)]
-    if after is not None:
-        places = [place for place, item in enumerate(ordered) if item.id == after]
-        if not places:
-            raise InvalidRequest(f"after: there is no item {after[:100]!r}.", field="after")
-        ordered = ordered[places[0] + 1 :]
-    shown = ordered[: int(limit)]
-    return {
-        "object": "list",
-        "data": [msgspec.Raw(item.data) for item in shown],
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": len(ordered) > len(shown),
-    }
+    limit = page_limit(query.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
+    return page_of(ordered, lambda item: msgspec.Raw(item.data), query.get("after"), limit)
