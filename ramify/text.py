@@ -20,6 +20,13 @@ def quoted(text: str) -> str:
     return shortened(repr(text), 100)
 
 
+def plain(text: str) -> str:
+    """`text` in printable ASCII, as headers and logs repeat what a client sent: at most 80 characters of
+    it."""
+    text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def sentence(text: str) -> str:
     """`text` with a full stop appended, unless it ends with one of . ! ? and …."""
     return text if text.endswith((".", "!", "?", "…")) else text + "."

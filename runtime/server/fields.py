@@ -41,7 +41,8 @@ class BodyState:
     """The headers of the request, by names in lower case."""
     left_out: Set[str] = frozenset()
     """Full names of fields and items that count as not given: see `parsing.parse_body`."""
-    ignored: list[str] = dataclasses.field(default_factory=list)
+    ignored: dict[str, None] = dataclasses.field(default_factory=dict)
+    """Keys: see `Fields.ignored`."""
 
 
 class Fields:
@@ -68,7 +69,7 @@ class Fields:
     @property
     def ignored(self) -> list[str]:
         """Full names of given fields without an effect, in the whole body, such as ``messages[].name``."""
-        return self.body.ignored
+        return list(self.body.ignored)
 
     def path(self, field: str) -> str:
         """The full name of `field` in errors, such as ``messages[0].role``."""
@@ -182,8 +183,7 @@ class Fields:
                 field=path,
                 remedy="Leave it out, or start the server without --strict-fields.",
             )
-        if name not in self.ignored:
-            self.ignored.append(name)
+        self.body.ignored[name] = None
 
     def ignore_private(self) -> None:
         """Take the fields that a client keeps for itself, as having no effect: their names begin with

@@ -21,10 +21,15 @@ from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
+from ramify.text import plain
 
 logger = logging.getLogger("ramify.server")
 
 IGNORED_HEADER = "x-ramify-ignored"
+MAX_NAMED = 50
+"""Maximum number of fields that the header names: clients refuse headers of more than 8 KB."""
+MAX_TOLD = 1000
+"""Maximum number of ignored fields that the log names: clients may choose any names."""
 
 IN_BATCH: ContextVar[str] = ContextVar("in_batch", default="")
 """Id of the batch to which the current request belongs; "" for a request of a client."""
@@ -112,11 +117,14 @@ class Service:
         none. The log names each field once."""
         if not fields:
             return {}
-        for field in fields:
-            if field not in self._told_ignored:
+        named = [plain(field) for field in fields[:MAX_NAMED]]
+        for field in named:
+            if field not in self._told_ignored and len(self._told_ignored) < MAX_TOLD:
                 self._told_ignored.add(field)
                 logger.warning("%s is taken and has no effect.", field)
-        return {IGNORED_HEADER: ", ".join(fields)}
+        if len(fields) > MAX_NAMED:
+            named.append(f"and {len(fields) - MAX_NAMED} more")
+        return {IGNORED_HEADER: ", ".join(named)}
 
     async def end_program(self, program: str) -> None:
         """End `program`, which sends no further requests: its leases are released."""
@@ -178,14 +186,15 @@ class Service:
             self.metrics.total_s.labels(endpoint).observe(total_s)
             if (totals := (choices or ChoiceUsages(1)).end_choice(usage)) is not None:
                 self.metrics.count_tokens(totals)
+            told = usage.prompt_tokens > 0  # the first chunk tells it; some end before
             logger.info(
-                "rid=%s endpoint=%s status=%d finish=%s prompt=%d cached=%d output=%d ttft=%s total=%.3fs%s",
+                "rid=%s endpoint=%s status=%d finish=%s prompt=%s cached=%s output=%d ttft=%s total=%.3fs%s",
                 request.rid,
                 endpoint,
                 status,
                 finish,
-                usage.prompt_tokens,
-                usage.cached_tokens,
+                usage.prompt_tokens if told else "-",
+                usage.cached_tokens if told else "-",
                 usage.completion_tokens,
                 "-" if first_token_s is None else f"{first_token_s:.3f}s",
                 total_s,

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from ramify.runtime.server.fields import MAX_OBJECTS
+from ramify.runtime.server.service import MAX_TOLD
 from tests.server.fake_frontend import MODEL, FakeFrontend
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": "HERE"}}}
@@ -207,6 +208,19 @@ HOSTILE = {
 }
 
 
+NAMES = [
+    "_☃",
+    "_\U0001f642" * 50,
+    "_a\r\nx-forged: 1",
+    "_\0",
+    "_ ",
+    "_" * 70_000,
+    "☃",
+    "a\r\nb",
+    "a" * 70_000,
+]
+
+
 @pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("path", BODIES)
 def test_no_field_of_a_body_is_a_500(
@@ -229,3 +243,29 @@ def test_a_list_of_too_many_objects_is_refused_by_name(http: httpx.Client, front
         response = http.post("/v1/chat/completions", json=body)
         assert response.json()["error"]["param"] == "messages"
         assert (f"has {count} objects" in response.text) == named
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_names_that_a_client_chooses(http: httpx.Client, path: str) -> None:
+    """Private fields, whatever their names, have no effect; other unknown fields are refused."""
+    bodies = [{name: 1} for name in NAMES] + [{f"_{number}": 1 for number in range(2000)}]
+    bodies += [{"tools": [{"type": name, "name": "f"}]} for name in NAMES]
+    for extra in bodies:
+        response = http.post(path, json=BODIES[path][0] | extra)
+        assert response.status_code < 500, (extra, response.text[:500])
+        header = response.headers.get("x-ramify-ignored", "")
+        assert (header.isascii(), header.isprintable(), len(header) < 5000) == (True, True, True)
+        assert "x-forged" not in response.headers
+
+
+def test_the_log_names_a_bounded_number_of_ignored_fields(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for first in range(0, 2 * MAX_TOLD, 40):
+        names = [f"_a\nb{number}" for number in range(first, first + 40)]
+        http.post(
+            "/tokenize", json={"model": MODEL, "prompt": "hi"} | dict.fromkeys(names, 1)
+        ).raise_for_status()
+    told = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    assert len(told) <= MAX_TOLD
+    assert all(line.isprintable() for line in told)

@@ -73,21 +73,32 @@ def test_system_blocks_without_the_billing_line(http: httpx.Client, frontend: Fa
 
 def test_a_system_message_in_the_middle(http: httpx.Client, frontend: FakeFrontend) -> None:
     middle = {"role": "system", "content": "Now in French."}
+    begun = [("system", "One."), ("user", "Weather?"), ("assistant", "Rain.")]
     speak(frontend, prefix=EVERYWHERE)
-    assert turns(http, frontend, USER, middle, system="One.") == [
-        ("system", "One."),
-        ("user", "Weather?"),
+    assert turns(http, frontend, USER, said(*text("Rain.")), middle, USER, system="One.") == [
+        *begun,
         ("system", "Now in French."),
+        ("user", "Weather?"),
     ]
     # In a template that shows no system turn there, the text is a user's.
     speak(frontend, prefix=FIRST_ONLY)
-    assert turns(http, frontend, USER, middle) == [("user", "Weather?\n\nNow in French.")]
-    assert turns(http, frontend, middle, USER, system="One.") == [
-        ("system", "One.\n\nNow in French."),
-        ("user", "Weather?"),
+    assert turns(http, frontend, USER, said(*text("Rain.")), middle, USER, system="One.") == [
+        *begun,
+        ("user", "Now in French.\n\nWeather?"),
     ]
     speak(frontend, prefix={">user": ""})
     assert turns(http, frontend, USER, system="One.") == [("user", "One.\n\nWeather?")]
+
+
+@pytest.mark.parametrize("prefix", [EVERYWHERE, FIRST_ONLY])
+def test_a_system_message_before_the_first_answer_belongs_to_the_system_prompt(
+    http: httpx.Client, frontend: FakeFrontend, prefix: dict[str, str]
+) -> None:
+    middle = {"role": "system", "content": "Now in French."}
+    speak(frontend, prefix=prefix)
+    prompt = [("system", "One.\n\nNow in French."), ("user", "Weather?")]
+    assert turns(http, frontend, USER, middle, system="One.") == prompt
+    assert turns(http, frontend, middle, USER, system="One.") == prompt
 
 
 def test_successive_messages_of_a_role_are_one_turn(http: httpx.Client, frontend: FakeFrontend) -> None:

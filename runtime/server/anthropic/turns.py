@@ -44,8 +44,17 @@ def take_turns(fields: Fields, chat_format: ChatFormat, marks: CacheMarks) -> tu
     items = fields.take_objects("messages")
     if not items:
         raise InvalidRequest("messages is missing or empty.", field="messages")
-    for item in items:
-        match role := item.need("role"):
+    roles: list[str] = [item.need("role") for item in items]
+    answered = roles.index("assistant") if "assistant" in roles else len(roles)
+    # Claude Code sends the same system message behind the first message of each session. As a part of the
+    # system prompt it is found in the cache.
+    for item, role in zip(items[:answered], roles, strict=False):
+        if role == "system":
+            turns.add_system("\n".join(_take_texts(item, "content", marks)))
+    for place, (item, role) in enumerate(zip(items, roles, strict=True)):
+        match role:
+            case "system" if place < answered:
+                pass
             case "user":
                 _take_user(item, turns, marks)
             case "assistant":
@@ -59,48 +68,61 @@ def take_turns(fields: Fields, chat_format: ChatFormat, marks: CacheMarks) -> tu
                     field=path,
                 )
         item.finish(MESSAGE)
-    if not turns.turns:
+    if not (messages := turns.finish()):
         raise InvalidRequest("messages has no text.", field="messages")
-    last = turns.turns[-1]
+    last = messages[-1]
     if last.role == "assistant" and (last.tool_calls or not last.content):
         what = "calls without results" if last.tool_calls else "no text"
         raise InvalidRequest(
             f"The last message is an assistant's with {what}, which no answer can continue.",
             field=items[-1].path("content"),
         )
-    return tuple(turns.turns)
+    return messages
 
 
 class _Turns:
     def __init__(self, chat_format: ChatFormat) -> None:
-        self.turns: list[ChatMessage] = []
+        self._parts: list[list[ChatMessage]] = []
+        """The parts of each turn."""
+        self._called: dict[str, str] = {}
+        """Id of each call so far → name of its tool."""
         self._places = chat_format.prefix.keys()
 
     def add(self, turn: ChatMessage) -> None:
         """Add a turn, or append it to the last one if both have the same role. A result is always a turn."""
-        last = self.turns[-1] if self.turns else None
-        if last is None or last.role != turn.role or turn.role == "tool":
-            self.turns.append(turn)
-            return
-        between = "\n\n" if last.content and turn.content and turn.role != "assistant" else ""
-        self.turns[-1] = msgspec.structs.replace(
-            last,
-            content=last.content + between + turn.content,
-            reasoning=last.reasoning + turn.reasoning,
-            tool_calls=last.tool_calls + turn.tool_calls,
-        )
+        self._called.update((call.id, call.name) for call in turn.tool_calls)
+        if turn.role == "tool" or turn.role != self._last_role:
+            self._parts.append([])
+        self._parts[-1].append(turn)
 
     def add_system(self, text: str) -> None:
         """Add a system turn. Where the chat template shows none, the text becomes a user's."""
-        before = self.turns[-1].role if self.turns else ""
+        before = self._last_role
         place = f"{'user' if before == 'tool' else before}>system"
         role = "system" if before == "system" or place in self._places else "user"
         self.add(ChatMessage(role=role, content=text))
 
     def name_of(self, call_id: str) -> str | None:
         """The name of the tool that the call `call_id` has called; None if there is no such call."""
-        calls = (call for turn in reversed(self.turns) for call in turn.tool_calls)
-        return next((call.name for call in calls if call.id == call_id), None)
+        return self._called.get(call_id)
+
+    def finish(self) -> tuple[ChatMessage, ...]:
+        return tuple(map(_joined, self._parts))
+
+    @property
+    def _last_role(self) -> str:
+        return self._parts[-1][0].role if self._parts else ""
+
+
+def _joined(parts: Sequence[ChatMessage]) -> ChatMessage:
+    """The turn of which `parts` are the parts."""
+    between = "" if parts[0].role == "assistant" else "\n\n"
+    return msgspec.structs.replace(
+        parts[0],
+        content=between.join(part.content for part in parts if part.content),
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+    )
 
 
 def _take_user(item: Fields, turns: _Turns, marks: CacheMarks) -> None:

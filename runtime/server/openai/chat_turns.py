@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatFormat, ChatMessage, ToolCall
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.tables.openai import CALL, CALL_FUNCTION, MESSAGE, PART
+from ramify.text import quoted
 from ramify.tool_calls.text import text_arguments
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -23,12 +24,14 @@ def take_messages(fields: Fields, chat_format: ChatFormat) -> tuple[ChatMessage,
     if not items:
         raise InvalidRequest("messages is missing or empty.", field="messages")
     messages: list[ChatMessage] = []
+    called: dict[str, str] = {}
     for item in items:
         match role := take_role(item, chat_format):
             case "assistant":
                 message = _take_assistant(item)
+                called.update((call.id, call.name) for call in message.tool_calls)
             case "tool":
-                message = take_result(item, messages, "tool_call_id", "content", _TEXT_PARTS)
+                message = _take_result(item, called)
             case _:
                 message = ChatMessage(role=role, content=take_content(item, "content", _TEXT_PARTS))
         item.ignore_private()
@@ -45,20 +48,6 @@ def take_role(item: Fields, chat_format: ChatFormat) -> str:
         known = ", ".join(sorted(_ROLES.keys() | chat_format.suffix.keys()))
         raise UnsupportedField(f"{path} is {role!r}; this model knows {known}.", field=path)
     return _ROLES.get(role, role)
-
-
-def take_result(
-    item: Fields, before: Sequence[ChatMessage], id_field: str, content_field: str, kinds: Sequence[str]
-) -> ChatMessage:
-    """The tool message in `item`: the result of a call by an assistant message in `before`."""
-    call_id = item.need(id_field)
-    called = {call.id: call.name for message in before for call in message.tool_calls}
-    if call_id not in called and not item.body.left_out:  # the call itself may be left out
-        path = item.path(id_field)
-        raise InvalidRequest(f"{path} is {call_id!r}, which no call before it has as its id.", field=path)
-    name: str = item.take("name", str, called.get(call_id, ""))
-    content = take_content(item, content_field, kinds)
-    return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name)
 
 
 def take_content(item: Fields, field: str, kinds: Sequence[str], *, required: bool = True) -> str:
@@ -103,6 +92,19 @@ def _take_assistant(item: Fields) -> ChatMessage:
     reasoning = next(filter(None, given), "")
     content = take_content(item, "content", _TEXT_PARTS, required=not calls)
     return ChatMessage(role="assistant", content=content, tool_calls=calls, reasoning=reasoning)
+
+
+def _take_result(item: Fields, called: Mapping[str, str]) -> ChatMessage:
+    """The tool message in `item`. `called` maps the id of each call before it to the name of its tool."""
+    call_id = item.need("tool_call_id")
+    if call_id not in called and not item.body.left_out:  # the call itself may be left out
+        path = item.path("tool_call_id")
+        raise InvalidRequest(
+            f"{path} is {quoted(call_id)}, which no call before it has as its id.", field=path
+        )
+    name: str = item.take("name", str, called.get(call_id, ""))
+    content = take_content(item, "content", _TEXT_PARTS)
+    return ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name)
 
 
 def _take_call(item: Fields) -> ToolCall:

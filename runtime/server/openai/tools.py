@@ -34,7 +34,8 @@ from ramify.tool_calls.grammar import (
 from ramify.tool_calls.text import TextFormat
 
 MAX_TOOLS = 128
-"""Maximum number of tools in a request, as in OpenAI's API."""
+"""Maximum number of tools in a request, as in OpenAI's API. The grammar of 300 small tools has more states
+than may be compiled, and their descriptions are 19,000 tokens."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'

@@ -41,13 +41,14 @@ _PROMPT = FieldTable(
     taken(
         "messages system",
         "text, thinking, calls and their results. No images and documents. Messages of the role system may"
-        " stand anywhere; where the model's chat template shows none, they are text of the user. A last"
-        " message of the assistant is continued",
+        " stand anywhere. Before the first answer they are parts of the system prompt; later, where the"
+        " model's chat template shows none, they are text of the user. A last message of the assistant is"
+        " continued",
     ),
     taken(
         "tools tool_choice",
-        "tools with an `input_schema`; `strict` as for chat completions. Tools with a type of their own"
-        " (`web_search_20250305`, `bash_20250124`) are left out, and named in `x-ramify-ignored`",
+        "at most 128 tools with an `input_schema`; `strict` as for chat completions. Tools with a type of"
+        " their own (`web_search_20250305`, `bash_20250124`) are left out, and named in `x-ramify-ignored`",
     ),
     taken(
         "thinking",

@@ -137,8 +137,8 @@ REASONING_OBJECT = FieldTable(
 )
 TOOLS = taken(
     "tools tool_choice parallel_tool_calls",
-    "functions, and custom tools as for `/v1/responses`. Arguments satisfy their schema but for keywords that"
-    " cannot be enforced, which are left out"
+    "at most 128: functions, and custom tools as for `/v1/responses`. Arguments satisfy their schema but for"
+    " keywords that cannot be enforced, which are left out"
     " and told unless `strict` is true ([structured-output.md](structured-output.md#tools)). A tool without a"
     " `type` is a function",
 )

@@ -65,8 +65,9 @@ RESPONSES = Endpoint(
         taken("instructions", "the first system turn"),
         taken(
             "tools tool_choice parallel_tool_calls",
-            "functions, `strict` unless they say false: arguments always satisfy their schema then;"
-            " `allowed_tools` as well. Namespaces: the model knows the function `f` of the namespace `ns` as"
+            "at most 128, those in namespaces included: functions, `strict` unless they say false: arguments"
+            " always satisfy their schema then; `allowed_tools` as well. Namespaces: the model knows the"
+            " function `f` of the namespace `ns` as"
             " `ns__f`; calls and history have both names. Custom tools: their input is text, or follows a"
             " Lark grammar or a regular expression while it is sampled. Tools that OpenAI's server runs"
             " (web_search, file_search, mcp, …) are left out of the prompt and named in `x-ramify-ignored`,"
@@ -87,7 +88,7 @@ RESPONSES = Endpoint(
             " effect",
         ),
         taken("metadata", "comes back in the response"),
-        taken("store", "default true: the response is [stored](#stored-responses)"),
+        taken("store", "default true, in a batch false: the response is [stored](#stored-responses)"),
         taken(
             "previous_response_id conversation",
             "the stored items before `input`; a conversation is its id or {id}",

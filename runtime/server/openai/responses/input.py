@@ -6,7 +6,7 @@ one message.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -79,6 +79,8 @@ def take_input(
         turns.add_turn(ChatMessage(role="user", content=text_or_items))
     else:
         take_items(fields, "input", turns, chat_format, storage)
+    if storage is not None:
+        storage.additional_tools = turns.additional_tools
     if not (messages := turns.finish()):
         raise InvalidRequest("input has no item that is shown to the model.", field="input")
     return messages
@@ -107,43 +109,53 @@ class TurnBuilder:
     def __init__(self) -> None:
         self._turns: list[ChatMessage] = []
         self._open: ChatMessage | None = None
-        """The assistant message that the next item may be added to; None if there is none."""
-
-    @property
-    def assistant(self) -> ChatMessage:
-        return self._open or ChatMessage(role="assistant", content="")
+        """The assistant message that the next item may be added to, without its calls; None if there is
+        none."""
+        self._calls: list[ToolCall] = []
+        """The calls of the open message."""
+        self._called: dict[str, str] = {}
+        """Id of each call so far → name of its tool."""
+        self.additional_tools: list[list[Fields]] = []
+        """The tools of each item of type additional_tools, which `take_response_tools` takes."""
 
     def add_reasoning(self, reasoning: str) -> None:
-        self.finish()
+        self._close()
         if reasoning:
             self._open = ChatMessage(role="assistant", content="", reasoning=reasoning)
 
     def add_content(self, content: str) -> None:
-        if self.assistant.content or self.assistant.tool_calls:
-            self.finish()
-        self._open = msgspec.structs.replace(self.assistant, content=content)
+        if self._assistant.content or self._calls:
+            self._close()
+        self._open = msgspec.structs.replace(self._assistant, content=content)
 
     def add_call(self, call: ToolCall) -> None:
-        self._open = msgspec.structs.replace(self.assistant, tool_calls=(*self.assistant.tool_calls, call))
+        self._open = self._assistant
+        self._calls.append(call)
+        self._called[call.id] = call.name
 
     def add_result(self, call_id: str, name: str, content: str) -> None:
         """Add the result of a call. The call may be missing: agents that shorten a conversation drop
         calls."""
-        turns = self.finish()
-        called = {call.id: call.name for turn in turns for call in turn.tool_calls}
-        name = name or called.get(call_id, "")
+        name = name or self._called.get(call_id, "")
         self.add_turn(ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name))
 
     def add_turn(self, turn: ChatMessage) -> None:
-        self.finish()
+        self._close()
         self._turns.append(turn)
 
     def finish(self) -> tuple[ChatMessage, ...]:
-        """Close the open message. Returns all messages so far."""
-        if self._open is not None:
-            self._turns.append(self._open)
-            self._open = None
+        """Close the open message. Returns all messages."""
+        self._close()
         return tuple(self._turns)
+
+    @property
+    def _assistant(self) -> ChatMessage:
+        return self._open or ChatMessage(role="assistant", content="")
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._turns.append(msgspec.structs.replace(self._open, tool_calls=tuple(self._calls)))
+            self._open, self._calls = None, []
 
 
 def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFormat) -> None:
@@ -176,7 +188,7 @@ def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFor
             turns.add_turn(_take_agent_message(item))
         case "additional_tools":
             item.take("role", Literal["developer"])
-            item.take("tools", list[Any])  # the tools are taken by `take_response_tools`
+            turns.additional_tools.append(item.take_objects("tools") or [])
         case _ if kind in _SERVER_CALLS:
             name, field = _SERVER_CALLS[kind]
             call_id = item.need("call_id")

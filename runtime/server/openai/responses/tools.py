@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.tools import OfferedTool, ToolUse, take_name, take_tool, use_of
+from ramify.runtime.server.openai.tools import OfferedTool, ToolName, ToolUse, take_name, take_tool, use_of
 from ramify.runtime.server.tables.responses import RESPONSES_TOOL
 from ramify.tool_calls.formats import ToolFormat
 
@@ -34,18 +35,24 @@ HOSTED = frozenset(
 """Types of tools that OpenAI's server runs, or whose calls only OpenAI's models write. They are left out."""
 
 
-def take_response_tools(fields: Fields, tool_format: ToolFormat) -> ToolUse | None:
-    """Take the tools of the request, and those in items of type additional_tools; None if there are none.
+def take_response_tools(
+    fields: Fields, tool_format: ToolFormat, additional: Sequence[Sequence[Fields]] = ()
+) -> ToolUse | None:
+    """Take the tools of the request, and the `additional` ones: those of each item of type additional_tools.
+    None if there are none.
 
     A tool of such an item takes the place of an earlier one with the same name.
     """
-    offered = [one for item in fields.take_objects("tools") or () for one in _take_tools(item)]
-    for tools in _additional_tools(fields):
-        added = [one for item in tools for one in _take_tools(item)]
-        names = {one.name for one in added}
-        offered = [one for one in offered if one.name not in names] + added
+    offered: dict[ToolName, list[OfferedTool]] = {}
+    for tools in (fields.take_objects("tools") or [], *additional):
+        added: dict[ToolName, list[OfferedTool]] = {}
+        for one in itertools.chain.from_iterable(map(_take_tools, tools)):
+            added.setdefault(one.name, []).append(one)
+        for name in added:
+            offered.pop(name, None)
+        offered |= added
     _refuse_hosted_choice(fields)
-    return use_of(fields, tool_format, offered, nested=False)
+    return use_of(fields, tool_format, list(itertools.chain(*offered.values())), nested=False)
 
 
 def _take_tools(item: Fields) -> Iterator[OfferedTool]:
@@ -73,15 +80,6 @@ def _take_namespace(item: Fields) -> Iterator[OfferedTool]:
             one = one._replace(tool=replace(one.tool, description=text))
         yield one
     item.finish(RESPONSES_TOOL)
-
-
-def _additional_tools(fields: Fields) -> Iterator[list[Fields]]:
-    """The tools of each item of type additional_tools. The fields beside them are taken by `take_input`."""
-    if not fields.mentions("input", "additional_tools"):
-        return
-    for item in fields.take_objects("input") or ():
-        if item.take("type", str) == "additional_tools":
-            yield item.take_objects("tools") or []
 
 
 def _refuse_hosted_choice(fields: Fields) -> None:
