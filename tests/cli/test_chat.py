@@ -150,6 +150,8 @@ def test_what_is_wrong_ends_a_pipe_and_no_terminal(capsys: pytest.CaptureFixture
     assert "/schema FILE" in out
     with pytest.raises(InvalidRequest, match="no /rest"):
         converse(model, "/rest", "second")
+    with pytest.raises(InvalidRequest, match=r"nofile\.json: No such file"):
+        converse(model, "/schema nofile.json")
     converse(model, "//etc is a folder?")
     assert "user\n/etc is" in model.prompt_text(model.requests[-1])
 

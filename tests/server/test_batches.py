@@ -169,6 +169,19 @@ def test_lines_have_a_low_priority_and_one_flow(client: openai.OpenAI, frontend:
     assert [request.flow == batch.id for request in frontend.requests] == [True, True, False]
 
 
+def test_lines_are_stored_only_if_they_say_so(client: openai.OpenAI) -> None:
+    found = [line(n, RESPONSE | more, "/v1/responses") for n, more in enumerate([{}, {"store": True}])]
+    batch = ended(client, start(client, *found, endpoint="/v1/responses").id)
+    bodies = [one["response"]["body"] for one in content(client, batch.output_file_id).values()]
+    assert sorted(body["store"] for body in bodies) == [False, True]
+    for body in bodies:
+        if body["store"]:
+            assert client.responses.retrieve(body["id"]).id == body["id"]
+        else:
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(body["id"])
+
+
 def test_lines_with_one_prefix_follow_each_other(client: openai.OpenAI, tmp_path: Path) -> None:
     documents = [f"{letter * 50} question {n}" for n in range(3) for letter in "abc"]
     found = [line(n, COMPLETION | {"prompt": text}) for n, text in enumerate(documents)]

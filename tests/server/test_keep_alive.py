@@ -108,6 +108,22 @@ def test_the_log_tells_what_an_abandoned_stream_cost(
     assert after["generation"] - before["generation"] == 1
 
 
+def test_a_cost_that_is_unknown_is_not_logged_as_zero(
+    server: LiveServer, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client leaves before the first chunk, which tells the tokens of the prompt."""
+    caplog.set_level(logging.INFO, "ramify.server")
+    frontend.hold_after = 0
+    body = httpx.Request("POST", server.url, json=BODIES["/generate"] | {"stream": True}).content
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(raw_post("/generate", body))
+        assert frontend.held.wait(10)
+    assert frontend.idle.wait(10)
+    totals(server)  # it is answered by the same loop, after the line has been logged
+    (line,) = [record.getMessage() for record in caplog.records if "finish=abort" in record.getMessage()]
+    assert "prompt=- cached=- output=0 ttft=-" in line
+
+
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/health"])
 def test_head_is_answered(http: httpx.Client, path: str) -> None:
     answer = http.head(path)
