@@ -74,11 +74,9 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     calls_left: int | None = None
     """Number of calls that the program makes after this one; None if it is not known."""
     limits: tuple[LimitHint, ...] = ()
-    """The limits towards which the request counts, outermost first. The request is ended when one of them is
-    reached (`Finish.limit`)."""
+    """The limits towards which the request counts, outermost first. Any of them ends it (`Finish.limit`)."""
     session: bool = False
-    """True for a session, which has no end that anybody tells. Its requests share leases, a flow and figures;
-    the order of admission takes each of them as a request without a program."""
+    """True for a program without a known end: the order of admission takes each request alone."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
