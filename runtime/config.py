@@ -379,7 +379,7 @@ class ServerConfig(EngineConfig):
     others. 0 allows no leases."""
     batch_dir: str | None = None
     """Folder for batch files (/v1/files, /v1/batches): their prompts and answers. Only one server at a time
-    uses it. None: the folder batches in Ramify's home."""
+    uses it. None: the folder batches/PORT in Ramify's home."""
     batch_gb: float = 10.0
     """Disk space in GiB above which no further batch file is taken. 0: there are no batch files."""
     drain_s: float = 30.0

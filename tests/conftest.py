@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from ramify import machine_code
 
@@ -26,6 +27,9 @@ def pytest_configure() -> None:
     os.environ["NUMBA_CACHE_DIR"] = str(machine_code.root())
     # A shell starts its background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # On a busy machine any example may take longer than the 0.2 s that hypothesis allows.
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
     gc.disable()
 
 

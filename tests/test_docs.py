@@ -82,8 +82,8 @@ def test_blocks_that_need_an_engine(guide: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve("--batch-dir", str(tmp_path_factory.mktemp("batches"))) as served:
+def server() -> Iterator[Served]:
+    with serve() as served:
         yield served
 
 

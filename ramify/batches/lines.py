@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import msgspec
 
 from ramify.batches.store import LineError
 from ramify.errors import InvalidRequest
-from ramify.lang.batch.checkpoint import LINE, ResultsFile
+from ramify.lang.batch.checkpoint import LINE, Identity, ResultsFile
 from ramify.lang.batch.keys import key_identity
 from ramify.lang.batch.window import Row, Window
 from ramify.runtime.server.body import MAX_BODY_BYTES
@@ -43,7 +42,7 @@ class Line(msgspec.Struct):
     body: dict[str, msgspec.Raw]
 
 
-class Found(NamedTuple):
+class InputCheck(NamedTuple):
     """The result of checking an input file."""
 
     lines: int
@@ -66,7 +65,7 @@ def input_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             place += len(text)
 
 
-def check_lines(path: Path, endpoint: str) -> Found:
+def check_lines(path: Path, endpoint: str) -> InputCheck:
     """Check each line of an input file. At most `MAX_ERRORS` errors are found."""
     errors: list[LineError] = []
     seen: set[int] = set()
@@ -92,7 +91,7 @@ def check_lines(path: Path, endpoint: str) -> Found:
             break
     if not lines:
         errors.append(LineError("empty_file", "The input file has no request.", None, "input_file_id"))
-    return Found(lines, model, errors)
+    return InputCheck(lines, model, errors)
 
 
 def _checked(text: bytes, endpoint: str) -> Line:
@@ -123,11 +122,13 @@ def _text(body: dict[str, msgspec.Raw], field: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-class Place(NamedTuple):
+class PendingLine(NamedTuple):
     """A line that has no result yet."""
 
-    identity: Any
+    number: int
+    """Number of the line in the file, from 1."""
     custom_id: str
+    identity: Identity
     start: int
     """Place of the line in the file, in bytes."""
 
@@ -136,19 +137,17 @@ class Lines:
     """The lines of an input file at `path` that have no result in `results`. Lines with a common prefix
     follow each other.
 
-    Its methods block, and may be called by several threads. Raises `RamifyError` or OSError if `results`
+    Its methods block, and are called by one thread at a time. Raises `RamifyError` or OSError if `results`
     cannot be read or written.
     """
 
     def __init__(self, path: Path, results: Path, endpoint: str) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self._file = ResultsFile(results, {"program": {"name": endpoint}}, key="custom_id")
         self._window = Window(self._left(), LOOK_AHEAD, ["prefix"])
 
     def close(self) -> None:
-        with self._lock:
-            self._file.close()
+        self._file.close()
 
     def _left(self) -> Iterator[Row]:
         for number, start, text in input_lines(self._path):
@@ -156,25 +155,24 @@ class Lines:
             identity, done = self._file.see(number, None, line.custom_id)
             if not done:
                 prefix = b"".join(bytes(line.body.get(field, b""))[:PREFIX] for field in PROMPT)
-                place = Place(identity, line.custom_id, start)
-                yield Row(number, {"prefix": prefix.decode(errors="replace")}, place)
+                pending = PendingLine(number, line.custom_id, identity, start)
+                yield Row(number, {"prefix": prefix.decode(errors="replace")}, pending)
 
-    def take(self) -> Row | None:
+    def take(self) -> PendingLine | None:
         """The next line to compute; None if none is left."""
-        with self._lock:
-            return next(self._window, None)
+        row = next(self._window, None)
+        return None if row is None else row.identity
 
-    def body(self, row: Row) -> bytes:
+    def body(self, line: PendingLine) -> bytes:
         """The body of a line, as the client wrote it."""
         with self._path.open("rb") as file:
-            file.seek(row.identity.start)
+            file.seek(line.start)
             found: dict[str, msgspec.Raw] = msgspec.json.decode(file.readline(), type=dict[str, msgspec.Raw])
             return bytes(found["body"])
 
-    def write(self, row: Row, answer: dict[str, Any]) -> None:
+    def write(self, line: PendingLine, answer: dict[str, Any]) -> None:
         """Append the answer of a line to the results."""
-        with self._lock:
-            self._file.append(row.index, row.identity.identity, answer)
+        self._file.append(line.number, line.identity, answer)
 
 
 class Result(msgspec.Struct):

@@ -19,7 +19,7 @@ from starlette.routing import Match
 from ramify import cache
 from ramify.batches.runner import Runner
 from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, new_id, whole_file
-from ramify.batches.upload import read_form
+from ramify.batches.upload import form_bytes, read_form
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import Fields, json_response, page_limit, page_of
 from ramify.runtime.server.openai.responses.endpoint import take_metadata
@@ -48,33 +48,37 @@ class BatchFiles:
         self._app = app
         self._service: Service = app.state.service
         config = self._service.config
-        self._folder = Path(config.batch_dir).expanduser() if config.batch_dir else cache.home() / "batches"
+        default = cache.home() / "batches" / str(config.port)
+        self._folder = Path(config.batch_dir).expanduser() if config.batch_dir else default
         self._on = config.batch_gb > 0
         self._store: Store | None = None
         self._runner: Runner | None = None
+        self._opening = asyncio.Lock()
 
-    def open(self) -> tuple[Store, Runner]:
+    async def open(self) -> tuple[Store, Runner]:
         """Open the folder, and go on with the batches in it. Raises `NotFound` if batch files are off."""
         if not self._on:
             raise NotFound("Batch files are off.", remedy="Start the server with --batch-gb above 0.")
-        if self._service.draining:
-            raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
-        if self._store is None or self._runner is None:
-            config = self._service.config
-            try:
-                self._store = Store(self._folder, config.api_key, int(config.batch_gb * 2**30))
-            except OSError as error:
-                raise disk_error(error) from None
-            self._runner = Runner(self._app, self._service, self._store)
-            self._runner.resume()
-        return self._store, self._runner
+        async with self._opening:
+            if self._service.draining:
+                raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
+            if self._store is None or self._runner is None:
+                config = self._service.config
+                most_bytes = int(config.batch_gb * 2**30)
+                try:
+                    self._store = await asyncio.to_thread(Store, self._folder, config.api_key, most_bytes)
+                except OSError as error:
+                    raise disk_error(error) from None
+                self._runner = Runner(self._app, self._service, self._store)
+                self._runner.resume()
+            return self._store, self._runner
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Go on with the batches that an earlier server has left. If there are none, close the folder again,
         so that another server can use it until a request opens it here."""
         if self._on and self._folder.is_dir():
             try:
-                store, runner = self.open()
+                store, runner = await self.open()
             except EngineError as error:
                 logger.warning("Batches are not continued: %s", error)
                 return
@@ -85,16 +89,17 @@ class BatchFiles:
     async def aclose(self) -> None:
         """Stop computing, and leave the folder to the next server. No request can open it again."""
         self._service.draining = True
-        if self._runner is not None:
-            await self._runner.aclose()
-        if self._store is not None:
-            self._store.close()
+        async with self._opening:
+            if self._runner is not None:
+                await self._runner.aclose()
+            if self._store is not None:
+                self._store.close()
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.batch_files = files = BatchFiles(app)
-    files.resume()
+    await files.resume()
     try:
         yield
     finally:
@@ -104,39 +109,44 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 router = APIRouter(lifespan=_lifespan)
 
 
-def _opened(request: Request) -> tuple[Store, Runner]:
+async def _opened(request: Request) -> tuple[Store, Runner]:
     files: BatchFiles = request.app.state.batch_files
-    return files.open()
+    return await files.open()
 
 
 @router.post(FILES)
 async def upload(request: Request) -> Response:
-    store, _ = _opened(request)
-    store.check_room()
-    identity = new_id("file-")
-    try:
-        with whole_file(store.path(identity)) as content:
-            form = await read_form(request, content)
-            purpose = form.fields["purpose"].decode(errors="replace")
-            check_word("purpose", purpose[:100], ("batch",))
-            size = content.tell()
-        file = StoredFile(
-            id=identity,
-            bytes=size,
-            created_at=int(time.time()),
-            filename=form.filename or "batch.jsonl",
-            purpose="batch",
-            owner=store.owner,
-        )
-        await asyncio.to_thread(store.save, file)
-    except OSError as error:
-        raise disk_error(error) from None
+    store, _ = await _opened(request)
+    async with store.room(form_bytes(request)):
+        try:
+            file = await _stored(request, store)
+        except OSError as error:
+            raise disk_error(error) from None
     return json_response(_shown(file))
+
+
+async def _stored(request: Request, store: Store) -> StoredFile:
+    identity = new_id("file-")
+    with whole_file(store.path(identity)) as content:
+        form = await read_form(request, content)
+        purpose = form.fields["purpose"].decode(errors="replace")
+        check_word("purpose", purpose[:100], ("batch",))
+        size = content.tell()
+    file = StoredFile(
+        id=identity,
+        bytes=size,
+        created_at=int(time.time()),
+        filename=form.filename or "batch.jsonl",
+        purpose="batch",
+        owner=store.owner,
+    )
+    await store.save(file)
+    return file
 
 
 @router.get(FILES)
 async def list_files(request: Request) -> Response:
-    store, _ = _opened(request)
+    store, _ = await _opened(request)
     purpose, order = request.query_params.get("purpose"), request.query_params.get("order", "desc")
     check_word("order", order[:100], ("asc", "desc"))
     found = [file for file in store.own(StoredFile) if purpose in (None, file.purpose)]
@@ -147,12 +157,12 @@ async def list_files(request: Request) -> Response:
 
 @router.get(FILES + "/{identity}")
 async def get_file(request: Request, identity: str) -> Response:
-    return json_response(_shown(_opened(request)[0].get(StoredFile, identity)))
+    return json_response(_shown((await _opened(request))[0].get(StoredFile, identity)))
 
 
 @router.get(FILES + "/{identity}/content")
 async def get_content(request: Request, identity: str) -> Response:
-    store, _ = _opened(request)
+    store, _ = await _opened(request)
     file = store.get(StoredFile, identity)
     return FileResponse(
         store.path(file.id), media_type="application/octet-stream", filename=f"{file.id}.jsonl"
@@ -161,14 +171,14 @@ async def get_content(request: Request, identity: str) -> Response:
 
 @router.delete(FILES + "/{identity}")
 async def delete_file(request: Request, identity: str) -> Response:
-    store, _ = _opened(request)
-    store.remove(store.get(StoredFile, identity))
+    store, _ = await _opened(request)
+    await store.remove(store.get(StoredFile, identity))
     return json_response({"id": identity, "object": "file", "deleted": True})
 
 
 @router.post(BATCHES)
 async def create_batch(request: Request) -> Response:
-    store, runner = _opened(request)
+    store, runner = await _opened(request)
 
     def parse(service: Service, fields: Fields) -> tuple[str, str, str, dict[str, str]]:
         """(the id of the input file, the endpoint, the completion window, the metadata)."""
@@ -189,7 +199,6 @@ async def create_batch(request: Request) -> Response:
             field="input_file_id",
             remedy="Upload it as an input file.",
         )
-    store.check_room()
     if sum(batch.status in UNFINISHED for batch in store.batches.values()) >= MAX_UNFINISHED:
         raise InvalidRequest(f"{MAX_UNFINISHED} batches have not ended.", remedy="Wait, or cancel one.")
     now = int(time.time())
@@ -205,7 +214,8 @@ async def create_batch(request: Request) -> Response:
         served=Service.serving(request).model_name,
     )
     try:
-        await asyncio.to_thread(store.save, batch)
+        async with store.room(0):
+            await store.save(batch)
     except OSError as error:
         raise disk_error(error) from None
     runner.start(batch)
@@ -214,17 +224,17 @@ async def create_batch(request: Request) -> Response:
 
 @router.get(BATCHES)
 async def list_batches(request: Request) -> Response:
-    return _page(request, _opened(request)[0].own(Batch), 20, MOST_BATCHES)
+    return _page(request, (await _opened(request))[0].own(Batch), 20, MOST_BATCHES)
 
 
 @router.get(BATCHES + "/{identity}")
 async def get_batch(request: Request, identity: str) -> Response:
-    return json_response(_shown(_opened(request)[0].get(Batch, identity)))
+    return json_response(_shown((await _opened(request))[0].get(Batch, identity)))
 
 
 @router.post(BATCHES + "/{identity}/cancel")
 async def cancel_batch(request: Request, identity: str) -> Response:
-    store, runner = _opened(request)
+    store, runner = await _opened(request)
     batch = store.get(Batch, identity)
     if batch.status not in UNFINISHED:
         raise InvalidRequest(f"{batch.id} is {batch.status}.", field="id")

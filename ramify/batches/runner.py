@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
-import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ from ramify.batches.store import (
     new_id,
     whole_file,
 )
-from ramify.errors import RamifyError
+from ramify.errors import EngineClosed, RamifyError
 from ramify.loop import cancel_at_end
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
@@ -48,8 +49,8 @@ logger = logging.getLogger("ramify.server")
 AT_ONCE = 4
 """Maximum number of batches that are computed at a time. The others wait."""
 ATTEMPTS = 3
-"""Number of answers 503 after which that answer is the result of a line. A request that kills the engine is
-answered so; it is not sent again without end."""
+"""Number of answers 503 of a running engine after which that answer is the result of a line. A request that
+kills the engine is answered so; it is not sent again without end."""
 PAUSE_S = 1.0
 """Seconds before a line is sent again if the answer names no time."""
 ENDED = {
@@ -102,7 +103,9 @@ class Runner:
     async def cancel(self, batch: Batch) -> None:
         """End a batch early. Its lines that have an answer keep it."""
         batch.enter("cancelling")
-        await self._save(batch)
+        await self._store.save(batch)
+        if batch.status != "cancelling":
+            return  # it has ended meanwhile
         if batch.id in self._computing:
             self._computing[batch.id].cancel()
         elif batch.id not in self._tasks:
@@ -117,6 +120,8 @@ class Runner:
         try:
             if batch.status != "validating" or await self._check(batch):
                 await self._finish(batch, await self._answered(batch))
+        except EngineClosed as error:
+            logger.warning("%s stops, and goes on in a later server: %s", batch.id, error)
         except RamifyError as error:
             cause = error.__cause__
             await self._fail(batch, disk_error(cause) if isinstance(cause, OSError) else error)
@@ -138,7 +143,7 @@ class Runner:
         batch.model = found.model
         batch.errors = Errors(found.errors) if found.errors else None
         batch.enter("failed" if found.errors else "in_progress")
-        await self._save(batch)
+        await self._store.save(batch)
         return not found.errors
 
     async def _answered(self, batch: Batch) -> Status:
@@ -159,62 +164,79 @@ class Runner:
 
     async def _compute(self, batch: Batch) -> None:
         IN_BATCH.set(batch.id)
-        async with self._turns, self._opened(batch) as lines:
+        async with self._turns, self._opened(batch) as (lines, thread):
             counts = batch.request_counts
             counts.completed, counts.failed = await asyncio.to_thread(_count, self._store.path(batch.id))
             workers = [
-                asyncio.create_task(self._work(batch, lines)) for _ in range(min(self._lines, counts.total))
+                asyncio.create_task(self._work(batch, lines, thread))
+                for _ in range(min(self._lines, counts.total))
             ]
             async with cancel_at_end(workers):
                 await asyncio.gather(*workers)
 
     @contextlib.asynccontextmanager
-    async def _opened(self, batch: Batch) -> AsyncIterator[Lines]:
-        """The lines of a batch, closed at the end also if the task is cancelled while a thread opens them."""
-        opening = asyncio.create_task(asyncio.to_thread(self._lines_of, batch))
+    async def _opened(self, batch: Batch) -> AsyncIterator[tuple[Lines, ThreadPoolExecutor]]:
+        """(the lines of a batch, the thread that uses them), closed at the end also if the task is cancelled
+        while the thread opens them. A thread of its own, since all workers wait while one looks ahead."""
+        thread = ThreadPoolExecutor(1, "ramify-batch")
+        loop = asyncio.get_running_loop()
+        opening = loop.run_in_executor(thread, self._lines_of, batch)
         try:
-            yield await asyncio.shield(opening)
+            yield await asyncio.shield(opening), thread
         finally:
-            await asyncio.to_thread((await opening).close)
+            try:
+                await loop.run_in_executor(thread, (await opening).close)
+            finally:
+                thread.shutdown(wait=False)
 
     def _lines_of(self, batch: Batch) -> Lines:
         path = self._store.path
         return Lines(path(batch.input_file_id), path(batch.id), batch.endpoint)
 
-    async def _work(self, batch: Batch, lines: Lines) -> None:
-        while (row := await asyncio.to_thread(lines.take)) is not None:
+    async def _work(self, batch: Batch, lines: Lines, thread: ThreadPoolExecutor) -> None:
+        in_thread = functools.partial(asyncio.get_running_loop().run_in_executor, thread)
+        while (line := await in_thread(lines.take)) is not None:
             async with self._places:
-                answer = await self._answer(batch.endpoint, await asyncio.to_thread(lines.body, row))
+                answer = await self._answer(batch.endpoint, await in_thread(lines.body, line))
+            named = answer.headers.get("request-id") or answer.headers.get("x-request-id")
             result = {
                 "id": new_id("batch_req_"),
                 "status_code": answer.status,
-                "request_id": answer.headers.get("x-request-id") or new_id("req_"),
+                "request_id": named or new_id("req_"),
                 "body": msgspec.Raw(answer.body),
             }
-            await asyncio.to_thread(lines.write, row, result)
+            await in_thread(lines.write, line, result)
             batch.request_counts.failed += answer.status >= 400
             batch.request_counts.completed += answer.status < 400
 
     async def _answer(self, endpoint: str, body: bytes) -> Answer:
-        """The answer to a request. One that is told to come again later does so."""
-        for attempt in itertools.count(1):
+        """The answer to a request. One that is told to come again later does so.
+
+        Raises `EngineClosed` if the engine takes no more requests, since its 503 answers no line.
+        """
+        refusals = 0
+        while True:
             answer = await post(self._app, endpoint, body, self._headers)
-            if not (answer.status == 429 or (answer.status == 503 and attempt < ATTEMPTS)):
-                break
+            if answer.status == 503:
+                if self._service.frontend.gave_up or self._service.draining:
+                    raise EngineClosed("The engine takes no more requests.")
+                refusals += 1
+            if answer.status not in (429, 503) or refusals == ATTEMPTS:
+                return answer
             await asyncio.sleep(float(answer.headers.get("retry-after", PAUSE_S)))
-        return answer
 
     async def _finish(self, batch: Batch, ending: Status) -> None:
         if batch.status != "cancelling":
             batch.enter("finalizing")
-            await self._save(batch)
-        await asyncio.to_thread(self._write_outputs, batch, ending)
+            await self._store.save(batch)
+        for file in await asyncio.to_thread(self._write_outputs, batch, ending):
+            await self._store.save(file)
         batch.enter(ending)
-        await self._save(batch)
+        await self._store.save(batch)
         self._store.path(batch.id).unlink(missing_ok=True)
 
-    def _write_outputs(self, batch: Batch, ending: Status) -> None:
-        """Make the output file and the error file of the results."""
+    def _write_outputs(self, batch: Batch, ending: Status) -> list[StoredFile]:
+        """Make the output file and the error file of the results; returns those that are not empty."""
         counts, usage = Counts(total=batch.request_counts.total), Counter[str]()
         good, bad = (StoredFile(**_output(batch, what)) for what in ("output", "error"))
         results = self._store.path(batch.id)
@@ -230,15 +252,13 @@ class Runner:
             if ending in ENDED and batch.in_progress_at is not None:
                 code, message = ENDED[ending]
                 with contextlib.closing(self._lines_of(batch)) as lines:
-                    while (row := lines.take()) is not None:
-                        line = {"id": new_id("batch_req_"), "custom_id": row.identity.custom_id}
-                        line |= {"response": None, "error": {"code": code, "message": message}}
-                        errors.write(msgspec.json.encode(line) + b"\n")
+                    while (line := lines.take()) is not None:
+                        output_line = {"id": new_id("batch_req_"), "custom_id": line.custom_id}
+                        output_line |= {"response": None, "error": {"code": code, "message": message}}
+                        errors.write(msgspec.json.encode(output_line) + b"\n")
             good.bytes, bad.bytes = output.tell(), errors.tell()
         for file in (good, bad):
-            if file.bytes:
-                self._store.save(file)
-            else:
+            if not file.bytes:
                 self._store.path(file.id).unlink()
         batch.output_file_id = good.id if good.bytes else None
         batch.error_file_id = bad.id if bad.bytes else None
@@ -250,19 +270,17 @@ class Runner:
             "output_tokens_details": {"reasoning_tokens": usage["reasoning"]},
             "total_tokens": usage["input"] + usage["output"],
         }
+        return [file for file in (good, bad) if file.bytes]
 
     async def _fail(self, batch: Batch, error: RamifyError) -> None:
         logger.warning("%s failed: %s", batch.id, error)
         batch.errors = Errors([LineError(error.code, str(error), None, error.field)])
         batch.enter("failed")
         try:
-            await self._save(batch)
+            await self._store.save(batch)
             self._store.path(batch.id).unlink(missing_ok=True)
         except OSError as failure:  # after a restart the batch goes on, in the status that is on the disk
             logger.warning("%s cannot be saved: %s", batch.id, failure)
-
-    async def _save(self, batch: Batch) -> None:
-        await asyncio.to_thread(self._store.save, batch)
 
 
 def _output(batch: Batch, what: str) -> dict[str, Any]:
@@ -313,7 +331,7 @@ def _usage_of(result: Result) -> dict[str, int]:
         "input": usage.prompt_tokens + usage.input_tokens + apart + usage.cache_creation_input_tokens,
         "cached": before.get("cached_tokens") or apart,
         "output": usage.completion_tokens + usage.output_tokens,
-        "reasoning": after.get("reasoning_tokens") or 0,
+        "reasoning": after.get("reasoning_tokens") or after.get("thinking_tokens") or 0,
     }
 
 

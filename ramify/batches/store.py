@@ -9,14 +9,16 @@ A description is replaced atomically. All names are made here: a file name from 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
 import logging
 import os
+import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -33,6 +35,8 @@ Status = Literal[
 MAX_STORED = 10_000
 """Maximum number of files, and of batches. A new batch takes the place of the oldest that has ended."""
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+CONTENT = re.compile(r"upload-[0-9a-f]{16}|(file-|batch_)[0-9a-f]{24}\.jsonl(\.\d+\.new)?")
+"""Name of a file with the content of a file or the results of a batch, or of one that is being written."""
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
@@ -113,16 +117,27 @@ class DiskFull(EngineError):
     status = 507
 
 
-class Store:
-    """The files and batches in `folder`, which is made if it is missing.
+class FolderInUse(EngineError):
+    """The error 409 (RFC 9110, section 15.5.10)."""
 
-    Raises `EngineError` if another server uses the folder, and OSError if it cannot be made.
+    code = "batch_dir_in_use"
+    status = 409
+
+
+class Store:
+    """The files and batches in `folder`, which is made if it is missing. Opening it blocks.
+
+    Its dicts change on the event loop alone; threads only use the disk. Raises `FolderInUse` if another
+    server uses the folder, and OSError if it cannot be made.
     """
 
     def __init__(self, folder: Path, api_key: str | None, most_bytes: int) -> None:
         self.folder = folder
         self.owner = hashlib.blake2b(api_key.encode(), digest_size=16).hexdigest() if api_key else ""
         self._most_bytes = most_bytes
+        self._saving, self._measuring = asyncio.Lock(), asyncio.Lock()
+        self._reserved: list[int] = []
+        """Bytes of each upload that has not ended."""
         self.files: dict[str, StoredFile] = {}
         """Id → file, the oldest first."""
         self.batches: dict[str, Batch] = {}
@@ -133,20 +148,24 @@ class Store:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise EngineError(
+            raise FolderInUse(
                 f"Another server keeps its batch files in {folder}.",
                 remedy="Start this one with a --batch-dir of its own.",
             ) from None
         self._read()
 
     def _read(self) -> None:
-        for path in self.folder.glob("upload-*"):
-            path.unlink()  # its request broke off
+        """Read the descriptions, and remove what a server that was killed has left without one."""
         self._read_all(StoredFile, "file-*.json")
         self._read_all(Batch, "batch_*.json")
-        for path in self.folder.glob("file-*.jsonl"):
-            if not path.with_suffix(".json").exists():
-                path.unlink()  # the server died before it described the file
+        for path in self.folder.iterdir():
+            if not CONTENT.fullmatch(path.name):
+                continue  # the folder may be one in which a user keeps other files
+            identity = path.name.partition(".")[0]
+            batch = self.batches.get(identity)
+            has_ended = batch is not None and batch.status not in UNFINISHED
+            if has_ended or path.suffix != ".jsonl" or not (self.folder / f"{identity}.json").exists():
+                path.unlink()
 
     def _read_all(self, kind: type[Stored], names: str) -> None:
         known: list[Stored] = []
@@ -179,18 +198,21 @@ class Store:
         """The files or batches of this API key, the newest first."""
         return (one for one in reversed(list(self._known(kind).values())) if one.owner == self.owner)
 
-    def save(self, what: Stored) -> None:
+    async def save(self, what: Stored) -> None:
         """Write the description of a file or batch to the disk, and remember it."""
-        path = self.folder / f"{what.id}.json"
-        with whole_file(path) as file:
-            file.write(msgspec.json.encode(what))
+        async with self._saving:  # so the last of several calls writes last
+            await asyncio.to_thread(self._write, what.id, msgspec.json.encode(what))
         self._known(type(what))[what.id] = what
         if len(self.batches) > MAX_STORED:
             oldest = next(one for one in self.batches.values() if one.status not in UNFINISHED)
             del self.batches[oldest.id]
             (self.folder / f"{oldest.id}.json").unlink(missing_ok=True)
 
-    def remove(self, file: StoredFile) -> None:
+    def _write(self, identity: str, description: bytes) -> None:
+        with whole_file(self.folder / f"{identity}.json") as file:
+            file.write(description)
+
+    async def remove(self, file: StoredFile) -> None:
         """Remove a file. Raises `InvalidRequest` if a batch still reads it."""
         for batch in self.batches.values():
             if batch.input_file_id == file.id and batch.status in UNFINISHED:
@@ -200,17 +222,37 @@ class Store:
                     remedy="Cancel the batch first.",
                 )
         del self.files[file.id]
-        (self.folder / f"{file.id}.json").unlink(missing_ok=True)
-        self.path(file.id).unlink(missing_ok=True)
+        await asyncio.to_thread(self._unlink, file.id)
 
-    def check_room(self) -> None:
-        """Raise `DiskFull` if the files take as much space as they may."""
-        used = sum(entry.stat().st_size for entry in os.scandir(self.folder))
-        if used >= self._most_bytes or len(self.files) >= MAX_STORED:
-            raise DiskFull(
-                f"There are {len(self.files)} batch files, of {used / 2**30:.1f} GiB: no more are taken.",
-                remedy="Delete some (DELETE /v1/files/ID), or start the server with a larger --batch-gb.",
-            )
+    def _unlink(self, identity: str) -> None:
+        (self.folder / f"{identity}.json").unlink(missing_ok=True)
+        self.path(identity).unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def room(self, size: int) -> AsyncIterator[None]:
+        """Reserve `size` bytes during the block. Raises `DiskFull` if there is no room for them."""
+        async with self._measuring:
+            reserved, uploads = sum(self._reserved), len(self._reserved)
+            used = reserved + await asyncio.to_thread(self._used)
+            if used + size >= self._most_bytes or len(self.files) + uploads >= MAX_STORED:
+                raise DiskFull(
+                    f"There are {len(self.files)} batch files, of {used / 2**30:.1f} GiB: "
+                    f"{size / 2**20:.1f} MiB more are not taken.",
+                    remedy="Delete some (DELETE /v1/files/ID), or start the server with a larger --batch-gb.",
+                )
+            self._reserved.append(size)
+        try:
+            yield
+        finally:
+            self._reserved.remove(size)
+
+    def _used(self) -> int:
+        """Number of bytes in the folder. Those of uploads are reserved instead."""
+        used = 0
+        for entry in os.scandir(self.folder):
+            with contextlib.suppress(FileNotFoundError):
+                used += 0 if entry.name.startswith("upload-") else entry.stat().st_size
+        return used
 
 
 def new_id(prefix: str) -> str:

@@ -105,6 +105,12 @@ class Form:
         self._ended = True
 
 
+def form_bytes(request: Request) -> int:
+    """The most bytes that the form of a request may have."""
+    length = request.headers.get("content-length", "")
+    return min(int(length), MAX_FILE_BYTES) if length.isascii() and length.isdigit() else MAX_FILE_BYTES
+
+
 async def read_form(request: Request, file: IO[bytes]) -> Form:
     """Read the form of a request, and write its file to `file`, which is flushed to the disk at the end. The
     bytes are parsed and written in threads."""

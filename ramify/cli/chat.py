@@ -155,7 +155,9 @@ class Chat:
                     self.answer(text.removeprefix("/") if text.startswith("//") else text)
             except rm.ProgramError as error:
                 failure: Exception = error.__cause__ if isinstance(error.__cause__, RamifyError) else error
-            except (RamifyError, OSError) as error:
+            except OSError as error:
+                failure = InvalidRequest(f"{error.filename}: {error.strerror}.")
+            except RamifyError as error:
                 failure = error
             else:
                 continue

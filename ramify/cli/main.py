@@ -16,7 +16,7 @@ from ramify.lang.batch.output import FULL
 from ramify.spelling import nearest
 
 COMMANDS = {
-    "serve": "serve a model over HTTP (OpenAI's API and SGLang's)",
+    "serve": "serve a model over HTTP (OpenAI's, Anthropic's, Ollama's and SGLang's API)",
     "deploy": "serve a model on a Ray cluster, with replicas on several machines",
     "run": "run a program from a file and print its outputs and its tree of calls",
     "chat": "chat with a model in the terminal",

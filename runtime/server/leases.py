@@ -102,6 +102,11 @@ def hint_of(
     return ProgramHint(program=program, name=name[:40] or "program", lease_s=lease_s)
 
 
+def client_program(fields: Fields) -> str:
+    """The program that the client names itself; "" if it names none."""
+    return fields.body.headers.get(PROGRAM_HEADER) or fields.take("prompt_cache_key", str, "")
+
+
 def scoped(program: str, scope: str) -> str:
     """The id of a client's program in the engine. Programs of different scopes have different ids."""
     return f"{program}@{hashlib.sha256(scope.encode()).hexdigest()[:8]}" if scope else program

@@ -192,14 +192,15 @@ class Service:
             self.metrics.total_s.labels(endpoint).observe(total_s)
             if (totals := (choices or ChoiceUsages(1)).end_choice(usage)) is not None:
                 self.metrics.count_tokens(totals)
+            told = usage.prompt_tokens > 0  # the first chunk tells it; some end before
             logger.info(
-                "rid=%s endpoint=%s status=%d finish=%s prompt=%d cached=%d output=%d ttft=%s total=%.3fs%s",
+                "rid=%s endpoint=%s status=%d finish=%s prompt=%s cached=%s output=%d ttft=%s total=%.3fs%s",
                 request.rid,
                 endpoint,
                 status,
                 finish,
-                usage.prompt_tokens,
-                usage.cached_tokens,
+                usage.prompt_tokens if told else "-",
+                usage.cached_tokens if told else "-",
                 usage.completion_tokens,
                 "-" if first_token_s is None else f"{first_token_s:.3f}s",
                 total_s,

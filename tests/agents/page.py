@@ -28,7 +28,8 @@ def snippets() -> str:
 def _script(client: Client) -> str:
     lines = [f"export {name}={shlex.quote(value)}" for name, value in client.env.items()]
     for name, text in client.files.items():
-        lines.append(f"mkdir -p ~/{Path(name).parent}")
+        if (folder := Path(name).parent) != Path():
+            lines.append(f"mkdir -p ~/{folder}")
         lines.append(f"cat > ~/{name} <<'EOF'\n{text.rstrip()}\nEOF")
     lines += [client.setup] if client.setup else []
     run = client.run.replace("PROMPT", '"Run the tests."')

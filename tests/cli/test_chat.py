@@ -150,6 +150,8 @@ def test_what_is_wrong_ends_a_pipe_and_no_terminal(capsys: pytest.CaptureFixture
     assert "/schema FILE" in out
     with pytest.raises(InvalidRequest, match="no /rest"):
         converse(model, "/rest", "second")
+    with pytest.raises(InvalidRequest, match=r"nofile\.json: No such file"):
+        converse(model, "/schema nofile.json")
     converse(model, "//etc is a folder?")
     assert "user\n/etc is" in model.prompt_text(model.requests[-1])
 
@@ -210,13 +212,20 @@ class Terminal:
 
     def until(self, text: str) -> str:
         """The next output, up to and with `text`."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while text not in self.seen and time.monotonic() < end:
             if select.select([self._fd], [], [], 0.1)[0]:
                 self.seen += os.read(self._fd, 4096).decode(errors="replace")
         assert text in self.seen, self.seen
         before, _, self.seen = self.seen.partition(text)
         return before + text
+
+    def until_asked(self) -> None:
+        """Wait until the program reads a line. Between its prompt and the reading a Ctrl-C is lost."""
+        self.until("> ")
+        stat = Path(f"/proc/{self.pid}/stat")
+        while stat.read_text().rpartition(") ")[2][0] != "S":  # the test's time limit ends it
+            pass
 
     def status(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -225,21 +234,21 @@ class Terminal:
 def test_ctrl_c_stops_the_answer_and_ctrl_d_the_program(server: LiveServer) -> None:
     terminal = Terminal("--url", server.url, "--max-tokens", "8", "--temperature", "0")
     try:
-        terminal.until("> ")
+        terminal.until_asked()
         server.frontend.hold_after = 2
         terminal.type("hello there\n")
-        assert server.frontend.held.wait(30)
+        assert server.frontend.held.wait(60)
         terminal.until("LO")
         terminal.type("\x03")
         terminal.until("stopped")
-        terminal.until("> ")
-        assert server.frontend.idle.wait(30)  # the request has ended
+        terminal.until_asked()
+        assert server.frontend.idle.wait(60)  # the request has ended
         server.frontend.hold_after = None
         terminal.type("\x03")
-        terminal.until("> ")
+        terminal.until_asked()
         terminal.type("and again\n")
         assert "\x1b[2m[prompt" in terminal.until("tokens/s]")
-        terminal.until("> ")
+        terminal.until_asked()
         terminal.type("\x04")
         assert terminal.status() == 0
     finally:

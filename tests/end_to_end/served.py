@@ -6,6 +6,7 @@ import contextlib
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,10 +21,14 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def serve(*arguments: str, code: str = "") -> Iterator[Served]:
-    """`ramify serve` on a free port, once it answers. The process runs `code` first."""
+    """`ramify serve` on a free port, once it answers. The process runs `code` first.
+
+    Batch files are in a folder of their own, never in the user's.
+    """
     main = f"import sys\n{code}\nfrom ramify.cli.main import main\nsys.exit(main())"
+    batches = tempfile.TemporaryDirectory()
     process = subprocess.Popen(
-        [sys.executable, "-c", main, "serve", "--port", "0", *arguments],
+        [sys.executable, "-c", main, "serve", "--port", "0", "--batch-dir", batches.name, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -48,5 +53,6 @@ def serve(*arguments: str, code: str = "") -> Iterator[Served]:
         finally:
             process.kill()
             process.wait()
+        batches.cleanup()
         drain.join(10)
         process.stdout.close()

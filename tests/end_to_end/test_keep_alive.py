@@ -12,7 +12,7 @@ from tests.end_to_end.served import Served, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(300)]
 
-SHORT_SILENCE = "import ramify.runtime.server.sse as sse; sse.SILENCE_S = 0.2"
+SHORT_SILENCE = "import ramify.runtime.server.sse as sse; sse.SILENCE_S = 0.05"
 SENTENCE = "The tram stops at the old bridge, and nobody gets off. "
 
 

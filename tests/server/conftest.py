@@ -56,13 +56,13 @@ def frontend(server: LiveServer) -> FakeFrontend:
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
     headers = {"content-type": "application/json"}
-    with httpx.Client(base_url=server.url, timeout=10, verify=False, headers=headers) as client:
+    with httpx.Client(base_url=server.url, timeout=60, verify=False, headers=headers) as client:
         yield client
 
 
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 

@@ -264,12 +264,12 @@ def _aborted(last: TextChunk, tokens: int) -> TextChunk:
 
 
 class LiveServer:
-    """A server in a thread of its own."""
+    """A server in a thread of its own, with batch files only if `config` has a `batch_dir`."""
 
     def __init__(self, frontend: FakeFrontend, *routers: APIRouter, **config: Any) -> None:
         self.frontend = frontend
         self.routers = routers
-        self.config = ServerConfig(**config)
+        self.config = ServerConfig(**config if "batch_dir" in config else config | {"batch_gb": 0})
         self._ready = threading.Event()
         self._listener = bind("127.0.0.1", 0)
         self.port: int = self._listener.getsockname()[1]
@@ -289,19 +289,19 @@ class LiveServer:
 
     def __enter__(self) -> LiveServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.call(self._stopping.set)
         self.call(self.frontend.release.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
         """Stop as SIGTERM does; returns when the server is draining."""
         self.call(self._stopping.set)
-        assert self.frontend.draining.wait(10)
+        assert self.frontend.draining.wait(60)
 
     def call(self, function: Any) -> None:
         self._loop.call_soon_threadsafe(function)

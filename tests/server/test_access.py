@@ -36,7 +36,7 @@ def send(server: LiveServer, head: str, body: bytes = b"") -> Answer:
     """Send a request with exactly the lines `head`; returns the answer."""
     length = f"\r\ncontent-length: {len(body)}" if body else ""
     lines = head.strip().replace("\n", "\r\n")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(f"{lines}{length}\r\nconnection: close\r\n\r\n".encode("latin-1") + body)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     top, _, rest = answer.partition(b"\r\n\r\n")
@@ -304,7 +304,7 @@ def test_a_body_must_be_json(key: str | None) -> None:
 
 def test_a_body_without_a_length_must_be_json(server: LiveServer) -> None:
     head = "POST /flush_cache HTTP/1.1\nhost: localhost\ntransfer-encoding: chunked"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 415 ")
 
@@ -466,7 +466,7 @@ def _page_server(site: socket.socket, page: bytes) -> Iterator[None]:
         yield
     finally:
         site.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(60)
 
 
 def _lines(headers: Mapping[str, str]) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import http.client as http_client
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,26 @@ import openai
 import pytest
 
 from ramify.batches import lines, route, runner, store, upload
+from ramify.errors import EngineClosed, WorkerDied
 from ramify.priority import BATCH
 from tests.server.conftest import CHAT, COMPLETION, RESPONSE, refused
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_hostile_bodies import HOSTILE
 
 EMBEDDING = {"model": MODEL, "input": "hi"}
+BATCH_OBJECT = {
+    "id": store.new_id("batch_"),
+    "endpoint": "/v1/completions",
+    "input_file_id": store.new_id("file-"),
+    "completion_window": "24h",
+    "created_at": int(time.time()),
+    "expires_at": int(time.time()) + 86400,
+    "owner": "",
+    "served": MODEL,
+}
 FORM = {"authorization": "Bearer none"}
+LIMIT_S = 40.0
+"""Limit for what takes under a second on an idle machine."""
 
 
 @pytest.fixture
@@ -53,14 +69,21 @@ def start(client: openai.OpenAI, *found: Any, endpoint: Any = "/v1/completions",
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, **fields)
 
 
-def ended(client: openai.OpenAI, identity: str) -> Any:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        batch = client.batches.retrieve(identity)
-        if batch.status not in store.UNFINISHED:
-            return batch
+def client_of(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0, timeout=LIMIT_S)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < until
         time.sleep(0.02)
-    raise AssertionError(batch)
+
+
+def ended(client: openai.OpenAI, identity: str) -> Any:
+    """The batch, once it has ended."""
+    wait_for(lambda: client.batches.retrieve(identity).status not in store.UNFINISHED)
+    return client.batches.retrieve(identity)
 
 
 def content(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
@@ -103,12 +126,60 @@ def test_each_endpoint(client: openai.OpenAI, endpoint: str, body: Any, kind: st
     assert bad["line 2"]["error"] is None
 
 
+def test_thinking_and_the_request_id_of_messages(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = {"input_tokens": 2, "output_tokens": 5, "output_tokens_details": {"thinking_tokens": 3}}
+
+    async def post(*_: Any) -> runner.Answer:
+        return runner.Answer(200, {"request-id": "req_7"}, json.dumps({"usage": usage}).encode())
+
+    monkeypatch.setattr(runner, "post", post)
+    batch = ended(client, start(client, line(1, url="/v1/messages"), endpoint="/v1/messages").id)
+    assert batch.usage.output_tokens_details.reasoning_tokens == 3
+    assert content(client, batch.output_file_id)["line 1"]["response"]["request_id"] == "req_7"
+
+
+def test_a_batch_that_looks_ahead_leaves_the_threads_to_others(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taking, going_on = threading.Event(), threading.Event()
+    take = lines.Lines.take
+
+    def slow(self: lines.Lines) -> Any:
+        taking.set()
+        assert going_on.wait(LIMIT_S)
+        return take(self)
+
+    monkeypatch.setattr(lines.Lines, "take", slow)
+    batch = start(client, *map(line, range(100)))
+    try:
+        assert taking.wait(LIMIT_S)
+        client.with_options(timeout=5).files.create(file=b"", purpose="batch")
+    finally:
+        going_on.set()
+    assert ended(client, batch.id).request_counts.completed == 100
+
+
 def test_lines_have_a_low_priority_and_one_flow(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     batch = start(client, line(1), line(2, COMPLETION | {"priority": 3}))
     ended(client, batch.id)
     client.completions.create(**COMPLETION)
     assert sorted(request.priority for request in frontend.requests) == [BATCH, 0, 3]
     assert [request.flow == batch.id for request in frontend.requests] == [True, True, False]
+
+
+def test_lines_are_stored_only_if_they_say_so(client: openai.OpenAI) -> None:
+    found = [line(n, RESPONSE | more, "/v1/responses") for n, more in enumerate([{}, {"store": True}])]
+    batch = ended(client, start(client, *found, endpoint="/v1/responses").id)
+    bodies = [one["response"]["body"] for one in content(client, batch.output_file_id).values()]
+    assert sorted(body["store"] for body in bodies) == [False, True]
+    for body in bodies:
+        if body["store"]:
+            assert client.responses.retrieve(body["id"]).id == body["id"]
+        else:
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(body["id"])
 
 
 def test_lines_with_one_prefix_follow_each_other(client: openai.OpenAI, tmp_path: Path) -> None:
@@ -129,9 +200,7 @@ def test_no_more_lines_at_a_time_than_keep_the_batch_full(
     frontend.hold_after = 0
     batch = start(client, *(line(n) for n in range(200)))
     most = frontend.info.max_running * 5 // 4 + 1
-    until = time.monotonic() + 20
-    while len(frontend.running) < most and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: len(frontend.running) >= most)
     assert len(frontend.running) == most < 200
     server.call(frontend.release.set)
     assert ended(client, batch.id).request_counts.completed == 200
@@ -171,18 +240,41 @@ def test_an_empty_file_and_a_long_one(client: openai.OpenAI, monkeypatch: pytest
 def test_cancel(client: openai.OpenAI, frontend: FakeFrontend) -> None:
     frontend.hold_after = 1
     batch = start(client, *map(line, range(3)))
-    assert frontend.held.wait(10)
+    assert frontend.held.wait(LIMIT_S)
     with pytest.raises(openai.BadRequestError, match="Cancel the batch first"):
         client.files.delete(batch.input_file_id)
     assert client.batches.cancel(batch.id).status == "cancelling"
     batch = ended(client, batch.id)
     assert batch.status == "cancelled"
-    assert frontend.idle.wait(10)  # its requests have ended
+    assert frontend.idle.wait(LIMIT_S)  # its requests have ended
     left = content(client, batch.error_file_id)
     assert {one["error"]["code"] for one in left.values()} == {"batch_cancelled"}
     assert len(left) == 3
     with pytest.raises(openai.BadRequestError, match="is cancelled"):
         client.batches.cancel(batch.id)
+
+
+def test_a_batch_that_ends_while_it_is_cancelled_keeps_its_answers(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, frontend: FakeFrontend, server: LiveServer
+) -> None:
+    frontend.hold_after = 1
+    batch = start(client, line(1))
+    assert frontend.held.wait(LIMIT_S)
+    save = store.Store.save
+
+    async def slow(self: store.Store, what: Any) -> None:
+        await save(self, what)
+        if isinstance(what, store.Batch) and what.status == "cancelling":
+            frontend.release.set()
+            while what.status == "cancelling":
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # until its task has ended
+
+    monkeypatch.setattr(store.Store, "save", slow)
+    assert client.batches.cancel(batch.id).status == "completed"
+    batch = ended(client, batch.id)
+    assert batch.status == "completed"
+    assert content(client, batch.output_file_id)["line 1"]["response"]["status_code"] == 200
 
 
 def test_the_window_ends(
@@ -198,18 +290,35 @@ def test_the_window_ends(
 def test_a_full_queue_and_a_dying_engine(
     client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [(429, 1), (503, 1), (503, 2), (429, 1), (503, 3), (200, 1)]
+    answers = [429, 503, 503, 429, 503, 200]
     sent = []
 
     async def post(*_: Any) -> runner.Answer:
         sent.append(answers[len(sent)])
-        return runner.Answer(sent[-1][0], {"retry-after": "0"}, b"{}")
+        return runner.Answer(sent[-1], {"retry-after": "0"}, b"{}")
 
     monkeypatch.setattr(runner, "post", post)
-    monkeypatch.setattr(runner, "ATTEMPTS", 5)
     batch = ended(client, start(client, line(1)).id)
-    assert [status for status, _ in sent] == [429, 503, 503, 429, 503]
+    assert sent == answers[:5]
     assert content(client, batch.error_file_id)["line 1"]["response"]["status_code"] == 503
+
+
+@pytest.mark.parametrize("error", [EngineClosed("It has been closed."), WorkerDied("It died too often.")])
+def test_an_engine_that_has_closed_answers_no_line(
+    folder: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = FakeFrontend()
+    closed.fail_first, closed.gave_up = error, True
+    with LiveServer(closed, route.router, batch_dir=str(folder)) as server, client_of(server.url) as client:
+        batch = start(client, *map(line, range(3)))
+        wait_for(lambda: "in a later server" in caplog.text)
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        assert list(lines.results_of(folder / f"{batch.id}.jsonl")) == []
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server.url) as client,
+    ):
+        assert ended(client, batch.id).request_counts.completed == 3
 
 
 def test_a_full_disk_fails_the_batch_alone(
@@ -369,6 +478,85 @@ def test_an_upload_is_bounded(http: httpx.Client, folder: Path, monkeypatch: pyt
     assert {path.name for path in folder.iterdir()} == {"lock"}
 
 
+def test_parallel_uploads_share_the_room(folder: Path) -> None:
+    body = (FILE.format("x" * 700) + PURPOSE + "--b--").encode()
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder), batch_gb=1000 / 2**30) as server,
+        httpx.Client(base_url=server.url, timeout=LIMIT_S) as http,
+    ):
+        first = http_client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
+        first.putrequest("POST", "/v1/files")
+        for name, value in (form() | {"content-length": str(len(body))}).items():
+            first.putheader(name, value)
+        first.endheaders(body[:100])
+        wait_for(lambda: any(folder.glob("upload-*")))
+        answer = http.post("/v1/files", content=body, headers=form())
+        assert refused(answer, 507)["code"] == "disk_full"
+        first.send(body[100:])
+        file = json.loads(first.getresponse().read())
+        first.close()
+        assert http.delete(f"/v1/files/{file['id']}").status_code == 200
+        assert http.post("/v1/files", content=body, headers=form()).status_code == 200
+
+
+def test_the_event_loop_does_not_wait_for_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, changing = [], []
+
+    class Watched(dict[str, Any]):
+        def __setitem__(self, *item: Any) -> None:
+            changing.append(threading.current_thread())
+            super().__setitem__(*item)
+
+    read, scandir = store.Store._read, os.scandir
+
+    def watched_read(self: store.Store) -> None:
+        reading.append(threading.current_thread())
+        read(self)
+        self.files, self.batches = Watched(self.files), Watched(self.batches)
+
+    def watched_scandir(path: Any) -> Any:
+        if path == folder:
+            reading.append(threading.current_thread())
+        return scandir(path)
+
+    monkeypatch.setattr(store.Store, "_read", watched_read)
+    monkeypatch.setattr(os, "scandir", watched_scandir)
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server.url) as client,
+    ):
+        assert ended(client, start(client, line(1)).id).status == "completed"
+        assert len(reading) >= 3  # at the start, at the upload and at the batch
+        assert server._thread not in reading
+        assert len(changing) >= 4
+        assert set(changing) == {server._thread}
+
+
+def test_the_last_of_two_saves_is_on_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = store.Store(folder, None, 1000)
+    batch = store.Batch(**BATCH_OBJECT)
+    second = threading.Event()
+    write = store.Store._write
+
+    def slow(self: store.Store, identity: str, description: bytes) -> None:
+        if b'"status":"cancelling"' in description:
+            second.set()
+        else:
+            second.wait(0.3)
+        write(self, identity, description)
+
+    async def save_twice() -> None:
+        first = asyncio.create_task(kept.save(batch))
+        await asyncio.sleep(0)
+        batch.enter("cancelling")
+        await asyncio.gather(first, kept.save(batch))
+
+    monkeypatch.setattr(store.Store, "_write", slow)
+    asyncio.run(save_twice())
+    assert json.loads((folder / f"{batch.id}.json").read_bytes())["status"] == "cancelling"
+    kept.close()
+
+
 def test_a_form_of_a_web_page_is_refused(http: httpx.Client) -> None:
     body = (FILE + PURPOSE + "--b--").encode()
     for headers, status in (
@@ -387,16 +575,13 @@ def test_a_form_of_a_web_page_is_refused(http: httpx.Client) -> None:
 
 
 def test_files_belong_to_a_key(folder: Path) -> None:
-    def client_of(server: LiveServer, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=10)
-
     found = {"api_key": "one", "batch_dir": str(folder), "allowed_hosts": "*.example.com,127.0.0.1"}
-    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server, "one") as client:
+    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server.url, "one") as client:
         batch = ended(client, start(client, line(1)).id)
         assert batch.status == "completed"
         assert content(client, batch.output_file_id)["line 1"]["response"]["status_code"] == 200
     found["api_key"] = "two"
-    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server, "two") as client:
+    with LiveServer(FakeFrontend(), route.router, **found) as server, client_of(server.url, "two") as client:
         assert list(client.files.list()) == list(client.batches.list()) == []
         with pytest.raises(openai.NotFoundError):
             client.files.content(batch.output_file_id)
@@ -406,7 +591,20 @@ def test_files_belong_to_a_key(folder: Path) -> None:
 def test_one_server_uses_a_folder(client: openai.OpenAI, folder: Path) -> None:
     list(client.files.list())
     with LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as other:
-        assert "--batch-dir" in refused(httpx.get(other.url + "/v1/files"), 500)["message"]
+        error = refused(httpx.get(other.url + "/v1/files"), 409)
+    assert error["code"] == "batch_dir_in_use"
+    assert "--batch-dir" in error["message"]
+
+
+def test_servers_on_two_ports_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=None, port=30000) as one,
+        LiveServer(FakeFrontend(), route.router, batch_dir=None, port=30001) as other,
+    ):
+        for server in (one, other):
+            assert httpx.get(server.url + "/v1/files").status_code == 200
+    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == ["30000", "30001"]
 
 
 def test_off(folder: Path) -> None:
@@ -445,15 +643,25 @@ def serving(folder: Path) -> tuple[subprocess.Popen[str], str]:
     for text in process.stdout:
         if text.startswith("Serving"):
             return process, text.split()[-1]
-    raise AssertionError(process.wait(10))
+    raise AssertionError(process.wait(60))
 
 
-def test_remains_of_uploads_are_removed(folder: Path, client: openai.OpenAI) -> None:
-    folder.mkdir()
-    for name in ("upload-1", "file-1.jsonl"):
+def test_what_a_killed_server_left_is_removed(folder: Path) -> None:
+    with (
+        LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)) as server,
+        client_of(server.url) as client,
+    ):
+        batch = ended(client, start(client, line(1)).id)
+        file, output = batch.input_file_id, batch.output_file_id
+    kept = {"lock", "mine.jsonl", "file-of-mine.jsonl", f"{batch.id}.json"}
+    kept |= {f"{one}{ending}" for one in (file, output) for ending in (".json", ".jsonl")}
+    unknown = "0" * 24
+    left = {f"file-{unknown}.jsonl", f"batch_{unknown}.jsonl", "upload-" + "0" * 16}
+    left |= {f"{batch.id}.jsonl", f"{batch.id}.jsonl.17.new"}
+    for name in left | kept:
         (folder / name).touch()
-    file = client.files.create(file=b"", purpose="batch")
-    assert {path.name for path in folder.iterdir()} == {"lock", f"{file.id}.json", f"{file.id}.jsonl"}
+    with LiveServer(FakeFrontend(), route.router, batch_dir=str(folder)):
+        assert {path.name for path in folder.iterdir()} == kept
 
 
 def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> None:
@@ -461,7 +669,7 @@ def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> No
     for end in (signal.SIGKILL, signal.SIGTERM, None):
         process, url = serving(folder)
         try:
-            with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=10) as client:
+            with client_of(url) as client:
                 if not identity:
                     bodies = [COMPLETION | {"prompt": f"text {n}", "max_tokens": 1} for n in range(total)]
                     identity = start(client, *(line(n, body) for n, body in enumerate(bodies))).id
@@ -473,7 +681,7 @@ def test_a_killed_and_a_stopped_server_go_on_where_they_were(folder: Path) -> No
                     batch = ended(client, identity)
                     found = content(client, batch.output_file_id)
                     process.send_signal(signal.SIGTERM)
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
         sent.append([text[len("line text ") :] for text in out.splitlines() if text.startswith("line text ")])

@@ -210,6 +210,20 @@ def test_additional_tools(http: httpx.Client, frontend: FakeFrontend) -> None:
     assert [turn.content for turn in last(frontend)] == ["hi"]
 
 
+def test_additional_tools_of_the_history(http: httpx.Client, frontend: FakeFrontend) -> None:
+    offer = {"type": "additional_tools", "role": "developer", "tools": [TIME, space("a", "b")]}
+    first = http.post(
+        "/v1/responses", json=ASK | {"input": [offer, {"role": "user", "content": "hi"}]}
+    ).json()
+    offered = shown(frontend)
+    assert list(offered) == ["get_time", "a__b"]
+    items = http.get(f"/v1/responses/{first['id']}/input_items?order=asc").json()["data"]
+    reference = {"type": "item_reference", "id": items[0]["id"]}
+    for more in ({"previous_response_id": first["id"], "input": "go on"}, {"input": [reference, items[1]]}):
+        http.post("/v1/responses", json=ASK | more)
+        assert shown(frontend) == offered
+
+
 def test_history_of_other_servers(http: httpx.Client, frontend: FakeFrontend) -> None:
     items = [
         {"role": "user", "content": "hi"},

@@ -31,7 +31,7 @@ CHUNKED += b"0\r\nsome: trailer\r\n\r\n"
 
 
 def connect(server: LiveServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
 def answers(connection: socket.socket, count: int) -> list[tuple[int, dict[str, str], bytes]]:

@@ -39,7 +39,7 @@ def live(http: httpx.Client, program: str = "") -> Any:
 @pytest.fixture
 def fresh() -> Iterator[httpx.Client]:
     """A client of a server that has had no request yet."""
-    with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url, timeout=10) as client:
+    with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
@@ -75,11 +75,11 @@ def test_programs_and_their_requests(fresh: httpx.Client) -> None:
 
 
 def test_a_request_that_runs_and_one_that_failed(server: LiveServer, frontend: FakeFrontend) -> None:
-    with LiveServer(FakeFrontend()) as other, httpx.Client(base_url=other.url, timeout=10) as client:
+    with LiveServer(FakeFrontend()) as other, httpx.Client(base_url=other.url, timeout=60) as client:
         other.frontend.hold_after = 2
         asking = threading.Thread(target=ask, args=(client, "Wait for it."))
         asking.start()
-        assert other.frontend.held.wait(10)
+        assert other.frontend.held.wait(60)
         program = live(client, "p1")["chosen"]
         assert (program["running"], program["idle_s"]) == (1, 0)
         (call,) = program["calls"]
@@ -90,7 +90,7 @@ def test_a_request_that_runs_and_one_that_failed(server: LiveServer, frontend: F
             " F",
         )
         other.call(other.frontend.release.set)
-        asking.join(10)
+        asking.join(60)
         other.frontend.fail_first = WorkerDied("The scheduler died.")
         assert client.post("/generate", json={"text": "x", "program": {"program": "p1"}}).status_code == 503
         program = live(client, "p1")["chosen"]
@@ -166,7 +166,7 @@ def test_what_the_page_draws(tmp_path: Any) -> None:
     frontend.nodes = TREE
     with LiveServer(frontend, api_key="sesame") as server:
         headers = {"authorization": "Bearer sesame"}
-        with httpx.Client(base_url=server.url, timeout=10, headers=headers) as client:
+        with httpx.Client(base_url=server.url, timeout=60, headers=headers) as client:
             ask(client, NASTY, path=("gen first",))
             for number in range(2):
                 path = (f"fork {number}", "gen verdict")

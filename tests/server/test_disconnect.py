@@ -22,9 +22,9 @@ def test_disconnect_closes_the_generation(
     body = httpx.Request("POST", server.url + path, json=BODIES[path] | {"stream": stream})
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(raw_post(path, body.content))
-        assert frontend.held.wait(10)
+        assert frontend.held.wait(60)
         assert not frontend.closed.is_set()
-    assert frontend.closed.wait(10)
+    assert frontend.closed.wait(60)
     assert not frontend.running
 
 
@@ -33,9 +33,9 @@ def test_disconnect_closes_every_choice(server: LiveServer, frontend: FakeFronte
     body = httpx.Request("POST", server.url, json=BODIES["/v1/completions"] | {"n": 5}).content
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(raw_post("/v1/completions", body))
-        assert frontend.held.wait(10)
-    assert frontend.closed.wait(10)
-    assert frontend.idle.wait(10)
+        assert frontend.held.wait(60)
+    assert frontend.closed.wait(60)
+    assert frontend.idle.wait(60)
     assert len(frontend.requests) == 5
 
 

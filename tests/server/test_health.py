@@ -63,7 +63,7 @@ def test_draining_refuses_new_generations(server: LiveServer, http: httpx.Client
         assert client.get("/health").status_code == 200
         other.frontend.hold_after = 1
         with client.stream("POST", "/v1/completions", json=COMPLETION | {"stream": True}) as running:
-            assert other.frontend.held.wait(10)
+            assert other.frontend.held.wait(60)
             other.stop()
             assert httpx.get(other.url + "/health").status_code == 503
             assert httpx.get(other.url + "/readyz").status_code == 503

@@ -81,7 +81,7 @@ def test_the_events_of_a_response_stay_numbered(
 ) -> None:
     frontend.hold_after = 1
     with http.stream("POST", "/v1/responses", json=RESPONSE | {"stream": True}) as response:
-        assert frontend.held.wait(10)
+        assert frontend.held.wait(60)
         server.call(frontend.release.set)
         numbers = [one["sequence_number"] for one in events(response)]
     assert numbers == list(range(len(numbers)))
@@ -97,8 +97,8 @@ def test_the_log_tells_what_an_abandoned_stream_cost(
     before = totals(server)
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(raw_post(path, body))
-        assert frontend.held.wait(10)
-    assert frontend.idle.wait(10)
+        assert frontend.held.wait(60)
+    assert frontend.idle.wait(60)
     after = totals(server)  # it is answered by the same loop, after the line has been logged
     (line,) = [record.getMessage() for record in caplog.records if "finish=abort" in record.getMessage()]
     prompt = len("<user>hi") if path in ("/v1/chat/completions", "/v1/responses") else len("hi")
@@ -106,6 +106,22 @@ def test_the_log_tells_what_an_abandoned_stream_cost(
     assert "output=1 " in line
     assert after["prompt"] - before["prompt"] == prompt
     assert after["generation"] - before["generation"] == 1
+
+
+def test_a_cost_that_is_unknown_is_not_logged_as_zero(
+    server: LiveServer, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client leaves before the first chunk, which tells the tokens of the prompt."""
+    caplog.set_level(logging.INFO, "ramify.server")
+    frontend.hold_after = 0
+    body = httpx.Request("POST", server.url, json=BODIES["/generate"] | {"stream": True}).content
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(raw_post("/generate", body))
+        assert frontend.held.wait(10)
+    assert frontend.idle.wait(10)
+    totals(server)  # it is answered by the same loop, after the line has been logged
+    (line,) = [record.getMessage() for record in caplog.records if "finish=abort" in record.getMessage()]
+    assert "prompt=- cached=- output=0 ttft=-" in line
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/health"])

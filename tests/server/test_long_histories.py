@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ramify.runtime.server.fields import MAX_OBJECTS, Fields
 from ramify.runtime.server.ollama import messages as ollama
 from ramify.runtime.server.openai.chat_turns import take_messages
 from ramify.runtime.server.openai.responses.input import take_input
-from ramify.runtime.server.openai.responses.store import Conversation, Item, Storage
+from ramify.runtime.server.openai.responses.store import Item, Storage
 from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.tool_calls.formats import FORMATS
 
@@ -81,8 +82,9 @@ def additional_tools(count: int, *, at_once: bool) -> Any:
 
 
 def tools_of(fields: Fields, _: ChatFormat) -> None:
+    additional = [item.take_objects("tools") or [] for item in fields.take_objects("input") or []]
     with pytest.raises(InvalidRequest, match="tools; at most"):
-        take_response_tools(fields, FORMATS["hermes"])
+        take_response_tools(fields, FORMATS["hermes"], additional)
 
 
 def private(count: int, *, at_once: bool) -> Any:
@@ -131,10 +133,9 @@ def test_eight_times_the_history_takes_about_eight_times_as_long(name: str, at_o
 
 def test_a_stored_chain_is_bounded() -> None:
     items = [Item(f"i{n}", b'{"role": "user", "content": "x"}') for n in range(MAX_OBJECTS + 1)]
-    chain = Conversation(id="conv_1", scope="", items=items, created_at=0)
-    storage = Storage(store=None, scope="", keep=False, named_by="conversation", previous=chain)
+    storage = Storage(store=None, scope="", keep=False, named_by="conversation", before=tuple(items))
     with pytest.raises(InvalidRequest, match="conversation has 10001 items; at most 10000") as error:
         take_input(Fields.parse(b"{}"), FORMAT, storage)
     assert error.value.field == "conversation"
-    chain.items.pop()
+    storage = dataclasses.replace(storage, before=storage.before[1:])
     assert len(take_input(Fields.parse(b"{}"), FORMAT, storage)) == MAX_OBJECTS

@@ -33,7 +33,7 @@ MARK: Any = {"cache_control": {"type": "ephemeral"}}
 
 @pytest.fixture
 def claude(server: LiveServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=10) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -276,7 +276,7 @@ def test_a_silent_stream_has_pings(
     frontend.held.clear()
     frontend.script = ["Fine."]
     with claude.messages.stream(**ASK) as stream_of:
-        assert frontend.held.wait(10)
+        assert frontend.held.wait(60)
         server.call(frontend.release.set)
         assert stream_of.get_final_text() == "Fine."
 

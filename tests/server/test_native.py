@@ -50,7 +50,7 @@ class SglangEndpoint:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json; charset=utf-8"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             assert response.status == 200
             return bytes(response.read())
 
@@ -386,7 +386,7 @@ def test_abort_request(http: httpx.Client, frontend: FakeFrontend, body: dict[st
     frontend.hold_after = 1
     stream = {"text": "abc", "rid": "mine", "stream": True}
     with http.stream("POST", "/generate", json=stream) as response:
-        assert frontend.held.wait(10)
+        assert frontend.held.wait(60)
         assert http.post("/abort_request", json=body).json() == {"aborted": 1}
         *_, last, done = events(response)
     assert last["meta_info"]["finish_reason"]["type"] == "abort"

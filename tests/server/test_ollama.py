@@ -359,7 +359,7 @@ def test_embeddings(http: httpx.Client, frontend: FakeFrontend) -> None:
 def test_strict_fields() -> None:
     with (
         LiveServer(FakeFrontend(), strict_fields=True) as server,
-        httpx.Client(base_url=server.url, timeout=10) as http,
+        httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         assert "keep_alive has no effect" in refusal(http, "/api/chat", CHAT | {"keep_alive": "5m"})
         assert http.post("/api/chat", json=CHAT).status_code == 200
@@ -370,7 +370,7 @@ def test_a_body_needs_a_type_unless_no_page_sent_it(server: LiveServer, frontend
     body = json.dumps(CHAT).encode()
     page = {"origin": server.url, "sec-fetch-site": "same-origin"}
     form = {"content-type": "application/x-www-form-urlencoded"}
-    with httpx.Client(base_url=server.url, timeout=10) as bare:
+    with httpx.Client(base_url=server.url, timeout=60) as bare:
         assert bare.post("/api/chat", content=body).status_code == 200
         for path, headers in (
             ("/api/chat", form),

@@ -101,7 +101,7 @@ def test_names_and_sampling_defaults() -> None:
     frontend.info = msgspec.structs.replace(frontend.info, sampling_defaults=defaults)
     with (
         LiveServer(frontend, served_model_name=("a", "b")) as server,
-        httpx.Client(base_url=server.url, timeout=10) as http,
+        httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         assert [one["model"] for one in http.get("/api/tags").json()["models"]] == ["a", "b"]
         assert show(http, model="b:latest")["parameters"] == "temperature 0.6\nrepeat_penalty 1.1"

@@ -365,7 +365,7 @@ def test_an_error_after_tokens_has_its_status_where_nothing_was_sent(
 def test_an_abort_fails_the_stream(http: httpx.Client, frontend: FakeFrontend) -> None:
     frontend.hold_after = 1
     with http.stream("POST", "/v1/responses", json=ASK | {"stream": True}) as response:
-        assert frontend.held.wait(10)
+        assert frontend.held.wait(60)
         http.post("/abort_request", json={"abort_all": True})
         *_, last = events(response)
     assert last["response"]["error"]["message"] == "The request was aborted."

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from ramify.errors import WorkerDied
+from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.leases import PROGRAM_LEASE_S
+from ramify.runtime.server.openai.responses.endpoint import end_leases
 from ramify.runtime.server.openai.responses.store import (
     Conversation,
+    ConversationLocked,
     Item,
     ResponseStore,
     StoredResponse,
+    take_storage,
 )
 from tests.server.conftest import MODEL, refused
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events
@@ -202,11 +210,137 @@ def test_the_kv_of_what_is_continued_is_leased_until_it_is_dropped(
     client.responses.delete(second.id)
     assert frontend.ended_programs == []
     client.responses.delete(third.id)
+    assert frontend.ended_programs == []
+    client.responses.delete(first.id)
     assert frontend.ended_programs == [first.id]
     conversation = client.conversations.create()
     client.responses.create(**ASK, input="e", conversation=conversation.id, store=False)
     client.conversations.delete(conversation.id)
     assert frontend.ended_programs == [first.id, conversation.id]
+
+
+@pytest.mark.parametrize("extra", [{}, {"cache_salt": "mine"}])
+def test_leases_end_with_what_is_stored(
+    client: openai.OpenAI, frontend: FakeFrontend, http: httpx.Client, extra: Any
+) -> None:
+    ask: Any = ASK | {"extra_body": extra}
+    asked = client.responses.create(**ask, input="a", store=True)
+    first = client.responses.create(**ask, input="a")
+    client.responses.create(**ask, input="b", previous_response_id=first.id, store=False)
+    conversation = client.conversations.create(extra_body=extra).id
+    client.responses.create(**ask, input="c", conversation=conversation, store=False)
+    hints = [request.hint for request in frontend.requests if request.hint]
+    assert len(hints) == 3
+    for path in (f"responses/{asked.id}", f"responses/{first.id}", f"conversations/{conversation}"):
+        assert http.delete(f"/v1/{path}", params=extra).status_code == 200
+    assert frontend.ended_programs == [hint.program for hint in hints]
+
+
+@pytest.mark.parametrize("by_field", [True, False])
+def test_a_program_that_the_client_names_has_leases_that_end_by_themselves(
+    http: httpx.Client, frontend: FakeFrontend, by_field: bool
+) -> None:
+    headers = {} if by_field else {"x-ramify-program": "k"}
+    body = ASK | {"input": "a", "store": True} | ({"prompt_cache_key": "k"} if by_field else {})
+    for _ in range(2):
+        answer = http.post("/v1/responses", json=body, headers=headers)
+        body["previous_response_id"] = answer.json()["id"]
+    hints = [request.hint for request in frontend.requests if request.hint]
+    assert [(hint.program, hint.lease_s) for hint in hints] == [("k", PROGRAM_LEASE_S)] * 2
+    http.delete(f"/v1/responses/{body['previous_response_id']}")
+    assert frontend.ended_programs == []  # the program may have other requests
+
+
+def test_one_request_at_a_time_goes_on_from_a_conversation(
+    client: openai.OpenAI, frontend: FakeFrontend, http: httpx.Client
+) -> None:
+    conversation = client.conversations.create().id
+    frontend.hold_after = 1
+    stream = client.responses.create(**ASK, input="a", conversation=conversation, stream=True)
+    assert frontend.held.wait(10)
+    for streamed in (False, True):
+        body = ASK | {"input": "b", "conversation": conversation, "stream": streamed}
+        error = refused(http.post("/v1/responses", json=body))
+        assert (error["code"], error["param"]) == ("conversation_locked", "conversation")
+    stream.close()
+    assert frontend.closed.wait(10)
+    frontend.hold_after, frontend.script = None, ["one"]
+    client.responses.create(**ASK, input="c", conversation=conversation)
+    assert prompt(frontend) == [("user", "c")]  # nobody has read the answer to the first
+    assert len(client.conversations.items.list(conversation).data) == 2
+
+
+def test_a_conversation_that_has_grown_since_the_body_was_parsed() -> None:
+    store = ResponseStore()
+    conversation = Conversation(id="c", scope="", items=[], created_at=0)
+    store.add(conversation)
+    first, second = (take_storage(store, Fields.parse(b'{"conversation": "c"}'), rid) for rid in "ab")
+    first.begin()
+    first.save({"id": "resp_1", "output": [{"id": "msg_1"}]})
+    first.end()
+    with pytest.raises(ConversationLocked):
+        second.begin()
+    take_storage(store, Fields.parse(b'{"conversation": "c"}'), "c").begin()
+    for ended in (first, second):
+        ended.end()
+    assert conversation.locked
+
+
+def test_leases_that_cannot_be_ended_now_are_ended_later(
+    client: openai.OpenAI, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (client.responses.create(**ASK, input=text, store=True) for text in "ab")
+
+    def fail(message: Any) -> None:
+        raise WorkerDied("It died.")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(frontend.control, "_tell", fail)
+        client.responses.delete(first.id)
+        client.responses.delete(second.id)
+        frontend.script = ["done"]
+        assert client.responses.create(**ASK, input="c").output_text == "done"
+    client.responses.create(**ASK, input="d")
+    assert frontend.ended_programs == [first.id, second.id]
+
+
+def test_a_client_that_vanishes_leaves_no_leases() -> None:
+    """Its request is cancelled at the first await of `end_leases`."""
+
+    async def end() -> list[str]:
+        store, ended = ResponseStore(), []
+        store.ended |= {"a": None, "b": None}
+
+        async def end_program(program: str) -> None:
+            await asyncio.sleep(0)
+            ended.append(program)
+
+        service: Any = SimpleNamespace(end_program=end_program)
+        first = asyncio.create_task(end_leases(service, store))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait((first,))
+        await end_leases(service, store)
+        return ended
+
+    assert asyncio.run(end()) == ["a", "b"]
+
+
+def test_a_response_that_is_deleted_while_it_is_continued(
+    client: openai.OpenAI, frontend: FakeFrontend
+) -> None:
+    first = client.responses.create(**ASK, input="a", store=True)
+    frontend.hold_after = 1
+    stream = client.responses.create(
+        **ASK, input="b", previous_response_id=first.id, store=False, stream=True
+    )
+    assert frontend.held.wait(10)
+    client.responses.delete(first.id)
+    assert frontend.ended_programs == []  # the lease of the second begins at its end
+    stream.close()
+    assert frontend.closed.wait(10)
+    client.conversations.create()  # a later request
+    assert frontend.ended_programs == [first.id]
 
 
 def test_a_server_that_stores_nothing() -> None:
@@ -260,12 +394,28 @@ def test_shared_items_are_counted_once(store: ResponseStore) -> None:
 def test_the_least_recently_used_are_dropped(store: ResponseStore) -> None:
     for number in range(3):
         store.add(response(number, [], program=f"p{number}"))
-    assert store.find(StoredResponse, "r0", "") is not None
+    first = store.find(StoredResponse, "r0", "")
+    assert first is not None
+    store.use(first)
     store.add(response(3, []))
     assert store.find(StoredResponse, "r1", "") is None
     assert store.find(StoredResponse, "r0", "") is not None
-    assert store.take_ended() == ["p1"]
-    assert store.take_ended() == []
+    assert [*store.ended] == ["p1"]
+
+
+def test_only_requests_that_run_are_uses(store: ResponseStore) -> None:
+    for number in range(3):
+        store.add(response(number, []))
+    body = msgspec.json.encode({"previous_response_id": "r0"})
+    wrong = take_storage(store, Fields.parse(body), "resp_4")  # another field is refused, and nothing runs
+    store.add(response(3, []))
+    assert store.find(StoredResponse, "r0", "") is None
+    wrong.begin()  # it was dropped while the body was parsed in a thread
+    wrong.end()
+    body = msgspec.json.encode({"previous_response_id": "r1"})
+    take_storage(store, Fields.parse(body), "resp_5").begin()
+    store.add(response(5, []))
+    assert store.find(StoredResponse, "r1", "") is not None
 
 
 def test_bytes_are_bounded(store: ResponseStore) -> None:

@@ -88,7 +88,7 @@ RESPONSES = Endpoint(
             " effect",
         ),
         taken("metadata", "comes back in the response"),
-        taken("store", "default true: the response is [stored](#stored-responses)"),
+        taken("store", "default true, in a batch false: the response is [stored](#stored-responses)"),
         taken(
             "previous_response_id conversation",
             "the stored items before `input`; a conversation is its id or {id}",

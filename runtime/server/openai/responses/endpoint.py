@@ -6,8 +6,8 @@ items of earlier responses.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import logging
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -21,6 +21,7 @@ from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import TextChunk
 from ramify.runtime.server.errors import log_error
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.leases import client_program
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Dialect, take_chat
 from ramify.runtime.server.openai.output_format import take_text_format
@@ -42,6 +43,8 @@ from ramify.runtime.server.sse import EventStream, read_all, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
 from ramify.sampling_params import SamplingParams
 from ramify.text import quoted
+
+logger = logging.getLogger("ramify.server")
 
 router = APIRouter()
 
@@ -65,12 +68,6 @@ MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
-_RESPONSES = Dialect(
-    turns="input",
-    take_turns=take_input,
-    take_format=take_text_format,
-    take_tools=take_response_tools,
-)
 _SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 
@@ -94,9 +91,15 @@ def stored_by(request: Request) -> ResponseStore | None:
 
 
 async def end_leases(service: Service, store: ResponseStore) -> None:
-    """End the leases of what is not stored any more."""
-    for program in store.take_ended():
-        await service.end_program(program)
+    """End the leases of what is not stored any more. If that fails, the next call tries again: the answer to
+    the client is complete."""
+    for program in [*store.ended]:
+        try:
+            await service.end_program(program)
+        except Exception as error:
+            logger.warning("The leases of %s cannot be ended now: %s", program, error)
+            return
+        store.ended.pop(program, None)
 
 
 def _parse(
@@ -105,7 +108,16 @@ def _parse(
     header = take_header(service, fields, "resp_")
     storage = take_storage(store, fields, header["id"])
     chat_format = service.frontend.info.chat_format
-    dialect = dataclasses.replace(_RESPONSES, take_turns=functools.partial(take_input, storage=storage))
+    dialect = Dialect(
+        turns="input",
+        take_turns=functools.partial(take_input, storage=storage),
+        take_format=take_text_format,
+        take_tools=lambda fields, tool_format: take_response_tools(
+            fields,
+            tool_format,
+            storage.additional_tools,  # which `take_turns` has found
+        ),
+    )
     chat = take_chat(fields, chat_format, dialect, header["id"])
     storage.take_own(fields, header["id"])
     included = take_included(fields)
@@ -113,6 +125,8 @@ def _parse(
         fields, included, take_sampling(fields, _SPELLING, least_tokens=1, **service.sampling_defaults)
     )
     metadata = take_metadata(fields)
+    if client_program(fields):
+        storage.program = ""
     parsed = parse_request(
         service,
         fields,
@@ -134,16 +148,21 @@ def _parse(
 async def _events(
     stream: AsyncGenerator[TextChunk, None], writer: ResponseWriter, storage: Storage, service: Service
 ) -> AsyncGenerator[bytes, None]:
-    async with aclosing(stream) as chunks:
-        async for chunk in chunks:
-            refuse_abort(chunk.finish)
-            events = writer.push(chunk)
-            if chunk.finish is not None:  # before the client learns of the end, and continues it
-                storage.save(writer.response)
-                if storage.store is not None:
-                    await end_leases(service, storage.store)
-            if events:
-                yield events
+    storage.begin()
+    try:
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                refuse_abort(chunk.finish)
+                events = writer.push(chunk)
+                if chunk.finish is not None:  # before the client learns of the end, and continues it
+                    storage.save(writer.response)
+                    storage.end()
+                if events:
+                    yield events
+    finally:
+        storage.end()
+        if storage.store is not None:
+            await end_leases(service, storage.store)
 
 
 async def _fail_in_stream(

@@ -6,7 +6,7 @@ one message.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -79,6 +79,8 @@ def take_input(
         turns.add_turn(ChatMessage(role="user", content=text_or_items))
     else:
         take_items(fields, "input", turns, chat_format, storage)
+    if storage is not None:
+        storage.additional_tools = turns.additional_tools
     if not (messages := turns.finish()):
         raise InvalidRequest("input has no item that is shown to the model.", field="input")
     return messages
@@ -113,6 +115,8 @@ class TurnBuilder:
         """The calls of the open message."""
         self._called: dict[str, str] = {}
         """Id of each call so far → name of its tool."""
+        self.additional_tools: list[list[Fields]] = []
+        """The tools of each item of type additional_tools, which `take_response_tools` takes."""
 
     def add_reasoning(self, reasoning: str) -> None:
         self._close()
@@ -184,7 +188,7 @@ def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFor
             turns.add_turn(_take_agent_message(item))
         case "additional_tools":
             item.take("role", Literal["developer"])
-            item.take("tools", list[Any])  # the tools are taken by `take_response_tools`
+            turns.additional_tools.append(item.take_objects("tools") or [])
         case _ if kind in _SERVER_CALLS:
             name, field = _SERVER_CALLS[kind]
             call_id = item.need("call_id")

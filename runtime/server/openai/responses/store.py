@@ -23,6 +23,7 @@ from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import MAX_OBJECTS, Fields
 from ramify.runtime.server.leases import scoped
 from ramify.runtime.server.openai.bodies import Body
+from ramify.runtime.server.service import IN_BATCH
 
 MAX_ENTRIES = 4096
 """Maximum number of stored responses and conversations."""
@@ -36,6 +37,10 @@ T = TypeVar("T", bound="Entry")
 
 class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
+
+
+class ConversationLocked(InvalidRequest):
+    code = "conversation_locked"
 
 
 class Item(NamedTuple):
@@ -54,7 +59,8 @@ class Entry:
     items: list[Item]
     """All items of the chain or the conversation, oldest first."""
     program: str = ""
-    """Id of the program whose leases end with the last of its entries; empty if it has no leases."""
+    """Id in the engine of the program whose leases end with the last of its entries; empty if it has no
+    leases."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,6 +75,8 @@ class StoredResponse(Entry):
 class Conversation(Entry):
     created_at: int
     metadata: dict[str, str] = field(default_factory=dict)
+    locked: bool = False
+    """Whether a request runs that will append to it."""
 
     def body(self) -> Body:
         return {
@@ -91,19 +99,25 @@ class ResponseStore:
         """(scope, item) → number of entries that have the item."""
         self._by_id: dict[tuple[str, str], Item] = {}
         self._programs: collections.Counter[str] = collections.Counter()
-        self._ended: list[str] = []
+        """Program → number of its entries and of its running requests."""
+        self.ended: dict[str, None] = {}
+        """Programs whose last entry or running request has ended, and whose leases have not. A dict keeps
+        their order."""
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find(self, kind: type[T], entry_id: str, scope: str) -> T | None:
-        """The entry, which is now the most recently used; None if there is none in this scope."""
+        """The entry; None if there is none in this scope. Has no effect: a body may be parsed several times,
+        see `use`."""
         entry = self._entries.get(entry_id)
-        if not isinstance(entry, kind) or entry.scope != scope:
-            return None
-        self._entries.move_to_end(entry_id)
-        return entry
+        return entry if isinstance(entry, kind) and entry.scope == scope else None
+
+    def use(self, entry: Entry) -> None:
+        """Make `entry` the most recently used, unless it was removed."""
+        if self._entries.get(entry.id) is entry:
+            self._entries.move_to_end(entry.id)
 
     def find_item(self, item_id: str, scope: str) -> Item | None:
         return self._by_id.get((scope, item_id))
@@ -111,8 +125,7 @@ class ResponseStore:
     def add(self, entry: Entry) -> None:
         self._entries[entry.id] = entry
         self.bytes += len(entry.body) if isinstance(entry, StoredResponse) else 0
-        if entry.program:
-            self._programs[entry.program] += 1
+        self.hold_program(entry.program)
         self._hold(entry.scope, entry.items)
         self._make_room()
 
@@ -134,16 +147,25 @@ class ResponseStore:
         del self._entries[entry.id]
         self.bytes -= len(entry.body) if isinstance(entry, StoredResponse) else 0
         self._let_go(entry.scope, entry.items)
-        if entry.program:
-            self._programs[entry.program] -= 1
-            if not self._programs[entry.program]:
-                del self._programs[entry.program]
-                self._ended.append(entry.program)
+        self.let_go_program(entry.program)
 
-    def take_ended(self) -> list[str]:
-        """Programs whose last entry was removed since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
+    def join_program(self, entry: Entry, program: str) -> None:
+        """Let the leases of `program` live as long as `entry`, unless it has a program or was removed."""
+        if not entry.program and self._entries.get(entry.id) is entry:
+            entry.program = program
+            self.hold_program(program)
+
+    def hold_program(self, program: str) -> None:
+        if program:
+            self._programs[program] += 1
+            self.ended.pop(program, None)
+
+    def let_go_program(self, program: str) -> None:
+        if program:
+            self._programs[program] -= 1
+            if not self._programs[program]:
+                del self._programs[program]
+                self.ended[program] = None
 
     def _make_room(self) -> None:
         while self._entries and (len(self._entries) > self._max_entries or self.bytes > self._max_bytes):
@@ -178,7 +200,13 @@ class Storage:
     """The field that names what the request continues."""
     previous: Entry | None = None
     program: str = ""
-    """Program under which the KV is leased: that of the chain or the conversation; empty for no lease."""
+    """Program under which the KV is leased, without its scope: that of the chain or the conversation; empty
+    for no lease, or if the client names a program, whose leases end by their times."""
+    before: tuple[Item, ...] = ()
+    """The items of `previous`, which the model sees before the input."""
+    additional_tools: list[list[Fields]] = field(default_factory=list)
+    """The tools of each item of type additional_tools, of `before` and of the input."""
+    running: bool = False
     own: list[Item] = field(default_factory=list)
     """The items of the request's input."""
 
@@ -193,16 +221,15 @@ class Storage:
 
     def history(self, fields: Fields) -> list[Fields]:
         """The items before those of the input."""
-        before = [] if self.previous is None else self.previous.items
-        if len(before) > MAX_OBJECTS:
+        if len(self.before) > MAX_OBJECTS:
             raise InvalidRequest(
-                f"{self.named_by} has {len(before)} items; at most {MAX_OBJECTS} are taken.",
+                f"{self.named_by} has {len(self.before)} items; at most {MAX_OBJECTS} are taken.",
                 field=self.named_by,
                 remedy="Send a shorter conversation as input.",
             )
         return [
             Fields(_values(item), f"{self.named_by}.items[{index}]", fields.body)
-            for index, item in enumerate(before)
+            for index, item in enumerate(self.before)
         ]
 
     def resolved(self, item: Fields) -> Fields:
@@ -236,12 +263,46 @@ class Storage:
             items.append(_stored(one, rid, index) if referenced is None else referenced)
         return items
 
+    @property
+    def _leased(self) -> str:
+        """The id of `program` in the engine."""
+        return self.program and scoped(self.program, self.scope)
+
+    def begin(self) -> None:
+        """Note that the request runs. `end` must follow. Raises `ConversationLocked` if another request runs
+        that will append to the conversation, or has appended since the body was parsed."""
+        if isinstance(self.previous, Conversation):
+            if self.previous.locked or self.before != tuple(self.previous.items):
+                raise ConversationLocked(
+                    "Another request goes on from this conversation.",
+                    field="conversation",
+                    remedy="Send it again when that request has ended.",
+                )
+            self.previous.locked = True
+        self.running = True
+        if self.store is not None:
+            self.store.hold_program(self._leased)
+            if self.previous is not None:
+                self.store.use(self.previous)
+                if self._leased:
+                    self.store.join_program(self.previous, self._leased)
+
+    def end(self) -> None:
+        """Note that the request has ended: what was removed while it ran has leases no longer. A second call
+        has no effect."""
+        if not self.running:
+            return
+        self.running = False
+        if isinstance(self.previous, Conversation):
+            self.previous.locked = False
+        if self.store is not None:
+            self.store.let_go_program(self._leased)
+
     def save(self, response: Body) -> None:
         """Store the finished `response`."""
         if self.store is None:
             return
         output = [Item(one["id"], msgspec.json.encode(one)) for one in response["output"]]
-        before = [] if self.previous is None else [*self.previous.items]
         if isinstance(self.previous, Conversation):
             self.store.append(self.previous, [*self.own, *output])
         if self.keep:
@@ -249,8 +310,8 @@ class Storage:
                 StoredResponse(
                     id=response["id"],
                     scope=self.scope,
-                    items=[*before, *self.own, *output],
-                    program=self.program and scoped(self.program, self.scope),
+                    items=[*self.before, *self.own, *output],
+                    program=self._leased,
                     body=msgspec.json.encode(response),
                     outputs=len(output),
                 )
@@ -305,7 +366,8 @@ def take_storage(store: ResponseStore | None, fields: Fields, rid: str) -> Stora
             if value:
                 raise UnsupportedField(f"{name}: this server stores nothing.", field=name, remedy=NOT_STORED)
         return Storage(store=None, scope=scope, keep=False)
-    storage = Storage(store=store, scope=scope, keep=asked is not False)
+    # A batch of 50,000 lines that are stored would push out all other entries.
+    storage = Storage(store=store, scope=scope, keep=not IN_BATCH.get() if asked is None else asked)
     if previous_id is not None:
         found = store.find(StoredResponse, previous_id, scope)
         if found is None:
@@ -322,6 +384,8 @@ def take_storage(store: ResponseStore | None, fields: Fields, rid: str) -> Stora
         storage.program = conversation_id
     elif asked:
         storage.program = rid
+    if storage.previous is not None:
+        storage.before = tuple(storage.previous.items)
     return storage
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import Fields, json_response, page_limit, page_of
+from ramify.runtime.server.leases import scoped
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.responses.endpoint import (
     end_leases,
@@ -29,6 +30,7 @@ from ramify.runtime.server.openai.responses.store import (
     Item,
     Storage,
     StoredResponse,
+    T,
     needed,
 )
 from ramify.runtime.server.parsing import parse_body
@@ -51,21 +53,21 @@ _LISTING = ("limit", "order", "after")
 @router.get(RESPONSES.path + "/{response_id}")
 async def get_response(request: Request, response_id: str) -> Response:
     scope = _take_query(request)["cache_salt"]
-    found = needed(stored_by(request), StoredResponse, response_id, scope)
+    found = _used(request, StoredResponse, response_id, scope)
     return json_response(msgspec.Raw(found.body))
 
 
 @router.delete(RESPONSES.path + "/{response_id}")
 async def delete_response(request: Request, response_id: str) -> Response:
     scope = _take_query(request)["cache_salt"]
-    await _remove(request, needed(stored_by(request), StoredResponse, response_id, scope))
+    await _remove(request, _used(request, StoredResponse, response_id, scope))
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get(RESPONSES.path + "/{response_id}/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
     query = _take_query(request, _LISTING)
-    found = needed(stored_by(request), StoredResponse, response_id, query["cache_salt"])
+    found = _used(request, StoredResponse, response_id, query["cache_salt"])
     return json_response(_page(found.items[: len(found.items) - found.outputs], query))
 
 
@@ -85,7 +87,7 @@ async def create_conversation(request: Request) -> Response:
             id=conversation_id,
             scope=scope,
             items=items,
-            program=conversation_id,
+            program=scoped(conversation_id, scope),
             created_at=int(time.time()),
             metadata=metadata,
         )
@@ -169,7 +171,16 @@ def _conversation(
     request: Request, conversation_id: str, allowed: Sequence[str] = ()
 ) -> tuple[Conversation, dict[str, str]]:
     query = _take_query(request, allowed)
-    return needed(stored_by(request), Conversation, conversation_id, query["cache_salt"]), query
+    return _used(request, Conversation, conversation_id, query["cache_salt"]), query
+
+
+def _used(request: Request, kind: type[T], entry_id: str, scope: str) -> T:
+    """The entry, which is now the most recently used. Raises `NotFound` if it is not stored."""
+    store = stored_by(request)
+    found = needed(store, kind, entry_id, scope)
+    assert store is not None
+    store.use(found)
+    return found
 
 
 async def _remove(request: Request, entry: Conversation | StoredResponse) -> None:

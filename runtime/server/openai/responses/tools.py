@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ramify.errors import InvalidRequest, UnsupportedField
@@ -35,13 +35,16 @@ HOSTED = frozenset(
 """Types of tools that OpenAI's server runs, or whose calls only OpenAI's models write. They are left out."""
 
 
-def take_response_tools(fields: Fields, tool_format: ToolFormat) -> ToolUse | None:
-    """Take the tools of the request, and those in items of type additional_tools; None if there are none.
+def take_response_tools(
+    fields: Fields, tool_format: ToolFormat, additional: Sequence[Sequence[Fields]] = ()
+) -> ToolUse | None:
+    """Take the tools of the request, and the `additional` ones: those of each item of type additional_tools.
+    None if there are none.
 
     A tool of such an item takes the place of an earlier one with the same name.
     """
     offered: dict[ToolName, list[OfferedTool]] = {}
-    for tools in (fields.take_objects("tools") or [], *_additional_tools(fields)):
+    for tools in (fields.take_objects("tools") or [], *additional):
         added: dict[ToolName, list[OfferedTool]] = {}
         for one in itertools.chain.from_iterable(map(_take_tools, tools)):
             added.setdefault(one.name, []).append(one)
@@ -77,15 +80,6 @@ def _take_namespace(item: Fields) -> Iterator[OfferedTool]:
             one = one._replace(tool=replace(one.tool, description=text))
         yield one
     item.finish(RESPONSES_TOOL)
-
-
-def _additional_tools(fields: Fields) -> Iterator[list[Fields]]:
-    """The tools of each item of type additional_tools. The fields beside them are taken by `take_input`."""
-    if not fields.mentions("input", "additional_tools"):
-        return
-    for item in fields.take_objects("input") or ():
-        if item.take("type", str) == "additional_tools":
-            yield item.take_objects("tools") or []
 
 
 def _refuse_hosted_choice(fields: Fields) -> None:
