@@ -76,6 +76,9 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     limits: tuple[LimitHint, ...] = ()
     """The limits towards which the request counts, outermost first. The request is ended when one of them is
     reached (`Finish.limit`)."""
+    session: bool = False
+    """True for a session, which has no end that anybody tells. Its requests share leases, a flow and figures;
+    the order of admission takes each of them as a request without a program."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

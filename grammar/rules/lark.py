@@ -32,6 +32,7 @@ from ramify.grammar.rules.expression import (
     intersection,
     nullable,
     optional,
+    parts_of,
     rebuilt,
     repeat,
     seq,
@@ -39,7 +40,9 @@ from ramify.grammar.rules.expression import (
 )
 from ramify.grammar.rules.lark_patterns import common_terminal, lark_pattern
 from ramify.grammar.rules.lark_words import LarkWord, lark_words
-from ramify.grammar.rules.rule_set import ROOT, endless_rule, nullable_rules, productive
+from ramify.grammar.rules.regex_syntax import MAX_REPEAT
+from ramify.grammar.rules.rule_set import ROOT, calls_of, endless_rule, nullable_rules, productive
+from ramify.text import shortened
 
 START = "start"
 _HEX = re.compile(r"\\x([0-9a-fA-F]{2})")
@@ -48,6 +51,11 @@ LATER = " later"
 
 MAX_STATES = 20_000
 """Most pairs of states that `_check_tokens` visits for a terminal."""
+MAX_INLINED = 4000
+"""Most parts of terminals that are copied in place of calls, in a whole grammar. Terminals that call each
+other twice double at each level."""
+MAX_PAIRS = 1_000_000
+"""Most pairs of terminals that `_check_tokens` compares. A million takes about 5 s."""
 
 
 def lark_rules(source: str) -> dict[str, Expression]:
@@ -84,6 +92,9 @@ class _Reader:
         self._terminals: dict[str, Expression] = {}
         self._skipped: list[Expression] = []
         self._called: dict[str, LarkWord] = {}
+        self._whole: dict[str, Expression] = {}
+        """Terminals without calls."""
+        self._inlined_parts = 0
         self._in_terminal = False
         try:
             self._words = lark_words(source)
@@ -167,13 +178,22 @@ class _Reader:
     def _inlined(self, name: str, around: tuple[str, ...]) -> Expression:
         if name in around:
             self._fail(f"the terminal {name!r} calls itself", self._called[name])
-        return self._without_calls(self._terminals[name], (*around, name))
+        if name not in self._whole:
+            self._whole[name] = self._without_calls(self._terminals[name], (*around, name))
+        return self._whole[name]
 
     def _without_calls(self, body: Expression, around: tuple[str, ...]) -> Expression:
         if isinstance(body, Call):
             if body.rule not in self._terminals:
                 self._fail(f"a terminal cannot call the rule {body.rule!r}", self._called[body.rule])
-            return self._inlined(body.rule, around)
+            inlined = self._inlined(body.rule, around)
+            self._inlined_parts += _count_parts(inlined)
+            if self._inlined_parts > MAX_INLINED:
+                why = (
+                    f"its terminals have more than {MAX_INLINED} parts with those of the terminals they call"
+                )
+                self._fail(why, self._called[body.rule])
+            return inlined
         return rebuilt(body, lambda part: self._without_calls(part, around))
 
     # --- expressions ----------------------------------------------------------------------------------
@@ -242,18 +262,23 @@ class _Reader:
         if self._take("~"):
             low = high = self._count()
             if self._take(".."):
-                high = self._count()
+                high = self._count(low)
             return repeat(item, low, high)
         if self._take("{"):
             low = 0 if self._peek() == "," else self._count()
-            bound = low if not self._take(",") else None if self._peek() == "}" else self._count()
+            bound = low if not self._take(",") else None if self._peek() == "}" else self._count(low)
             if not self._take("}"):
                 self._fail("a repetition is written {2}, {2,}, {,5} or {2,5}")
             return repeat(item, low, bound)
         return item
 
-    def _count(self) -> int:
-        return int(self._next("number").text)
+    def _count(self, least: int = 0) -> int:
+        word = self._next("number")
+        count = int(word.text) if len(word.text) <= 10 else None
+        if count is None or not least <= count <= MAX_REPEAT:
+            given = shortened(word.text, 20)
+            self._fail(f"{given} is no count from {least} to {MAX_REPEAT}", word)
+        return count
 
     def _literal(self, word: LarkWord) -> Expression:
         quoted = word.text.removesuffix("i")
@@ -299,6 +324,10 @@ class _Reader:
 
     def _fail(self, why: str, word: LarkWord | None = None) -> NoReturn:
         raise self._error(why, word)
+
+
+def _count_parts(expression: Expression) -> int:
+    return 1 + sum(map(_count_parts, parts_of(expression)))
 
 
 def _renamed(name: str) -> str:
@@ -371,7 +400,10 @@ def _check_tokens(rules: Mapping[str, Expression], terminals: set[str]) -> None:
         name: [ranges for ranges, _ in derivatives.product_transitions([frozenset([rules[name]])])]
         for name in terminals
     }
-    for place in {frozenset(first), *map(frozenset, after.values())}:
+    places = {frozenset(first), *map(frozenset, after.values())}
+    if sum(len(place) ** 2 for place in places) > MAX_PAIRS:
+        _refuse(f"more than {MAX_PAIRS} pairs of its terminals may stand in the same place")
+    for place in places:
         everything = frozenset(rules[name] for name in place)
         for name in place:
             longer = _longer(derivatives, rules[name], everything, name)
@@ -434,9 +466,16 @@ def _neighbours(rules: Mapping[str, Expression], terminals: set[str]) -> tuple[s
         for name in before:
             after[name] |= names
 
-    size = -1
-    while size != (size := sum(map(len, (*first.values(), *last.values(), *after.values())))):
-        for name in rules.keys() - terminals:
-            begin, end = ends(rules[name])
+    callers: dict[str, list[str]] = {name: [] for name in rules}
+    for name in rules.keys() - terminals:
+        for called in calls_of(rules[name]):
+            callers[called].append(name)
+    # The last rule goes first: rules are mostly called by earlier ones.
+    waiting = dict.fromkeys(name for name in rules if name not in terminals)
+    while waiting:
+        name, _ = waiting.popitem()
+        begin, end = ends(rules[name])
+        if not (begin <= first[name] and end <= last[name]):
             first[name], last[name] = first[name] | begin, last[name] | end
+            waiting |= dict.fromkeys(callers[name])
     return first[ROOT], after

@@ -253,7 +253,10 @@ class Runner:
                 code, message = ENDED[ending]
                 with contextlib.closing(self._lines_of(batch)) as lines:
                     while (line := lines.take()) is not None:
-                        output_line = {"id": new_id("batch_req_"), "custom_id": line.custom_id}
+                        output_line: dict[str, Any] = {
+                            "id": new_id("batch_req_"),
+                            "custom_id": line.custom_id,
+                        }
                         output_line |= {"response": None, "error": {"code": code, "message": message}}
                         errors.write(msgspec.json.encode(output_line) + b"\n")
             good.bytes, bad.bytes = output.tell(), errors.tell()

@@ -70,7 +70,7 @@ def run_command(options: argparse.Namespace) -> int:
     sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     SamplingParams(**sampling).check()
     typed = sys.stdin.isatty() and sys.stdout.isatty()
-    messages = iter([sys.stdin.read()]) if options.one_message else _lines(typed)
+    messages = _one_message() if options.one_message else _lines(typed)
     engine = engine_of(options)
     if engine is None:
         server = _connect(options.endpoint, options.endpoint_key)
@@ -91,6 +91,12 @@ def _connect(url: str, api_key: str | None) -> Backend:
         model = wait(first_model(origin + "/v1", api_key))
         return rm.OpenAI(model, base_url=origin + "/v1", api_key=api_key)
     return endpoint
+
+
+def _one_message() -> Iterator[str]:
+    """All of standard input. It is no command: a slash at its beginning is doubled, and stands for itself."""
+    text = sys.stdin.read()
+    yield f"/{text}" if text.startswith("/") else text
 
 
 def _lines(typed: bool) -> Iterator[str]:

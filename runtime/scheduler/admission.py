@@ -94,7 +94,7 @@ class HighestResponseRatioNext(FirstComeFirstServed):
     siblings_together = True
 
     def key(self, request: Request, matched: int, now: float) -> float:
-        program, hint = request.program, request.hint
+        program, hint = request.program, request.run_hint
         usual = self._programs.usual.service
         left = program.left(None if hint is None else hint.calls_left)
         if hint is None:
@@ -259,7 +259,7 @@ class Admission:
             assert request.deadline is not None
             flow, place = request.flow, 0
             waits = request.deadline > self.admitted
-            if waits and flow.heavy and request.hint is None:
+            if waits and flow.heavy and request.run_hint is None:
                 place = taken.get(flow, flow.running)
                 taken[flow] = place + 1
             order.append((waits, -request.rank if waits else 0, place))

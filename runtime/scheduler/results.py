@@ -133,7 +133,7 @@ class Scorer:
             rid=f"{head.rid}/{next(choices.numbers)}",
             ids=before + span.tokens,
             sampling=SamplingParams(max_tokens=0),
-            hint=None if hint is None else ProgramHint(program=hint.program, name=hint.name),
+            hint=hint and ProgramHint(program=hint.program, name=hint.name, session=hint.session),
             priority=head.priority,
         )
         request = Request(submit, arrival=head.arrival, max_tokens=0)

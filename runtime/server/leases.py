@@ -1,12 +1,13 @@
 """The program and the lease of a request that any client sends, by headers or by fields of its API.
 
-x-ramify-program: nightly      its requests are one program: one place in the queue, one row of the dashboard
+x-ramify-program: nightly      its requests share leases, a flow of the queue and a row of the dashboard
 x-ramify-lease: 600            seconds for which its prompt and answer stay in the cache after they are done
 prompt_cache_key: "nightly"    OpenAI's field for the first
 prompt_cache_retention: "24h"  OpenAI's field for the second
 
 Leased pages are evicted after all others, so a lease keeps no request from running. A lease ends by itself
-when its time is over: a client that goes away leaves nothing behind.
+when its time is over: a client that goes away leaves nothing behind. Nobody says when such a program ends, so
+it is a session (`ProgramHint.session`).
 """
 
 from __future__ import annotations
@@ -97,9 +98,8 @@ def hint_of(
     if lease_s is None:
         lease_s = PROGRAM_LEASE_S
     program = scoped(program[:MAX_PROGRAM] or rid, scope)
-    # The scheduler expects programs of one name to be alike: the runs of one agent.
     name = re.split(r"[/ ]", headers.get("user-agent", ""), maxsplit=1)[0]
-    return ProgramHint(program=program, name=name[:40] or "program", lease_s=lease_s)
+    return ProgramHint(program=program, name=name[:40] or "program", lease_s=lease_s, session=True)
 
 
 def client_program(fields: Fields) -> str:

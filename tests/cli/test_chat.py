@@ -198,6 +198,18 @@ def test_one_message(
     assert "one\ntwo" in "".join(map(str, request.prompt))
 
 
+@pytest.mark.parametrize("text", ["/save FILE", "//etc", "/quit"])
+def test_one_message_is_no_command(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main.main(["chat", "--url", server.url, "--one-message", "--max-tokens", "2"]) == 0
+    (request,) = server.frontend.requests
+    assert "".join(map(str, request.prompt)) == text
+    assert not list(tmp_path.iterdir())
+
+
 class Terminal:
     """`ramify chat` in a terminal of its own."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ from ramify.constraint import Constraint, structural_tag
 from ramify.errors import InvalidConstraint
 from ramify.grammar.engine.llguidance import LLGuidanceGrammar, compile_constraint
 from ramify.grammar.matcher import Grammar
+from ramify.grammar.rules.lark import lark_rules
 from tests.grammar.sampling import walk
 from tests.grammar.vocabularies import STOP, accepts, compiled, mask_of, tiny
 from tests.tool_calls.patches import PATCH
@@ -58,6 +60,14 @@ OTHERS = [
 ]
 GRAMMARS = [PATCH, SUM, QUERY, VALUE, *OTHERS]
 each_grammar = pytest.mark.parametrize("source", GRAMMARS, ids=range(len(GRAMMARS)))
+
+
+DOUBLED = "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(30)) + "\nA30: /[ab]/"
+
+
+def linked(form: str, count: int) -> str:
+    """Rules of which each calls the next."""
+    return "\n".join(f"r{i}: {form.format(i, i + 1)}" for i in range(count)) + f'\nr{count}: "end"'
 
 
 def ours(source: str) -> Grammar:
@@ -160,6 +170,12 @@ def test_what_depends_on_tokens_is_refused(source: str, text: str) -> None:
         ('start: ("a"', "this ( is not closed"),
         ('start: "a"..""', "between two characters"),
         ('start: "\\q"', "has an escape"),
+        ('start: "a"~-3', "line 1: -3 is no count from 0 to 100000"),
+        ('start: "a"~5..2', "line 1: 2 is no count from 5 to 100000"),
+        ('start: "a"{5,2}', "line 1: 2 is no count from 5 to 100000"),
+        ('start: "a"~' + "9" * 5000, "is no count from 0"),
+        (DOUBLED, "more than 4000 parts"),
+        ("start: r0\n" + linked('"<{0}>"? r{1}', 200), "pairs of its terminals"),
         ('start: /a*/ "b"\n%ignore " "', "terminal /a*/ may be empty"),
     ],
 )
@@ -168,3 +184,10 @@ def test_what_is_refused_says_why(source: str, why: str) -> None:
         ours(source)
     assert why in error.value.message
     assert error.value.pointer == "/format/grammar"
+
+
+def test_the_time_for_linked_rules_is_linear() -> None:
+    began = time.process_time()
+    rules = lark_rules("start: r0\n" + linked('"<{0}>" r{1}', 2000))
+    assert len(rules) == 4004
+    assert time.process_time() - began < 10  # takes less than a second

@@ -70,6 +70,20 @@ def test_a_program_of_which_little_is_usually_left_goes_first() -> None:
     assert order(programs, [new, old, single, short]) == [short, single, old, new]
 
 
+def test_requests_of_a_session_are_taken_one_by_one() -> None:
+    """A client names one session for ever, such as a constant ``prompt_cache_key``."""
+    programs = Programs()
+    for _ in range(50):
+        served(programs, "nightly", 40_000, name="python", session=True)
+    session, single = arrive(programs, "nightly", session=True), arrive(programs)
+    policy = HighestResponseRatioNext(programs)
+    assert policy.key(session, 0, 0.0) == policy.key(single, 0, 0.0)
+    assert not session.program.calls
+    assert len(programs) == 0
+    assert session.owner == "nightly"
+    assert session.flow_key != single.flow_key
+
+
 def test_of_unknown_programs_what_is_usual_for_all_is_left() -> None:
     programs = Programs()
     assert arrive(programs, "first").program.left(None) == PRIOR_SERVICE

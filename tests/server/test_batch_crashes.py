@@ -39,14 +39,14 @@ class Fault:
         for name in ("replace", "unlink", "fsync"):
             setattr(os, name, self._dying(name, getattr(os, name)))
         append = self._dying("append", lines.ResultsFile._write)
-        lines.ResultsFile._write = append  # type: ignore[method-assign]
+        lines.ResultsFile._write = append
         opened = Path.open
 
         def open_file(path: Path, mode: str = "r", *others: Any, **named: Any) -> Any:
             file = opened(path, mode, *others, **named)
             return Written(file, self._change) if mode == "wb" else file
 
-        Path.open = open_file  # type: ignore[method-assign]
+        Path.open = open_file
 
     def _change(self, change: str) -> None:
         if self._left == 0:

@@ -29,7 +29,7 @@ from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_hostile_bodies import HOSTILE
 
 EMBEDDING = {"model": MODEL, "input": "hi"}
-BATCH_OBJECT = {
+BATCH_OBJECT: dict[str, Any] = {
     "id": store.new_id("batch_"),
     "endpoint": "/v1/completions",
     "input_file_id": store.new_id("file-"),

@@ -77,6 +77,13 @@ def test_an_editors_request(http: httpx.Client) -> None:
     assert "n_indent" in answer.headers["x-ramify-ignored"]
 
 
+@pytest.mark.parametrize(("field", "value"), [("n_probs", 3), ("samplers", ["temperature", "xtc"])])
+def test_what_would_change_the_answer_is_refused(http: httpx.Client, field: str, value: Any) -> None:
+    answer = http.post("/infill", json=BODY | {field: value})
+    assert answer.status_code == 400
+    assert f"{field} is" in answer.text
+
+
 async def no_chunks() -> AsyncGenerator[TextChunk, None]:
     return
     yield

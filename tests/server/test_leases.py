@@ -73,7 +73,7 @@ def test_headers(http: httpx.Client, frontend: FakeFrontend, path: str) -> None:
     fields = {} if path == "/generate" else {"prompt_cache_key": "k", "prompt_cache_retention": "24h"}
     post(http, path, own | {"session-id": "s", "user-agent": "codex_exec/0.171 (Linux)"}, **fields)
     found = hint(frontend)
-    assert found == ProgramHint(program="nightly", name="codex_exec", lease_s=7.5)
+    assert found == ProgramHint(program="nightly", name="codex_exec", lease_s=7.5, session=True)
     assert frontend.requests[-1].priority == -3
     post(http, path, own, priority=2)
     assert frontend.requests[-1].priority == 2

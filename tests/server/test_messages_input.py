@@ -328,14 +328,31 @@ def test_sampling_options(http: httpx.Client, frontend: FakeFrontend) -> None:
     assert request.priority == 2
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management is"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management is"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}, "input_examples": [{"q": "x"}]}]},
+            "tools[0].input_examples",
+        ),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
+        ({"max_tokens": -1}, "Give a number"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(http: httpx.Client, fields: Any, named: str) -> None:
+    answer = http.post(PATH, json=ASK | fields)
+    assert answer.status_code == 400
+    assert named in answer.text
+
+
 def test_strict_fields() -> None:
     with LiveServer(FakeFrontend(), strict_fields=True) as server:
         headers = {"content-type": "application/json"}
-        answer = httpx.post(
-            server.url + PATH, json=ASK | {"context_management": {"edits": [1]}}, headers=headers
-        )
+        answer = httpx.post(server.url + PATH, json=ASK | {"diagnostics": {"x": 1}}, headers=headers)
         assert answer.status_code == 400
-        assert "context_management has no effect" in answer.text
+        assert "diagnostics has no effect" in answer.text
         answer = httpx.post(server.url + PATH, json=ASK | {"tools": [SEARCH]}, headers=headers)
         assert answer.status_code == 400
         assert "tools[0] has no effect" in answer.text

@@ -148,7 +148,7 @@ class Usual:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Program:
-    """One run of a program. A request without a program has a `Program` of its own."""
+    """One run of a program. A request without a program, or of a session, has a `Program` of its own."""
 
     last_arrival: float = 0.0
     name: str = ""
@@ -207,7 +207,7 @@ class Programs:
     def join(self, request: Request) -> None:
         """Find the program of `request`, which has arrived, and count the prompt tokens that are new to the
         program."""
-        hint, program = request.hint, request.program
+        hint, program = request.run_hint, request.program
         if hint is None:
             program.usual = self._singles
             request.stats.distinct_tokens = request.prompt_tokens
@@ -243,7 +243,7 @@ class Programs:
         program = request.program
         program.open_requests -= 1
         program.ended_requests += 1
-        if request.hint is None:
+        if request.run_hint is None:
             request.stats.distinct_tokens = request.prompt_tokens
             self._singles.learn(program.served)
             return

@@ -65,6 +65,8 @@ class Request:
         self.constraint: Constraint | None = submit.constraint
         self.preambles = submit.preambles
         self.hint: ProgramHint | None = submit.hint
+        self.run_hint = None if submit.hint is None or submit.hint.session else submit.hint
+        """The hint of a program that ends; None for a request without a program, and for one of a session."""
         self.adapter = adapter
         """The LoRA adapter of the request. The adapter keeps its slot until the request ends."""
         self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)

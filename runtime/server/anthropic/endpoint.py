@@ -83,7 +83,12 @@ def _parse_message(service: Service, fields: Fields) -> _Asked:
     marks = CacheMarks()
     chat = _take_chat(service, fields, marks, rid)
     max_tokens: int = fields.need("max_tokens", int)
-    sampling = take_sampling(fields, _SPELLING, **service.sampling_defaults)
+    sampling = take_sampling(
+        fields,
+        _SPELLING,
+        unlimited="Give a number; it is cut to the room in the context.",
+        **service.sampling_defaults,
+    )
     thinking = fields.take_object("thinking")
     omitted = thinking is not None and thinking.take("display", str) == "omitted"
     metadata = fields.take_object("metadata")

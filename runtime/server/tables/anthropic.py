@@ -22,11 +22,12 @@ BLOCK = FieldTable(
 TOOL = FieldTable(
     "tools[]",
     taken("type name description input_schema strict cache_control"),
-    ignored("eager_input_streaming defer_loading allowed_callers input_examples"),
+    ignored("eager_input_streaming defer_loading allowed_callers"),
+    refused("input_examples", "Write the examples into the description."),
 )
 TOOL_CHOICE = FieldTable("tool_choice", taken("type name disable_parallel_tool_use"))
 THINKING = FieldTable("thinking", taken("type budget_tokens display"))
-OUTPUT_CONFIG = FieldTable("output_config", taken("effort format"), ignored("task_budget"))
+OUTPUT_CONFIG = FieldTable("output_config", taken("effort format"), refused("task_budget"))
 METADATA = FieldTable("metadata", taken("user_id"))
 _OBJECTS = (
     *(MESSAGE, BLOCK, TEXT, FieldTable("messages[].content[].content[]", *_TEXT), TOOL, TOOL_CHOICE),
@@ -60,7 +61,16 @@ _PROMPT = FieldTable(
     ),
     taken("cache_control", "a lease on the whole prompt, for 5 minutes or 1 hour; marks may be anywhere"),
     ignored(
-        "context_management diagnostics inference_geo speed user_profile_id workspace_id",
+        "context_management",
+        "only an edit that keeps all thinking, which edits nothing",
+        allowed=(
+            {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            {"edits": []},
+        ),
+        remedy="Shorten the conversation in the client.",
+    ),
+    ignored(
+        "diagnostics inference_geo speed user_profile_id workspace_id",
         "clients shorten a conversation themselves",
     ),
     refused("container"),

@@ -16,7 +16,8 @@ SAMPLING_PARAMS = FieldTable(
     refused("stop_regex no_stop_trim beam_width stream_interval custom_params watermark"),
 )
 PROGRAM = FieldTable(
-    "program", taken("program name lease_s path next_use branch forks ended parts calls_left limits")
+    "program",
+    taken("program name lease_s path next_use branch forks ended parts calls_left limits session"),
 )
 CONSTRAINT = FieldTable("constraint", taken("kind source whitespace any_order strict definitions"))
 
