@@ -361,9 +361,9 @@ def _take_options(
             raise _length_differs(field, len(every), count)
     options = []
     for one in every:
-        defaults = {} if one.is_null("max_new_tokens") else {"max_tokens": max_tokens}
+        limit: dict[str, Any] = {} if one.is_null("max_new_tokens") else {"max_tokens": max_tokens}
         unlimited = "Give null for as many as fit into the context."
-        sampling = take_sampling(one, _SPELLING, unlimited=unlimited, **defaults)
+        sampling = take_sampling(one, _SPELLING, unlimited=unlimited, **limit)
         found = only_constraint(take_constraints(one, _CONSTRAINTS))
         one.finish(SAMPLING_PARAMS)
         options.append((sampling, found))
