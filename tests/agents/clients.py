@@ -259,8 +259,6 @@ CLIENTS = [
         api=MESSAGES,
         tool="Bash",
         env={"ANTHROPIC_BASE_URL": URL, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": MODEL},
-        shares=(0.95, 0.95, 0.93),
-        note="1,500 tokens stand behind the first message: see below.",
         run="claude --allowedTools Bash -p PROMPT",
         resume="claude --allowedTools Bash --continue -p PROMPT",
     ),
