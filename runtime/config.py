@@ -353,8 +353,8 @@ class ServerConfig(EngineConfig):
     """Comma-separated origins of web pages that may use the server, such as https://app.example.com; * means
     any page."""
     served_model_name: Sequence[str] = ()
-    """Names of the model for clients, in place of its own. The first is its id; requests may also name
-    the others."""
+    """Name of the model for clients, in place of its own. Repeated, requests may use each of the names; the
+    first is the model's id."""
     sampling_defaults: Literal["model", "none"] = "model"
     """Values of temperature, top_p, top_k, min_p and repetition_penalty for requests that leave them out, on
     the APIs of other servers but SGLang's. model: those that the model's files recommend. none: those of the
@@ -395,6 +395,9 @@ class ServerConfig(EngineConfig):
             given = ", ".join(map(repr, names))
             raise ValueError(f"served_model_name is {given}; names differ and are not empty.")
         object.__setattr__(self, "served_model_name", names)
+        for name in ("max_lease_s", "batch_gb"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name):g}; it must be 0 or more.")
         if self.api_key == "":
             raise ValueError("api_key is empty.")
         for origin in split_names(self.cors):

@@ -45,7 +45,8 @@ from ramify.grammar.rules.rule_set import ROOT, calls_of, endless_rule, nullable
 from ramify.text import shortened
 
 START = "start"
-_HEX = re.compile(r"\\x([0-9a-fA-F]{2})")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)", re.DOTALL)
+"""An escape; the group is the number of one in hexadecimal, which JSON does not have."""
 SKIPPED = "%ignore"
 LATER = " later"
 
@@ -283,7 +284,8 @@ class _Reader:
     def _literal(self, word: LarkWord) -> Expression:
         quoted = word.text.removesuffix("i")
         try:
-            literal: str = json.loads(_HEX.sub(r"\\u00\1", quoted), strict=False)
+            json_text = _ESCAPE.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], quoted)
+            literal: str = json.loads(json_text, strict=False)
             literal.encode()
         except ValueError:
             self._fail(f"the literal {quoted} has an escape that is not supported", word)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,8 +119,10 @@ def _checked(text: bytes, endpoint: str) -> Line:
 
 
 def _text(body: dict[str, msgspec.Raw], field: str) -> str | None:
-    value = msgspec.json.decode(body.get(field, b"null"))
-    return value if isinstance(value, str) else None
+    with suppress(msgspec.DecodeError, RecursionError):
+        value = msgspec.json.decode(body.get(field, b"null"))
+        return value if isinstance(value, str) else None
+    return None
 
 
 class PendingLine(NamedTuple):

@@ -140,7 +140,11 @@ async def _stored(request: Request, store: Store) -> StoredFile:
         purpose="batch",
         owner=store.owner,
     )
-    await store.save(file)
+    try:
+        await store.save(file)
+    except BaseException:
+        store.path(identity).unlink(missing_ok=True)
+        raise
     return file
 
 

@@ -18,6 +18,8 @@ MAX_FILE_BYTES = 200 << 20
 """Maximum size of an uploaded form in bytes. OpenAI's limit for the file is 200 MB."""
 MAX_FIELD_BYTES = 1024
 """Maximum size of a field other than the file, in bytes."""
+MAX_HEADER_BYTES = 4096
+"""Maximum size of the name or the value of a part's header, in bytes."""
 FIELDS = ("purpose", "file")
 
 
@@ -73,6 +75,8 @@ class Form:
         self._header, self._disposition = [b"", b""], b""
 
     def _add_header(self, at: int, data: bytes) -> None:
+        if len(self._header[at]) + len(data) > MAX_HEADER_BYTES:
+            raise InvalidRequest(f"A header of the form has more than {MAX_HEADER_BYTES} bytes.")
         self._header[at] += data
 
     def _end_header(self) -> None:

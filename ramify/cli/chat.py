@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -107,23 +108,31 @@ def _lines(typed: bool) -> Iterator[str]:
     while True:
         try:
             text = input("> " if typed else "")
+            text = _whole_message(text, "... " if typed else "")
         except KeyboardInterrupt:
+            if not typed:
+                raise
             print()
             continue
         except EOFError:
             if typed:
                 print()
             return
-        more = "... " if typed else ""
-        with suppress(EOFError, KeyboardInterrupt):
-            if text.lstrip().startswith('"""'):
-                text = text.lstrip()[3:]
-                while not text.rstrip().endswith('"""'):
-                    text += "\n" + input(more)
-                text = text.rstrip()[:-3]
-            while text.endswith("\\"):
-                text = text[:-1] + "\n" + input(more)
         yield text
+
+
+def _whole_message(text: str, prompt: str) -> str:
+    """The message that begins with the line `text`, and goes on after a backslash or up to a closing
+    ``\"\"\"``."""
+    with suppress(EOFError):
+        if text.lstrip().startswith('"""'):
+            text = text.lstrip()[3:]
+            while not text.rstrip().endswith('"""'):
+                text += "\n" + input(prompt)
+            text = text.rstrip()[:-3]
+        while text.endswith("\\"):
+            text = text[:-1] + "\n" + input(prompt)
+    return text
 
 
 class Chat:
@@ -162,6 +171,8 @@ class Chat:
             except rm.ProgramError as error:
                 failure: Exception = error.__cause__ if isinstance(error.__cause__, RamifyError) else error
             except OSError as error:
+                if error.filename is None:
+                    raise
                 failure = InvalidRequest(f"{error.filename}: {error.strerror}.")
             except RamifyError as error:
                 failure = error
@@ -177,6 +188,8 @@ class Chat:
         try:
             state = asyncio.run(self._run(text))
         except KeyboardInterrupt:
+            if not self._typed:
+                raise
             self.note("\nstopped")
             if self.said:
                 self.content = asyncio.run(self._run(text, answered=self.said))._branch.content
@@ -355,8 +368,17 @@ def _read_schema(path: str) -> Any:
 
 
 def _tools_of(path: str) -> tuple[Tool[..., Any], ...]:
-    """The tools of a module; if it has none, its public functions."""
-    module = load_module(str(Path(path).expanduser()))
+    """The tools of a module; if it has none, its public functions. Raises `InvalidRequest` for any error in
+    it."""
+    try:
+        return _offered_by(load_module(str(Path(path).expanduser())), path)
+    except (RamifyError, OSError):
+        raise
+    except Exception as error:
+        raise InvalidRequest(f"{path}: {type(error).__name__}: {error}.") from error
+
+
+def _offered_by(module: ModuleType, path: str) -> tuple[Tool[..., Any], ...]:
     own = [value for name, value in vars(module).items() if not name.startswith("_")]
     tools = [value for value in own if isinstance(value, Tool)] or [
         value

@@ -137,7 +137,7 @@ def _how_to_parse(hint: Any) -> dict[str, Any]:
     if typing.get_origin(hint) is Mapping:
         return {"action": _Pairs, "metavar": "NAME=PATH"}
     if typing.get_origin(hint) is Sequence:
-        return {"action": "extend", "nargs": "+", "metavar": "NAME"}
+        return {"action": "append", "metavar": "NAME"}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}

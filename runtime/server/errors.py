@@ -108,15 +108,13 @@ _ANTHROPIC_TYPES = {
 }
 """HTTP status → error type of Anthropic's API."""
 
-_ANTHROPIC = "/v1/messages"
-_BODIES = {_ANTHROPIC: anthropic_body, "/api/": ollama_body}
-"""Beginning of a path → function that makes the error bodies of that path. Other paths have OpenAI's."""
 
-
-def error_body(problem: Problem, path: str) -> bytes:
-    """The JSON body of `problem` for a request to `path`, in the form of the API that `path` belongs to."""
-    make = next((make for start, make in _BODIES.items() if path.startswith(start)), openai_body)
-    return make(problem)
+def of_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's API. Its list of models has the path of OpenAI's."""
+    path: str = scope["path"]
+    return path.startswith("/v1/messages") or (
+        path.startswith("/v1/models") and any(name == b"anthropic-version" for name, _ in scope["headers"])
+    )
 
 
 def error_response(error: RamifyError, scope: Scope) -> Response:
@@ -133,12 +131,17 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
 
 
 def _response(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Response:
-    """The response with the body of `problem`. Anthropic's API names the request: an endpoint sets the id in
-    `scope`, under ``request_id``."""
-    if scope["path"].startswith(_ANTHROPIC):
+    """The response with `problem` in the form of the API that was called.
+
+    Anthropic's names the request: an endpoint sets the id in `scope`, under ``request_id``.
+    """
+    if of_anthropic(scope):
         problem = problem._replace(request_id=scope.get("request_id") or f"req_{secrets.token_hex(12)}")
         headers = {**headers, "request-id": problem.request_id}
-    return Response(error_body(problem, scope["path"]), problem.status, headers, "application/json")
+        body = anthropic_body(problem)
+    else:
+        body = ollama_body(problem) if scope["path"].startswith("/api/") else openai_body(problem)
+    return Response(body, problem.status, headers, "application/json")
 
 
 def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:

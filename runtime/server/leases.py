@@ -21,7 +21,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ProgramHint
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.openai import PROMPT_CACHE_OPTIONS
-from ramify.text import shortened
+from ramify.text import quoted
 
 PROGRAM_HEADER = "x-ramify-program"
 LEASE_HEADER = "x-ramify-lease"
@@ -48,7 +48,7 @@ def lease_seconds(ttl: str, field: str) -> float:
     """The seconds of `ttl`, such as "5m" or "1h", as OpenAI's and Anthropic's APIs write them."""
     found = re.fullmatch(r"(\d{1,6})([smhd])", ttl)
     if found is None:
-        given = shortened(repr(ttl), 100)
+        given = quoted(ttl)
         raise InvalidRequest(f'{field} is {given}; it must be a time such as "5m" or "1h".', field=field)
     return float(found[1]) * _UNITS[found[2]]
 
@@ -64,7 +64,7 @@ def take_hint(
     if retention is not None:
         if retention not in RETENTIONS:
             known = " and ".join(name for name in RETENTIONS if "-" not in name)
-            given, path = shortened(repr(retention), 100), fields.path("prompt_cache_retention")
+            given, path = quoted(retention), fields.path("prompt_cache_retention")
             raise UnsupportedField(f"{path} is {given}; only {known} are supported.", field=path)
         times.append(RETENTIONS[retention])
     options = fields.take_object("prompt_cache_options")
@@ -119,7 +119,7 @@ def _seconds(given: Any) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise InvalidRequest(
-            f"{LEASE_HEADER} is {shortened(repr(given), 100)}; it must be a number of seconds, 0 or more.",
+            f"{LEASE_HEADER} is {quoted(given)}; it must be a number of seconds, 0 or more.",
             field=LEASE_HEADER,
         )
     return seconds

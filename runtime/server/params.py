@@ -19,7 +19,7 @@ from ramify.messages import Enforcement, ProgramHint, Segment, TextChunk
 from ramify.priority import checked_priority
 from ramify.runtime.server.fields import Fields
 from ramify.sampling_params import SamplingParams
-from ramify.text import shortened
+from ramify.text import quoted
 
 _KINDS: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _KINDS["stop"] = str | tuple[str, ...]
@@ -107,7 +107,7 @@ def take_priority(fields: Fields, default: int = 0) -> int:
         return default
     if re.fullmatch(r"-?\d{1,4}", header) is None:
         raise InvalidRequest(
-            f"{PRIORITY_HEADER} is {shortened(repr(header), 100)}; it must be a whole number.",
+            f"{PRIORITY_HEADER} is {quoted(header)}; it must be a whole number.",
             field=PRIORITY_HEADER,
         )
     return checked_priority(int(header), PRIORITY_HEADER)

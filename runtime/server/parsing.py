@@ -49,7 +49,11 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
     strict = service.config.strict_fields
     fields = Fields(values, body=BodyState(strict=strict, headers=request.headers))
     try:
-        parsed = parse(service, fields)
+        if any(fields.mentions(field, "definitions") for field in ("response_format", "text", "constraint")):
+            # Parsing these schemas, of up to `MAX_SOURCE_BYTES`, takes too long for the event loop.
+            parsed = await asyncio.to_thread(parse, service, fields)
+        else:
+            parsed = parse(service, fields)
     except (InvalidRequest, NotFound) as error:
         if len(data) <= MAX_PARSED_BYTES:
 

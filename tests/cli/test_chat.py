@@ -136,11 +136,13 @@ def test_save(tmp_path: Path) -> None:
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "One."},
     ]
-    with pytest.raises(FileExistsError):
+    with pytest.raises(InvalidRequest, match="File exists"):
         converse(rm.ScriptedBackend({}), f"/save {path}")
 
 
-def test_what_is_wrong_ends_a_pipe_and_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_ends_a_pipe_and_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = rm.ScriptedBackend({"answer": ["One.", "Two."]})
     converse(model, "/rest", "/nonsense", "/schema", "first", "/help", typed=True)
     out, err = capsys.readouterr()
@@ -152,6 +154,9 @@ def test_what_is_wrong_ends_a_pipe_and_no_terminal(capsys: pytest.CaptureFixture
         converse(model, "/rest", "second")
     with pytest.raises(InvalidRequest, match=r"nofile\.json: No such file"):
         converse(model, "/schema nofile.json")
+    (tmp_path / "wrong.py").write_text("def f(:\n")
+    converse(model, f"/tools {tmp_path}/wrong.py", typed=True)
+    assert "wrong.py: SyntaxError" in capsys.readouterr().err
     converse(model, "//etc is a folder?")
     assert "user\n/etc is" in model.prompt_text(model.requests[-1])
 

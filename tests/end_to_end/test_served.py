@@ -167,7 +167,7 @@ def test_bad_schemas_are_refused_and_nobody_minds(client: openai.OpenAI) -> None
         (b"{not json", 400, "JSON"),
         (b'{"prompt": "\xff\xfe"}', 400, ""),
         (b'{"model": "default", "prompt": ""}', 400, "prompt"),
-        (b'{"model": "default", "prompt": "x", "max_tokens": -1}', 400, "max_tokens"),
+        (b'{"model": "default", "prompt": "x", "max_tokens": -2}', 400, "max_tokens"),
         (b'{"model": "default", "prompt": "x", "colour": "red"}', 400, "colour"),
         (json.dumps({"model": "default", "prompt": "word " * 9000}).encode(), 400, "tokens"),
         (

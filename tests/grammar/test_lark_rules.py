@@ -12,6 +12,7 @@ from ramify.constraint import Constraint, structural_tag
 from ramify.errors import InvalidConstraint
 from ramify.grammar.engine.llguidance import LLGuidanceGrammar, compile_constraint
 from ramify.grammar.matcher import Grammar
+from ramify.grammar.rules.expression import text as exactly
 from ramify.grammar.rules.lark import lark_rules
 from tests.grammar.sampling import walk
 from tests.grammar.vocabularies import STOP, accepts, compiled, mask_of, tiny
@@ -94,6 +95,10 @@ PATCHES = [
     "*** End of File\n*** End Patch\n",
     "*** Begin Patch\n*** Update File: b\n*** End Patch\n",
 ]
+
+
+def test_an_escaped_backslash_begins_no_escape() -> None:
+    assert exactly(r"\x41B") in lark_rules(r'start: "\\x41\x42"').values()
 
 
 def test_patches() -> None:

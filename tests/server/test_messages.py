@@ -301,6 +301,13 @@ def test_errors_of_the_request(claude: anthropic.Anthropic) -> None:
         claude.messages.create(**ASK, extra_body={"mcp_servers": [{"type": "url"}]})
 
 
+def test_errors_of_models_have_the_form_of_the_api_that_is_named(http: httpx.Client) -> None:
+    answer = http.get("/v1/models/other", headers={"anthropic-version": "2023-06-01"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    assert answer.json()["request_id"] == answer.headers["request-id"]
+    assert http.get("/v1/models/other").json()["error"]["param"] == "model"
+
+
 def test_fields_and_headers_of_claude_code(http: httpx.Client) -> None:
     body = ASK | {
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},

@@ -42,8 +42,8 @@ def test_all_names_are_the_model() -> None:
 def test_names_on_the_command_line() -> None:
     parser = argparse.ArgumentParser()
     add_config_flags(parser, ServerConfig, {"served_model_name"})
-    given = parser.parse_args(["--served-model-name", "a", "b", "--served-model-name", "c"])
-    assert ServerConfig(**given_fields(given, ServerConfig)).served_model_name == ("a", "b", "c")
+    given = parser.parse_args(["--served-model-name", "a", "--served-model-name", "b"])
+    assert ServerConfig(**given_fields(given, ServerConfig)).served_model_name == ("a", "b")
     assert ServerConfig(**given_fields(parser.parse_args([]), ServerConfig)).served_model_name == ()
     assert ServerConfig(served_model_name="a").served_model_name == ("a",)
     for wrong in (("a", "a"), ("",)):

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
@@ -23,6 +22,7 @@ from ramify.runtime.server.anthropic.cache import CacheMarks
 from ramify.runtime.server.anthropic.options import take_format, take_thinking, take_tools
 from ramify.runtime.server.anthropic.turns import take_turns
 from ramify.runtime.server.anthropic.writer import PING, MessageWriter, failed
+from ramify.runtime.server.errors import of_anthropic
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.leases import hint_of
 from ramify.runtime.server.openai.bodies import Body
@@ -184,9 +184,7 @@ class _AnthropicRoute(APIRoute):
     """A route of requests that name a version of Anthropic's API. OpenAI's has the same path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if "anthropic-version" not in Headers(scope=scope):
-            return Match.NONE, {}
-        return super().matches(scope)
+        return super().matches(scope) if of_anthropic(scope) else (Match.NONE, {})
 
 
 _models = APIRouter(route_class=_AnthropicRoute)

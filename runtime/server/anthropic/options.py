@@ -34,7 +34,7 @@ from ramify.runtime.server.openai.tools import (
 )
 from ramify.runtime.server.params import FieldConstraint, only_constraint
 from ramify.runtime.server.tables.anthropic import OUTPUT_CONFIG, THINKING, TOOL, TOOL_CHOICE
-from ramify.text import shortened
+from ramify.text import quoted
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import Tool
 
@@ -74,7 +74,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
 def _take_tool(item: Fields, marks: CacheMarks) -> OfferedTool:
     name: str = item.take("name", str, "")
     if not _NAME.fullmatch(name):
-        path, given = item.path("name"), shortened(repr(name), 100)
+        path, given = item.path("name"), quoted(name)
         raise InvalidRequest(
             f"{path} is {given}; it must be 1 to 128 letters, digits, underscores and dashes.", field=path
         )

@@ -18,7 +18,7 @@ from ramify.runtime.server.anthropic.cache import CacheMarks
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.openai.responses.writer import unsealed
 from ramify.runtime.server.tables.anthropic import BLOCK, MESSAGE, TEXT
-from ramify.text import shortened
+from ramify.text import quoted
 
 BILLING = "x-anthropic-billing-header:"
 """Beginning of a system block that Claude Code writes for the biller. Its text differs between sessions, so
@@ -64,7 +64,7 @@ def take_turns(fields: Fields, chat_format: ChatFormat, marks: CacheMarks) -> tu
             case _:
                 path = item.path("role")
                 raise UnsupportedField(
-                    f"{path} is {shortened(repr(role), 100)}; it must be user, assistant or system.",
+                    f"{path} is {quoted(role)}; it must be user, assistant or system.",
                     field=path,
                 )
         item.finish(MESSAGE)
@@ -145,7 +145,7 @@ def _take_result(block: Fields, turns: _Turns, marks: CacheMarks) -> ChatMessage
     if name is None and not block.body.left_out:  # the call itself may be left out
         path = block.path("tool_use_id")
         raise InvalidRequest(
-            f"{path} is {shortened(repr(call_id), 100)}, which no tool_use block before it has as its id.",
+            f"{path} is {quoted(call_id)}, which no tool_use block before it has as its id.",
             field=path,
         )
     content = "\n".join(_take_texts(block, "content", marks))
@@ -223,7 +223,7 @@ def _take_text(block: Fields, marks: CacheMarks) -> str:
 def _unsupported(block: Fields, kind: str, known: Sequence[str]) -> UnsupportedField:
     path = block.path("type")
     return UnsupportedField(
-        f"{path} is {shortened(repr(kind), 100)}; only {', '.join(known)} blocks are taken here.",
+        f"{path} is {quoted(kind)}; only {', '.join(known)} blocks are taken here.",
         field=path,
         remedy=_REMEDIES.get(kind),
     )

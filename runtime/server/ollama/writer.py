@@ -112,8 +112,9 @@ class AnswerWriter:
     def _new_calls(self) -> list[Body]:
         """The calls that are complete and were not sent yet. A call that the end of the output cuts is never
         complete."""
-        # The parser may be inside a further call before that call has a name.
-        complete = len(self._calls) if self._parser.called else len(self._calls) - 1
+        complete = len(self._calls)
+        if complete and not self._parser.called and not _is_object("".join(self._calls[-1][1])):
+            complete -= 1
         new = range(self._sent_calls, complete)
         self._sent_calls = max(self._sent_calls, complete)
         return [self._call(index) for index in new]
@@ -152,3 +153,12 @@ class AnswerWriter:
 
 def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def _is_object(text: str) -> bool:
+    """Whether `text` is a whole JSON object."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -28,7 +28,7 @@ from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.openai import CHAT, COMPLETION, OTHER_SERVERS, STREAM_OPTIONS
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
-from ramify.text import shortened
+from ramify.text import quoted
 
 ServiceTier = Literal["auto", "default", "flex", "priority"]
 TIERS = {"auto": 0, "default": 0, "flex": BATCH, "priority": 1}
@@ -79,9 +79,7 @@ def lora_of(service: Service, model: str) -> str:
             raise unknown(name, loras, "model")
         return name
     names = ", ".join(map(repr, [*own, *sorted(loras)]))
-    raise NotFound(
-        f"There is no model {shortened(repr(model), 100)} here.", field="model", remedy=f"Use one of {names}."
-    )
+    raise NotFound(f"There is no model {quoted(model)} here.", field="model", remedy=f"Use one of {names}.")
 
 
 def parse_request(

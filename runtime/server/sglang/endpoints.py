@@ -33,7 +33,7 @@ from ramify.messages import Choices, Generate, Preamble, ProgramHint, Segment, T
 from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.fields import Fields, json_response
-from ramify.runtime.server.leases import hint_of
+from ramify.runtime.server.leases import hint_of, scoped
 from ramify.runtime.server.params import (
     COMMON,
     FieldConstraint,
@@ -235,16 +235,17 @@ def _parse_awaited(service: Service, fields: Fields) -> tuple[str, str, tuple[st
 
 @router.post("/end_program")
 async def end_program(request: Request) -> Response:
-    program, _ = await parse_body(request, END_PROGRAM, _parse_ended)
-    await Service.serving(request).end_program(program)
+    (program, scope), _ = await parse_body(request, END_PROGRAM, _parse_ended)
+    await Service.serving(request).end_program(scoped(program, scope))
     return json_response({"ended": program})
 
 
-def _parse_ended(service: Service, fields: Fields) -> str:
-    """The program."""
+def _parse_ended(service: Service, fields: Fields) -> tuple[str, str]:
+    """(the program, its cache scope)."""
     program: str = fields.need("program")
+    scope: str = fields.take("cache_salt", str, "")
     fields.finish(END_PROGRAM.whole)
-    return program
+    return program, scope
 
 
 def _parse_request(service: Service, fields: Fields) -> ParsedRequest:

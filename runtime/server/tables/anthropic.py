@@ -71,7 +71,7 @@ _PROMPT = FieldTable(
     ),
     ignored(
         "diagnostics inference_geo speed user_profile_id workspace_id",
-        "clients shorten a conversation themselves",
+        "they are about Anthropic's service",
     ),
     refused("container"),
     refused("mcp_servers", "Let the client call the tools of these servers."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramify.runtime.server.tables.openai import CHAT_OBJECTS, FUNCTION, PART, TOOL, TOOLS
+from ramify.runtime.server.tables.openai import FUNCTION, PART, TOOL, TOOL_CHOICES, TOOLS
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, ignored, refused, taken
 
 _MODEL = taken("model", "the served model, `default`, or a LoRA adapter; with the tag `:latest` or without")
@@ -87,7 +87,7 @@ CHAT = Endpoint(
         refused("system", "Write a message of the role system."),
         refused("prompt", "Use messages, or /api/generate."),
     ),
-    inner=(MESSAGE, PART, CALL, CALL_FUNCTION, TOOL, FUNCTION, *CHAT_OBJECTS[6:], OPTIONS),
+    inner=(MESSAGE, PART, CALL, CALL_FUNCTION, TOOL, FUNCTION, *TOOL_CHOICES, OPTIONS),
     required=_REQUIRED,
 )
 GENERATE = Endpoint(

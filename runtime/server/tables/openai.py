@@ -196,18 +196,19 @@ SCHEMA = FieldTable(
     taken("name schema strict whitespace any_order definitions"),
     ignored("description", "meant for the model, which does not see the schema either"),
 )
+TOOL_CHOICES = (
+    TOOL_CHOICE,
+    TOOL_CHOICE_FUNCTION,
+    TOOL_CHOICE_CUSTOM,
+    ALLOWED,
+    ALLOWED_TOOL,
+    ALLOWED_FUNCTION,
+    ALLOWED_CUSTOM,
+)
 CHAT_OBJECTS = (
     *(MESSAGE, PART, CALL, CALL_FUNCTION, CALL_CUSTOM),
     *(TOOL, FUNCTION, CUSTOM, CUSTOM_FORMAT, CUSTOM_GRAMMAR),
-    *(
-        TOOL_CHOICE,
-        TOOL_CHOICE_FUNCTION,
-        TOOL_CHOICE_CUSTOM,
-        ALLOWED,
-        ALLOWED_TOOL,
-        ALLOWED_FUNCTION,
-        ALLOWED_CUSTOM,
-    ),
+    *TOOL_CHOICES,
 )
 
 _MODEL = {"model": "default"}

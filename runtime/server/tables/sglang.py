@@ -95,7 +95,7 @@ AWAIT_TOOLS = Endpoint(
 END_PROGRAM = Endpoint(
     title="/end_program",
     path="/end_program",
-    body=FieldTable("", taken("program")),
+    body=FieldTable("", taken("program cache_salt")),
     required={"program": "x"},
 )
 ENDPOINTS = (GENERATE, LOAD_LORA, UNLOAD_LORA, ABORT, AWAIT_TOOLS, END_PROGRAM)
