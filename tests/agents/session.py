@@ -186,7 +186,7 @@ class Player:
         shown, deadline = b"", time.monotonic() + LIMIT_S
 
         def wait_for(text: str, keys: str = "") -> str:
-            """What is shown from now on, once `text` is in it. Keys that come too early are lost: `keys` are
+            """The output from now on, once `text` is in it. Keys that come too early are lost: `keys` are
             pressed every 5 s."""
             nonlocal shown
             start, pressed = len(shown), -math.inf

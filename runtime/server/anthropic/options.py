@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 import msgspec
@@ -31,14 +30,13 @@ from ramify.runtime.server.openai.tools import (
     check_tools,
     known_tool,
     object_schema,
+    take_name,
 )
 from ramify.runtime.server.params import FieldConstraint, only_constraint
 from ramify.runtime.server.tables.anthropic import OUTPUT_CONFIG, THINKING, TOOL, TOOL_CHOICE
-from ramify.text import quoted
 from ramify.tool_calls.formats import ToolFormat
 from ramify.tool_calls.grammar import Tool
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _MODES: dict[str, Mode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
@@ -72,12 +70,7 @@ def take_tools(fields: Fields, tool_format: ToolFormat, marks: CacheMarks) -> To
 
 
 def _take_tool(item: Fields, marks: CacheMarks) -> OfferedTool:
-    name: str = item.take("name", str, "")
-    if not _NAME.fullmatch(name):
-        path, given = item.path("name"), quoted(name)
-        raise InvalidRequest(
-            f"{path} is {given}; it must be 1 to 128 letters, digits, underscores and dashes.", field=path
-        )
+    name = take_name(item, most=128)
     description: str = item.take("description", str, "")
     schema = item.take_text("input_schema")
     strict: bool = item.take("strict", bool, False)

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import UnsupportedField
 from ramify.fill import Fill
 from ramify.messages import HELD_S, Generate, Segment, TextChunk
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
@@ -23,7 +23,7 @@ from ramify.runtime.server.ollama.messages import CHAT, GENERATE, take_format
 from ramify.runtime.server.ollama.options import ignore_options, take_model, take_options
 from ramify.runtime.server.ollama.writer import AnswerWriter, error_line, line
 from ramify.runtime.server.openai.chat import Chat, take_chat
-from ramify.runtime.server.openai.request import refuse_abort, with_top_logprobs
+from ramify.runtime.server.openai.request import refuse_abort, take_logprobs
 from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.runtime.server.params import explain_by_field, explained, take_prompts
 from ramify.runtime.server.parsing import Parser, parse_body
@@ -109,7 +109,7 @@ def _parse_rest(
     nothing is generated."""
     model, lora = take_model(service, fields)
     stream: bool = fields.take("stream", bool, True)
-    sampling = _take_logprobs(fields, take_options(service, fields))
+    sampling = take_logprobs(fields, take_options(service, fields))
     if empty and _is_zero(fields.take("keep_alive", Any)):
         raise UnsupportedField(
             "keep_alive is 0, which asks to unload the model; it is loaded for as long as this server runs.",
@@ -142,15 +142,6 @@ async def _lines(
             refuse_abort(chunk.finish)
             for body in writer.push(chunk):
                 yield line(body)
-
-
-def _take_logprobs(fields: Fields, sampling: SamplingParams) -> SamplingParams:
-    top: int | None = fields.take("top_logprobs", int)
-    if fields.take("logprobs", bool, False):
-        return with_top_logprobs(sampling, top)
-    if top:
-        raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
-    return sampling
 
 
 def _is_zero(duration: Any) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.errors import InvalidRequest, UnsupportedField
+from ramify.errors import UnsupportedField
 from ramify.fill import Fill
 from ramify.messages import Generate, Segment, Usage
 from ramify.runtime.server.fields import Fields, json_response
@@ -27,7 +27,7 @@ from ramify.runtime.server.openai.request import (
     parse_request,
     refuse_abort,
     take_header,
-    with_top_logprobs,
+    take_logprobs,
 )
 from ramify.runtime.server.params import OPENAI_SPELLING, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.parsing import parse_body
@@ -73,16 +73,11 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     chat_format = service.frontend.info.chat_format
     chat = take_chat(fields, chat_format, CHAT_COMPLETIONS, header["id"])
     chat = take_beginning(fields, chat)
-    want_logprobs: bool = fields.take("logprobs", bool, False)
-    top_logprobs: int | None = fields.take("top_logprobs", int)
-    if top_logprobs and not want_logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
     sampling = take_sampling(
         fields, _CHAT_SPELLING, least_tokens=1, unlimited=None, **service.sampling_defaults
     )
+    sampling = take_logprobs(fields, sampling)
     limit = "max_completion_tokens" if fields.given("max_completion_tokens") else "max_tokens"
-    if want_logprobs:
-        sampling = with_top_logprobs(sampling, top_logprobs)
     service.check_count(sampling.n)
     timings_per_token: bool = fields.take("timings_per_token", bool, False)
     parsed = parse_request(
@@ -96,7 +91,7 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
         tell=chat.tell,
         spelled={"prompt": "messages", "max_tokens": limit},
     )
-    formatter = ChatFormatter(header, want_logprobs, chat.turn_format)
+    formatter = ChatFormatter(header, sampling.logprobs is not None, chat.turn_format)
     formatter.timings_per_token = timings_per_token
     return parsed, formatter
 

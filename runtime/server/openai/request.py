@@ -150,6 +150,16 @@ def with_top_logprobs(sampling: SamplingParams, top: int | None) -> SamplingPara
     return check_sampling(msgspec.structs.replace(sampling, logprobs=top or 0), {"logprobs": "top_logprobs"})
 
 
+def take_logprobs(fields: Fields, sampling: SamplingParams) -> SamplingParams:
+    """`sampling` with the log-probabilities that ``logprobs`` and ``top_logprobs`` ask for."""
+    top: int | None = fields.take("top_logprobs", int)
+    if fields.take("logprobs", bool, False):
+        return with_top_logprobs(sampling, top)
+    if top:
+        raise InvalidRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
+    return sampling
+
+
 def refuse_abort(finish: Finish | None) -> None:
     # OpenAI's API has no finish reason for a request that another request has aborted.
     if finish is not None and finish.reason == "abort":

@@ -37,7 +37,7 @@ MAX_TOOLS = 128
 """Maximum number of tools in a request, as in OpenAI's API. The grammar of 300 small tools has more states
 than may be compiled, and their descriptions are 19,000 tokens."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
 
 Mode = Literal["none", "auto", "required"]
@@ -249,13 +249,13 @@ def _take_text_format(tool: Fields, nested: bool) -> tuple[TextFormat, str]:
     return TextFormat(wanted), place
 
 
-def take_name(tool: Fields) -> str:
-    """The name of a tool or a namespace."""
+def take_name(tool: Fields, most: int = 64) -> str:
+    """The name of a tool or a namespace, of at most `most` characters."""
     name: str = tool.take("name", str, "")
-    if not _NAME.fullmatch(name):
+    if len(name) > most or not _NAME.fullmatch(name):
         path = tool.path("name")
         raise InvalidRequest(
-            f"{path} is {quoted(name)}; it must be 1 to 64 letters, digits, underscores and dashes.",
+            f"{path} is {quoted(name)}; it must be 1 to {most} letters, digits, underscores and dashes.",
             field=path,
         )
     return name
