@@ -4,9 +4,10 @@ Everything below can be used as ``import ramify as sgl``: names follow SGLang's 
 the public names. A name is imported at its first use. So the runtime's processes, which use none of these
 names, start without importing the DSL.
 
-The modules beside this file and the packages `html` and `tool_calls` are shared by `lang` and `runtime`:
+The modules beside this file and `html`, `tool_calls` and `decisions` are shared by `lang` and `runtime`:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
     constraint, sampling_params, graph, bounds, priority, fill    the parts of a request or a program
+    questions, model_info       decisions about a prompt, and the served model
     sampling_options            sampling options under the names that SGLang and others use
     json_text, schema_bundle    JSON from outside, and schemas that other schemas refer to
     errors, spelling, text      errors, similar names, and texts shortened for people
@@ -15,7 +16,7 @@ The modules beside this file and the packages `html` and `tool_calls` are shared
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
 `batches` (``/v1/batches``), `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
 
-Layers, lowest first: own modules; html; tool_calls; programs; batches; bench; ray; cli.
+Layers, lowest first: own modules; html; tool_calls; decisions; programs; batches; bench; ray; cli.
 """
 
 from __future__ import annotations

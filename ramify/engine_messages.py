@@ -16,14 +16,12 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.errors import ErrorInfo
 from ramify.messages import (
-    ChatFormat,
     ChoiceScore,
     Continuation,
     Enforcement,
     Finish,
     Generate,
     Message,
-    ModelInfo,
     Pooling,
     Preamble,
     ProgramHint,
@@ -32,6 +30,8 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
+from ramify.model_info import ChatFormat, ModelInfo
+from ramify.questions import DecisionScores
 from ramify.sampling_params import SamplingParams
 
 INTERNAL = "~"
@@ -50,6 +50,35 @@ class ChoiceTokens(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     shared: int
     ids: tuple[int, ...]
     dropped: int = 0
+
+
+class DecisionForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """One written form of a question, tokenised. Its ids follow the state, and the paths follow its ids."""
+
+    ids: tuple[int, ...]
+    paths: tuple[tuple[int, ...], ...]
+    """Token ids of each spelling of each option. No two are equal."""
+    options: tuple[int, ...]
+    """The field of the same name in `FormScores`, as is `about`."""
+    about: int = -1
+
+
+class WrittenQuestion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A question in a layout, tokenised."""
+
+    layout: str
+    forms: tuple[DecisionForm, ...]
+
+
+class DecisionTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """The questions of a tokenised `Decide`. The state is the prompt of the `Submit`."""
+
+    questions: tuple[WrittenQuestion, ...]
+    ends: tuple[int, ...] = ()
+    """Tokens that end a turn, one of which has to follow each path (`OptionEnd` "turn"). Empty for "prefix":
+    a path that begins longer paths of the same form is followed by a token that leaves all of these."""
+    prompt_ids: bool = False
+    """The field of the same name in `Decide`."""
 
 
 class Submit(Message, frozen=True, kw_only=True):
@@ -73,6 +102,7 @@ class Submit(Message, frozen=True, kw_only=True):
     forks: tuple[int, ...] = ()
     """Positions in the prompt, in tokens, at which later prompts are expected to diverge from it."""
     unconditional: bool = False
+    decide: DecisionTokens | None = None
     pooling: Pooling | None = None
     every_s: float = 0.0
     priority: int = 0
@@ -281,8 +311,9 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     choices: tuple[ChoiceScore, ...] = ()
     """A score for each choice, in the order of the choices. Set together with `finish` if choices are
     scored."""
+    decisions: DecisionScores | None = None
     embedding: bytes = b""
-    """The field of the same name in `TextChunk`."""
+    """The field of the same name in `TextChunk`, as is `decisions`."""
     first: bool = False
     """Whether this is the request's first chunk, in which `sampling` and `context` are set."""
     sampling: SamplingParams | None = None

@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from ramify.bounds import Bounds
 from ramify.graph import Graph
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 
 
 @runtime_checkable

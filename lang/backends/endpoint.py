@@ -22,7 +22,8 @@ from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.model_info import forget_model_info
 from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.loop import wait
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.spelling import suggests

@@ -6,7 +6,7 @@ import weakref
 
 from ramify.lang.backends.base import Backend
 from ramify.lang.backends.router import Router, default_of
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 
 _infos: weakref.WeakKeyDictionary[Backend, ModelInfo] = weakref.WeakKeyDictionary()
 

@@ -22,7 +22,8 @@ from ramify.lang.backends.openai_stream import text_chunks, unwrapped
 from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import DEFAULT_TOKENS
 from ramify.loop import wait
-from ramify.messages import Generate, ModelInfo, TextChunk, Thinking
+from ramify.messages import Generate, TextChunk, Thinking
+from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams

@@ -16,7 +16,8 @@ import msgspec
 
 from ramify.errors import ErrorInfo, InvalidRequest
 from ramify.lang.trace.calls import Call
-from ramify.messages import ChatMessage, Generate, ModelInfo, TextChunk
+from ramify.messages import ChatMessage, Generate, TextChunk
+from ramify.model_info import ModelInfo
 from ramify.text import shortened
 
 VERSION = 1

@@ -19,7 +19,8 @@ from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend, Wrapper
 from ramify.lang.backends.recording import Exchange, Header
 from ramify.lang.trace.calls import CURRENT
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 
 
 class NotRecorded(BackendError):

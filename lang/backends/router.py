@@ -10,7 +10,8 @@ from typing import Any
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.base import Backend
 from ramify.loop import wait
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 from ramify.spelling import nearest
 
 

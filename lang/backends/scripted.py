@@ -23,16 +23,15 @@ from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import PLAIN
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import (
-    ChatFormat,
     ChoiceScore,
     Finish,
     Generate,
-    ModelInfo,
     Segment,
     TextChunk,
     TokenLogprobs,
     Usage,
 )
+from ramify.model_info import ChatFormat, ModelInfo
 from ramify.spelling import nearest
 
 EOS = 0

@@ -21,7 +21,8 @@ from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.http_errors import remote
 from ramify.lang.trace.calls import CURRENT
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 
 
 class _ProgramEvent(Event, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ from ramify.lang.batch.masking import SECRET, hidden, masked
 from ramify.lang.common.caller import is_users
 from ramify.lang.graph.execute import Traced
 from ramify.lang.tools.tool import Tool
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 
 NUMBERS = (int, float, complex, type(None))
 PLAIN = (str, int, float, bool, bytes, type(None), complex, type(...))

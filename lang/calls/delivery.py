@@ -28,7 +28,13 @@ from ramify.lang.prompt.thinking import ThoughtSplitter
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.outputs import add_usage
 from ramify.loop import cancel_at_end
-from ramify.messages import Generate, ModelInfo, TextChunk, ThinkingFormat, TokenLogprobs, Usage
+from ramify.messages import (
+    Generate,
+    TextChunk,
+    TokenLogprobs,
+    Usage,
+)
+from ramify.model_info import ModelInfo, ThinkingFormat
 from ramify.retry import IN_BATCH_S, Retry
 
 ABORT_S = 2.0

@@ -19,7 +19,7 @@ from ramify.lang.prompt.chat import Content, begin_turn, end_turn
 from ramify.lang.prompt.transcript import Piece, append_marked, append_output, append_text, marked
 from ramify.lang.prompt.view import M, PromptModel, View
 from ramify.lang.tools.forms import JsonCalls, TaggedCalls, Tools, WrittenCalls, native_instructions
-from ramify.messages import ToolPieces
+from ramify.model_info import ToolPieces
 from ramify.tool_calls.formats import FORMATS, GENERIC
 
 RESULTS = "user"

@@ -21,7 +21,7 @@ from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.place import PLACE, placed
 from ramify.lang.state.state import ProgramState
 from ramify.loop import submit
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")

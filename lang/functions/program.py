@@ -26,7 +26,7 @@ from ramify.lang.graph.view import GraphView
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.state.state import ProgramState
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from ramify.sampling_options import ELSEWHERE, NAMES, read_options
 from ramify.spelling import nearest, parameters_of
 

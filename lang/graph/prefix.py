@@ -31,7 +31,8 @@ from ramify.lang.program.variables import Variable
 from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool
 from ramify.lang.trace.calls import CURRENT, Call
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 
 OF_THIS_PROCESS = ("line", "parse", "kind", "validate")
 """Fields of a step that do not change the step's request."""

@@ -32,7 +32,8 @@ from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
 from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import descriptions_of
 from ramify.lang.trace.calls import Call
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 from ramify.sampling_options import resolve_options
 
 BY_STEPS = "Run the program without compile(), step by step."

@@ -22,7 +22,8 @@ from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import CURRENT
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 
 logger = logging.getLogger(__name__)
 

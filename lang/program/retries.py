@@ -21,7 +21,7 @@ from ramify.lang.program.sending import send
 from ramify.lang.prompt.chat import Content, begin_turn, end_turn
 from ramify.lang.prompt.transcript import Piece, append_pieces, append_text, pieces
 from ramify.lang.trace.calls import Call
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from ramify.sampling_params import SamplingParams
 from ramify.text import sentence, shortened
 

@@ -26,7 +26,7 @@ from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
 from ramify.loop import SIGNAL_CHECK_S, background_loop, submit
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from ramify.priority import BATCH
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from ramify.errors import InvalidRequest, UnsupportedNode
 from ramify.lang.prompt.thinking import thinking_of, without_thoughts
 from ramify.lang.prompt.transcript import Continued, Piece, append_marked, append_text, ends_on_token, text_of
-from ramify.messages import ChatFormat, ChatMessage, ModelInfo, Thinking
+from ramify.messages import ChatMessage, Thinking
+from ramify.model_info import ChatFormat, ModelInfo
 
 if TYPE_CHECKING:
     from ramify.lang.prompt.view import PromptModel

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.lang.prompt.transcript import Piece, pieces
-from ramify.messages import ModelInfo, Preamble, TextChunk, Thinking, ThinkingFormat
+from ramify.messages import Preamble, TextChunk, Thinking
+from ramify.model_info import ModelInfo, ThinkingFormat
 from ramify.spelling import nearest
 from ramify.tool_calls.parser import overlap
 

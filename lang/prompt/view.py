@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ramify.errors import UnsupportedNode
 from ramify.lang.prompt.chat import Content, Dialogue
 from ramify.lang.prompt.transcript import EMPTY, Generated, Piece, Prompt, append_text, pieces
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 
 
 @dataclass(eq=False, slots=True)

@@ -17,8 +17,9 @@ from ramify.constraint import Constraint, closed_object, json_schema
 from ramify.errors import UnsupportedNode
 from ramify.json_text import read_json
 from ramify.lang.tools.tool import Tool
-from ramify.messages import ChatMessage, ToolPieces
+from ramify.messages import ChatMessage
 from ramify.messages import ToolCall as WrittenCall
+from ramify.model_info import ToolPieces
 from ramify.tool_calls.formats import GENERIC, ToolFormat
 from ramify.tool_calls.grammar import calls_after_trigger, calls_or_content
 from ramify.tool_calls.parser import Arguments, CallBegins, CallParser, Content

@@ -37,7 +37,8 @@ from ramify.errors import InvalidRequest, NotFound, RamifyError, from_info
 from ramify.graph import CallTools, Graph
 from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
 from ramify.loop import cancel_at_end
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.params import take_priority
 from ramify.runtime.server.parsing import parse_body

@@ -12,7 +12,7 @@ import time
 
 from ramify.engine_messages import ExportPrefix, Failed, GetStats, GetTree, ImportPrefix, Reply, ToTokenizer
 from ramify.errors import EngineClosed, EngineError, WorkerDied
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from ramify.ray.snapshots import RemoteSnapshots
 from ramify.ray.wire import (
     Goodbye,

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import msgspec
 
 from ramify.engine_messages import Failed, Reply, ToFrontend, ToTokenizer
-from ramify.messages import Message, ModelInfo
+from ramify.messages import Message
+from ramify.model_info import ModelInfo
 
 
 class Hello(Message, frozen=True, kw_only=True):

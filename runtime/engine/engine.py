@@ -24,13 +24,13 @@ from ramify.messages import (
     HELD_S,
     ChatMessage,
     Generate,
-    ModelInfo,
     Pooling,
     Preamble,
     SchedulerStats,
     Segment,
     TextChunk,
 )
+from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig

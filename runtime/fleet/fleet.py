@@ -34,7 +34,8 @@ from ramify.engine_messages import (
     TreeChange,
 )
 from ramify.errors import EngineError, InvalidRequest, NotFound, WorkerDied
-from ramify.messages import Generate, ModelInfo
+from ramify.messages import Generate
+from ramify.model_info import ModelInfo
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.control_calls import ControlCalls
 from ramify.runtime.fleet.kv_connector import KVConnector

@@ -10,7 +10,7 @@ import msgspec
 
 from ramify.engine_messages import INTERNAL, ToFrontend, ToTokenizer, TreeChange
 from ramify.errors import EngineError, WorkerDied
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 
 State = Literal["starting", "up", "draining", "gone"]
 """State of a replica.

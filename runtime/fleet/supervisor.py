@@ -13,7 +13,7 @@ import msgspec
 
 from ramify.engine_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S, EngineEvents

@@ -7,7 +7,8 @@ from typing import get_args
 import numpy as np
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import ModelInfo, Pooling
+from ramify.messages import Pooling
+from ramify.model_info import ModelInfo
 
 
 def pooling_for(info: ModelInfo, asked: str | None) -> Pooling:

@@ -34,7 +34,8 @@ from ramify.errors import (
     Overloaded,
     from_info,
 )
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.fleet.fleet import ReplicaFleet

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from ramify.errors import InvalidRequest, NotFound
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from ramify.runtime.config import EngineConfig
 
 TOKENIZER_FILE = "tokenizer.json"

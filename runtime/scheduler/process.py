@@ -16,7 +16,7 @@ import torch
 from ramify.engine_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.tree_log import TreeLog
 from ramify.runtime.compile_ahead import compile_grammars

@@ -13,7 +13,8 @@ import msgspec
 from starlette.requests import Request
 
 from ramify.errors import EngineClosed, InvalidRequest
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 from ramify.priority import BATCH
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient

@@ -23,7 +23,7 @@ import ramify as rm
 from ramify.cli import chat, main
 from ramify.errors import BackendError, InvalidRequest, NotFound
 from ramify.lang.prompt.chat import chatml
-from ramify.messages import ThinkingFormat
+from ramify.model_info import ThinkingFormat
 from tests.server.conftest import speak
 from tests.server.fake_frontend import LiveServer
 

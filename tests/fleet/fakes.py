@@ -11,7 +11,14 @@ import numpy as np
 
 from ramify.engine_messages import StepText
 from ramify.errors import EngineError, WorkerDied
-from ramify.messages import Finish, Generate, LimitHint, ModelInfo, ProgramHint, TextChunk
+from ramify.messages import (
+    Finish,
+    Generate,
+    LimitHint,
+    ProgramHint,
+    TextChunk,
+)
+from ramify.model_info import ModelInfo
 from ramify.radix.digest import Digests
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.local import LocalFleet

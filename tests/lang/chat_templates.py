@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ramify.messages import ChatFormat
+from ramify.model_info import ChatFormat
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from tests.model.test_chat_format import tokenizer
 

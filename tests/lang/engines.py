@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from ramify.engine_messages import Submit
 from ramify.lang.backends.base import Backend
-from ramify.messages import Generate, ModelInfo, TextChunk, Usage
+from ramify.messages import Generate, TextChunk, Usage
+from ramify.model_info import ModelInfo
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import SamplingParams

@@ -13,7 +13,8 @@ from typing import Any
 import ramify as rm
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.loop import wait
-from ramify.messages import Generate, ModelInfo, TextChunk
+from ramify.messages import Generate, TextChunk
+from ramify.model_info import ModelInfo
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 
 

@@ -19,7 +19,13 @@ from ramify.answers import AnswerStore
 from ramify.errors import InvalidRequest, WorkerDied
 from ramify.lang.calls.delivery import key_of
 from ramify.loop import wait
-from ramify.messages import Finish, Generate, ModelInfo, TextChunk, Usage
+from ramify.messages import (
+    Finish,
+    Generate,
+    TextChunk,
+    Usage,
+)
+from ramify.model_info import ModelInfo
 from ramify.programs.route import router
 from ramify.sampling_params import SamplingParams
 from tests.lang.backends import Breaking

@@ -260,7 +260,7 @@ def test_a_model_without_a_chat_template_has_no_turns():
 
 
 def test_a_turn_that_the_template_lacks_is_named():
-    from ramify.messages import ChatFormat
+    from ramify.model_info import ChatFormat
 
     alternating = ChatFormat(
         prefix={">user": "U:", "user>assistant": "A:"}, suffix={"user": "\n"}, exact=True

@@ -12,7 +12,7 @@ import ramify as rm
 from ramify.answers import AnswerStore
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.scripted import ScriptedBackend
-from ramify.messages import ModelInfo
+from ramify.model_info import ModelInfo
 from tests.lang.steps import program_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import UnsupportedNode
-from ramify.messages import ChatFormat, ToolPieces
+from ramify.model_info import ChatFormat, ToolPieces
 from tests.lang.steps import add, program_of
 
 ROLES = ("system", "user", "assistant")

@@ -48,7 +48,7 @@ OTHERS = {
     "ramify.lang.state.state.text_async_iter",
     "ramify.lang.program.nodes.ResultRef",
     "ramify.graph.Result",
-    "ramify.messages.ChatFormat",
+    "ramify.model_info.ChatFormat",
 }
 """Places of other functions and nodes that have something of the same name."""
 

@@ -11,7 +11,7 @@ import pytest
 import ramify as rm
 from ramify.errors import RequestTimeout
 from ramify.lang.program.retries import describe
-from ramify.messages import ChatFormat
+from ramify.model_info import ChatFormat
 from tests.lang.backends import Holding
 from tests.lang.steps import program_of
 

@@ -12,7 +12,14 @@ from pydantic import BaseModel
 import ramify as rm
 from ramify.errors import InvalidRequest, Overloaded, UnsupportedField, UnsupportedNode
 from ramify.lang.prompt.thinking import PLAIN, ThoughtSplitter
-from ramify.messages import Finish, Preamble, TextChunk, Thinking, ThinkingFormat, Usage
+from ramify.messages import (
+    Finish,
+    Preamble,
+    TextChunk,
+    Thinking,
+    Usage,
+)
+from ramify.model_info import ThinkingFormat
 from ramify.retry import Retry
 from tests.lang.backends import Breaking
 from tests.lang.chat_templates import THINKING, pieces_of, rendered

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from ramify.messages import ChatFormat, ChatMessage, Generate, Preamble, ThinkingFormat, ToolCall
+from ramify.messages import (
+    ChatMessage,
+    Generate,
+    Preamble,
+    ToolCall,
+)
+from ramify.model_info import ChatFormat, ThinkingFormat
 from ramify.runtime.model.tokenizer.chat_format import chat_format, compose
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.tokenizer import PromptTokenizer

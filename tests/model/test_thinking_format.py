@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.messages import ThinkingFormat
+from ramify.model_info import ThinkingFormat
 from ramify.runtime.model.tokenizer.chat_format import chat_format
 from tests.lang.chat_templates import TEMPLATES, THINKING
 from tests.model.test_chat_format import tokenizer

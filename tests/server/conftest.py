@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 
-from ramify.messages import ChatFormat
+from ramify.model_info import ChatFormat
 from ramify.runtime.server.fields import Fields
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 

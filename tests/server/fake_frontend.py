@@ -28,7 +28,14 @@ from ramify.engine_messages import (
 )
 from ramify.errors import InvalidRequest, NotFound, RamifyError
 from ramify.loop import cancel_at_end, new_loop
-from ramify.messages import ChatFormat, Finish, Generate, SchedulerStats, TextChunk, Usage
+from ramify.messages import (
+    Finish,
+    Generate,
+    SchedulerStats,
+    TextChunk,
+    Usage,
+)
+from ramify.model_info import ChatFormat
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.fleet.replica import ReplicaStatus, State
 from ramify.runtime.frontend.control import ControlClient

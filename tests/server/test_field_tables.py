@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.messages import ThinkingFormat
+from ramify.model_info import ThinkingFormat
 from ramify.programs.route import router
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables import ENDPOINTS

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from ramify.messages import ThinkingFormat
+from ramify.model_info import ThinkingFormat
 from ramify.runtime.server.openai.turn_parser import (
     TurnEvent,
     TurnFormat,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramify.errors import InvalidRequest
-from ramify.messages import ChatFormat
+from ramify.model_info import ChatFormat
 from ramify.runtime.server.anthropic.cache import CacheMarks
 from ramify.runtime.server.anthropic.turns import take_turns
 from ramify.runtime.server.fields import MAX_OBJECTS, Fields

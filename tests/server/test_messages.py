@@ -13,7 +13,13 @@ import httpx
 import pytest
 
 from ramify.errors import EngineClosed, Overloaded, PromptTooLong, WorkerDied
-from ramify.messages import Finish, Preamble, TextChunk, ThinkingFormat, Usage
+from ramify.messages import (
+    Finish,
+    Preamble,
+    TextChunk,
+    Usage,
+)
+from ramify.model_info import ThinkingFormat
 from ramify.runtime.server import sse
 from ramify.runtime.server.anthropic.cache import CacheMarks
 from ramify.runtime.server.anthropic.writer import MessageWriter

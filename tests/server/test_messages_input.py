@@ -8,7 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.messages import ChatMessage, Generate, Preamble, ThinkingFormat, ToolCall
+from ramify.messages import (
+    ChatMessage,
+    Generate,
+    Preamble,
+    ToolCall,
+)
+from ramify.model_info import ThinkingFormat
 from ramify.runtime.server.anthropic.turns import BILLING
 from ramify.runtime.server.openai.responses.writer import sealed
 from tests.server.conftest import PARAMETERS, speak

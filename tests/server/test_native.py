@@ -12,7 +12,8 @@ import pytest
 
 from ramify.constraint import json_object, json_schema
 from ramify.errors import InvalidConstraint
-from ramify.messages import ModelInfo, Preamble, ProgramHint
+from ramify.messages import Preamble, ProgramHint
+from ramify.model_info import ModelInfo
 from ramify.runtime.server.sglang import endpoints
 from tests.server.conftest import refused
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events

@@ -10,7 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-from ramify.messages import ProgramHint, ThinkingFormat
+from ramify.messages import ProgramHint
+from ramify.model_info import ThinkingFormat
 from tests.server.conftest import speak
 from tests.server.fake_frontend import FakeFrontend
 from tests.server.sample_bodies import BODIES, objects

@@ -11,7 +11,8 @@ import pytest
 
 from ramify.errors import EngineError, InvalidConstraint
 from ramify.fill import Fill
-from ramify.messages import ChatMessage, ThinkingFormat, ToolCall
+from ramify.messages import ChatMessage, ToolCall
+from ramify.model_info import ThinkingFormat
 from tests.server.conftest import ONE, PARAMETERS, TWO, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_tools import TIME, WEATHER, render_tools

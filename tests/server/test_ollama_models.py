@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ramify import __version__
-from ramify.messages import ThinkingFormat
+from ramify.model_info import ThinkingFormat
 from tests.server.conftest import speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_ollama import refusal

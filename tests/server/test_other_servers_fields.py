@@ -9,7 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from ramify.messages import Finish, ThinkingFormat
+from ramify.messages import Finish
+from ramify.model_info import ThinkingFormat
 from tests.server.conftest import BODIES, CHAT, refused, speak
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events
 

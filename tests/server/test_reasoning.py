@@ -10,7 +10,8 @@ import msgspec
 import openai
 import pytest
 
-from ramify.messages import Preamble, ThinkingFormat
+from ramify.messages import Preamble
+from ramify.model_info import ThinkingFormat
 from tests.server.conftest import refused, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, events
 

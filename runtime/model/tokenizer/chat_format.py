@@ -1,7 +1,7 @@
 """Takes a chat template apart into pieces that can be appended one turn at a time, by probing it.
 
 It renders conversations whose contents are marker words. The text around the markers comes from the template.
-`ramify.messages.ChatFormat` explains the pieces. Example with ChatML, A and B being the contents:
+`ramify.model_info.ChatFormat` explains the pieces. Example with ChatML, A and B being the contents:
 
     rendered                  <|im_start|>user\\n A <|im_end|>\\n <|im_start|>assistant\\n B <|im_end|>\\n
     prefix[">user"]           <|im_start|>user\\n        before the first turn
@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.messages import ChatFormat
+from ramify.model_info import ChatFormat
 from ramify.runtime.model.tokenizer.thinking_format import CUT, thinking_format
 from ramify.runtime.model.tokenizer.tool_pieces import (
     probe_call,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ramify.messages import ChatFormat, ThinkingFormat
+from ramify.model_info import ChatFormat, ThinkingFormat
 from ramify.runtime.model.tokenizer.tool_pieces import probe_call, probe_result, render
 from ramify.tool_calls.parser import common_start
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.messages import ChatFormat, ToolPieces
+from ramify.model_info import ChatFormat, ToolPieces
 from ramify.tool_calls.formats import FORMATS, ToolFormat
 
 INDENTS = (None, 4, 2)

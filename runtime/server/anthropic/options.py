@@ -7,7 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from ramify.errors import InvalidRequest
-from ramify.messages import ChatFormat, Preamble
+from ramify.messages import Preamble
+from ramify.model_info import ChatFormat
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.anthropic.cache import CacheMarks
 from ramify.runtime.server.fields import Fields

@@ -10,7 +10,8 @@ import msgspec
 
 from ramify import constraint
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import ChatFormat, ChatMessage, ToolCall
+from ramify.messages import ChatMessage, ToolCall
+from ramify.model_info import ChatFormat
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.openai.chat import Dialect
 from ramify.runtime.server.openai.chat_turns import take_content, take_role

@@ -11,7 +11,13 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidConstraint, InvalidRequest, UnsupportedField
-from ramify.messages import ChatFormat, ChatMessage, Enforcement, Generate, Preamble
+from ramify.messages import (
+    ChatMessage,
+    Enforcement,
+    Generate,
+    Preamble,
+)
+from ramify.model_info import ChatFormat
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_messages
 from ramify.runtime.server.openai.output_format import take_output_format

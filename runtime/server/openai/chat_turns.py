@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import ChatFormat, ChatMessage, ToolCall
+from ramify.messages import ChatMessage, ToolCall
+from ramify.model_info import ChatFormat
 from ramify.runtime.server.fields import Fields, decode
 from ramify.runtime.server.tables.openai import CALL, CALL_FUNCTION, MESSAGE, PART
 from ramify.text import quoted

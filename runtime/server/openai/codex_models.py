@@ -6,7 +6,7 @@ and older versions need.
 
 from __future__ import annotations
 
-from ramify.messages import ChatFormat, ModelInfo
+from ramify.model_info import ChatFormat, ModelInfo
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.openai.bodies import Body
 

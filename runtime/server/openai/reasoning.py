@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import ChatFormat, Preamble, ThinkingFormat
+from ramify.messages import Preamble
+from ramify.model_info import ChatFormat, ThinkingFormat
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.openai import REASONING_OBJECT

@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.messages import ChatFormat, ChatMessage, ToolCall
+from ramify.messages import ChatMessage, ToolCall
+from ramify.model_info import ChatFormat
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.chat_turns import take_arguments, take_content, take_role
 from ramify.runtime.server.openai.responses.store import Storage
