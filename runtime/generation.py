@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ramify.messages import ChoiceScore, Enforcement, Finish, TextChunk, TokenLogprobs, Usage, Violation
+from ramify.questions import DecisionScores
 
 
 class GenerationResult:
@@ -23,6 +24,7 @@ class GenerationResult:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.choices: tuple[ChoiceScore, ...] = ()
         self.embedding = b""
+        self.decisions: DecisionScores | None = None
         self.usage = Usage()
         self.finish: Finish | None = None
         self.kept_ids = 0
@@ -46,7 +48,7 @@ class GenerationResult:
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
             self.violations, self.choices = chunk.violations, chunk.choices
-            self.embedding = chunk.embedding
+            self.embedding, self.decisions = chunk.embedding, chunk.decisions
 
 
 def pieces_of(chunk: TextChunk) -> Sequence[tuple[int, int]]:
