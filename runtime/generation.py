@@ -23,8 +23,8 @@ class GenerationResult:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.choices: tuple[ChoiceScore, ...] = ()
-        self.embedding = b""
         self.decisions: DecisionScores | None = None
+        self.embedding = b""
         self.usage = Usage()
         self.finish: Finish | None = None
         self.kept_ids = 0
@@ -48,7 +48,7 @@ class GenerationResult:
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
             self.violations, self.choices = chunk.violations, chunk.choices
-            self.embedding, self.decisions = chunk.embedding, chunk.decisions
+            self.decisions, self.embedding = chunk.decisions, chunk.embedding
 
 
 def pieces_of(chunk: TextChunk) -> Sequence[tuple[int, int]]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.decisions.answers import Answer
+from ramify.decisions.checks import place_of
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import (
     MAX_OPTIONS,
@@ -187,14 +188,12 @@ def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) ->
 
 def field_of(field: str | None, questions: Mapping[str, NamedQuestion]) -> str | None:
     """The client's path of `field`, a field of a `Generate`."""
-    found = re.fullmatch(r"decide\.questions\[(\d+)\](?:\.options\[(\d+)\])?(?:\.(\w+))?", field or "")
-    if found is None:
+    place = place_of(field)
+    if place is None or place.question is None:
         return field and field.removeprefix("decide.")
-    index, option, inner = found.groups()
-    name = list(questions)[int(index)]
-    path = f"questions{key_path(name)}"
-    question = questions[name].question
-    if option is not None:
-        key = f"[{option}]" if question.kind == "score" else key_path(question.options[int(option)].name)
-        return f"{path}.criteria{key}"
-    return f"{path}.{_FIELDS[inner]}" if inner in _FIELDS else path
+    name = list(questions)[place.question]
+    path, question = f"questions{key_path(name)}", questions[name].question
+    if place.option is not None:
+        option = question.options[place.option].name
+        return f"{path}.criteria" + (f"[{option}]" if question.kind == "score" else key_path(option))
+    return f"{path}.{_FIELDS[place.name]}" if place.name in _FIELDS else path
