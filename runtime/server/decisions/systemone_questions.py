@@ -29,6 +29,7 @@ from ramify.questions import (
     QuestionKind,
     QuestionScores,
 )
+from ramify.runtime.server.decisions.ask import own_fields
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.systemone import OUTCOMES, QUESTION
 from ramify.text import quoted
@@ -128,8 +129,10 @@ def _taken(question: Fields) -> NamedQuestion:
             path = question.path("criteria")
             _check_count(legend, MAX_LEVELS, path)
             options = tuple(
-                Option(name=str(level), description=text_of(content, f"{path}[{level}]"))
-                for level, content in enumerate(legend)
+                [
+                    Option(name=str(level), description=text_of(content, path))
+                    for level, content in enumerate(legend)
+                ]
             )
     return NamedQuestion(Question(kind=kind, instructions=instructions, options=options), legend)
 
@@ -150,15 +153,13 @@ def _choices(question: Fields) -> tuple[Option, ...]:
     path = question.path("criteria")
     given: dict[str, Any] = question.take("criteria", dict[str, Any]) or {}
     _check_count(given, MAX_OPTIONS, path)
-    options = []
     for name, content in given.items():
-        place = path + key_path(name)
         if not name:
-            raise InvalidRequest(f"{path} has an option without a name.", field=place)
+            raise InvalidRequest(f"{path} has an option without a name.", field=path + key_path(name))
         if not isinstance(content, str | dict | list | None):
+            place = path + key_path(name)
             raise InvalidRequest(f"{place} must be a text, an object, an array or null.", field=place)
-        options.append(Option(name=name, description=text_of(content, place)))
-    return tuple(options)
+    return tuple([Option(name=name, description=text_of(content, path)) for name, content in given.items()])
 
 
 def _check_count(entries: list[Any] | Mapping[str, Any], most: int, path: str) -> None:
@@ -167,8 +168,7 @@ def _check_count(entries: list[Any] | Mapping[str, Any], most: int, path: str) -
 
 
 def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) -> dict[str, Any]:
-    """The JSON of an answer, with ``option_mass`` and ``layout`` beyond TypeSafe's fields, and ``prompt_ids``
-    if `scores` has the token ids of the question's forms."""
+    """The JSON of an answer, with `own_fields` beyond TypeSafe's."""
     names = [option.name for option in asked.question.options]
     probabilities = dict(zip(names, answer.probabilities, strict=True))
     body: dict[str, Any]
@@ -181,9 +181,7 @@ def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) ->
         case "score":
             body = {"type": "score", "score": answer.score, "confidence": answer.confidence}
             body |= {"legend": dict(zip(names, asked.legend, strict=True)), "probabilities": probabilities}
-    body |= {"option_mass": answer.option_mass, "layout": answer.layout}
-    ids = [form.ids for form in scores.forms]
-    return body | ({"prompt_ids": ids} if any(ids) else {})
+    return body | own_fields(answer, scores)
 
 
 def field_of(field: str | None, questions: Mapping[str, NamedQuestion]) -> str | None:
