@@ -29,6 +29,7 @@ from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_hostile_bodies import HOSTILE
 
 EMBEDDING = {"model": MODEL, "input": "hi"}
+DECISIONS = EMBEDDING | {"questions": [{"type": "predicate", "instructions": "Is it?"}]}
 BATCH_OBJECT: dict[str, Any] = {
     "id": store.new_id("batch_"),
     "endpoint": "/v1/completions",
@@ -103,9 +104,12 @@ def content(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
         ("/v1/completions", COMPLETION, "text_completion"),
         ("/v1/embeddings", EMBEDDING, "list"),
         ("/v1/messages", CHAT, "message"),
+        ("/v1/decisions", DECISIONS, None),
+        ("/v1/rerank", {"model": MODEL, "query": "q", "documents": ["a"]}, None),
+        ("/v1/score", {"model": MODEL, "text_1": "q", "text_2": "a"}, "list"),
     ],
 )
-def test_each_endpoint(client: openai.OpenAI, endpoint: str, body: Any, kind: str) -> None:
+def test_each_endpoint(client: openai.OpenAI, endpoint: str, body: Any, kind: str | None) -> None:
     wrong = body | {"model": "no such model"}
     batch = start(
         client, line(1, body, endpoint), line(2, wrong, endpoint), endpoint=endpoint, metadata={"night": "1"}
