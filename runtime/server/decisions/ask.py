@@ -55,6 +55,12 @@ class Answered(NamedTuple):
     ``return_prompt_ids`` asks for them, as is `state_ids`."""
     state_ids: tuple[int, ...]
 
+    def own_fields(self) -> dict[str, Any]:
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
+        ``prompt_ids`` if there are token ids."""
+        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
+
 
 class Answers(NamedTuple):
     """The answers to all questions of a request, in their order."""

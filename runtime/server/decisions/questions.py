@@ -96,8 +96,7 @@ def _check_count(fields: Fields, field: str, count: int, least: int, most: int) 
 
 
 def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
-    """The JSON of an answer, with ``option_mass`` and ``layout`` beyond OpenAI's fields, and ``prompt_ids``
-    if `found` has token ids."""
+    """The JSON of an answer."""
     answer = found.answer
     body: dict[str, Any] = {"type": answer.kind, "name": asked.name}
     if answer.kind == "predicate":
@@ -113,5 +112,4 @@ def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
             body["probabilities"] = [
                 {"label": label, "value": level, "probability": p} for level, (label, p) in enumerate(pairs)
             ]
-    body |= {"option_mass": answer.option_mass, "layout": answer.layout}
-    return body | ({"prompt_ids": found.form_ids} if found.form_ids else {})
+    return body | found.own_fields()

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ramify.errors import UnsupportedField
 from ramify.fill import Fill
 from ramify.messages import Generate, Segment, Usage
+from ramify.runtime.server.errors import SYSTEM_ONE_ID, SYSTEM_ONE_SDK
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
@@ -54,7 +55,10 @@ async def list_models(request: Request) -> Response:
         models = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
     else:
         models = [_metadata(card) for card in cards]
-    return json_response({"object": "list", "data": cards, "models": models})
+    headers = (
+        {SYSTEM_ONE_ID: "req_" + service.frontend.new_rid()} if SYSTEM_ONE_SDK in request.headers else {}
+    )
+    return json_response({"object": "list", "data": cards, "models": models}, headers)
 
 
 @router.get("/v1/models/{model:path}")
