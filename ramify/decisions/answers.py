@@ -78,19 +78,27 @@ def answer(
     calibration : applied if it holds for the layout of `scores`
     """
     n = len(question.options)
+    heat, each_form = 1.0, False
+    if calibration is not None and calibration.layout == scores.layout:
+        heat, each_form = temperature(calibration, question.kind, n), calibration.each_form
+
+    def of_form(form: FormScores, count: int, other: FormScores | None) -> list[float]:
+        probabilities = _normalised(_weights(form, count, normalise, other))
+        return tempered(probabilities, heat) if each_form else probabilities
+
     if scores.forms[0].about >= 0:
         yes = [0.0] * n
         for form in scores.forms:
-            yes[form.about] = _normalised(_weights(form, 2, normalise, _same(empty, form)))[0]
+            yes[form.about] = of_form(form, 2, _same(empty, form))[0]
         probabilities = [each / sum(yes) for each in yes]
     else:
         orders = [
-            _normalised(_weights(form, n, normalise, other))
+            of_form(form, n, other)
             for form, other in zip(scores.forms, _forms(empty, len(scores.forms)), strict=True)
         ]
         probabilities = [math.fsum(column) / len(orders) for column in zip(*orders, strict=True)]
-    if calibration is not None and calibration.layout == scores.layout:
-        probabilities = tempered(probabilities, temperature(calibration, question.kind, n))
+    if not each_form:
+        probabilities = tempered(probabilities, heat)
     return Answer(
         kind=question.kind,
         probabilities=tuple(probabilities),
