@@ -72,9 +72,10 @@ class DeciderConfig:
     def layout(self) -> str:
         return "decider-chat-1" if self.chat else "decider-1"
 
-    def calibration(self, model: str) -> Calibration:
-        """The temperatures of the model with the fingerprint `model`."""
-        return Calibration(model=model, layout=self.layout, temperatures=self.temperatures, each_form=True)
+    @property
+    def calibration(self) -> Calibration:
+        """The temperatures, for the model of these files, whatever its fingerprint is."""
+        return Calibration(model="", layout=self.layout, temperatures=self.temperatures, each_form=True)
 
 
 def decider_config(content: Mapping[str, Any]) -> DeciderConfig:

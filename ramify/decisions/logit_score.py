@@ -1,7 +1,7 @@
 """The layout of rerankers that answer yes or no, such as Qwen3-Reranker.
 
-They have the files of a CrossEncoder of sentence-transformers. `1_LogitScore/config.json` names the tokens for
-yes and no. The chat template writes a message of the role "query" and one of the role "document".
+They have the files of a CrossEncoder of sentence-transformers. `1_LogitScore/config.json` names the tokens
+for yes and no. The chat template writes a message of the role "query" and one of the role "document".
 
     state    <|im_start|>system … <Instruct>: … <Query>: capital of China\\n<Document>:
     form     " Beijing is the capital.<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"
@@ -23,7 +23,6 @@ from ramify.messages import Generate, Segment
 from ramify.questions import Question
 
 FILE = "1_LogitScore/config.json"
-NAME = "logit-score-1"
 
 Render = Callable[[Sequence[Mapping[str, str]]], str]
 """Function from messages to the text that the chat template writes."""
@@ -38,6 +37,7 @@ class LogitScoreConfig:
 
     yes: int
     no: int
+    layout = "logit-score-1"
 
 
 def logit_score_config(content: Mapping[str, Any]) -> LogitScoreConfig:
@@ -83,4 +83,4 @@ def logit_score_layout(config: LogitScoreConfig, render: Render) -> Layout:
         spellings = (Spelling(0, (config.yes,)), Spelling(1, (config.no,)))
         return [Form((blanks + question.instructions + after,), spellings)]
 
-    return Layout(NAME, forms, state)
+    return Layout(config.layout, forms, state)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ramify.decisions import decider, logit_score
+from ramify.decisions.decider import FILE as DECIDER_FILE
 from ramify.decisions.decider import DeciderConfig, decider_config
 from ramify.decisions.layouts import Form, Layout
+from ramify.decisions.logit_score import FILE as LOGIT_SCORE_FILE
 from ramify.decisions.logit_score import LogitScoreConfig, logit_score_config
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import Generate, Segment
@@ -31,6 +32,8 @@ _OTHERS = {
     "strands_decider_config.json": "a Strands Decider checkpoint",
 }
 """File → kind of checkpoint that is not supported."""
+FILES = frozenset({DECIDER_FILE, LOGIT_SCORE_FILE, *_OTHERS})
+"""The files that tell how a checkpoint was trained to answer questions."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class Other:
     kind: str
     source: str
 
+    layout = ""
+
     @property
-    def layout(self) -> Layout:
+    def refusing(self) -> Layout:
         """A layout that raises `UnsupportedField` when it is used."""
         return Layout("unsupported", self._forms, self._state)
 
@@ -72,8 +77,8 @@ def trained(weights: Path, metadata: Mapping[str, Any]) -> Trained | None:
     Raises `InvalidRequest` if a file has a wrong value, or names a layout that is not known.
     """
     folder = weights if weights.is_dir() else weights.parent
-    if (folder / decider.FILE).is_file():
-        return decider_config(_read(folder / decider.FILE))
+    if (folder / DECIDER_FILE).is_file():
+        return decider_config(_read(folder / DECIDER_FILE))
     key = f"{metadata.get('general.architecture')}.decision.type"  # set by llama.cpp's converter
     if key in metadata:
         return Other(f"a decision model of the type {metadata[key]!r}", key)
@@ -82,8 +87,8 @@ def trained(weights: Path, metadata: Mapping[str, Any]) -> Trained | None:
     for name, kind in _OTHERS.items():
         if (folder / name).is_file():
             return Other(kind, name)
-    if (folder / logit_score.FILE).is_file():
-        return logit_score_config(_read(folder / logit_score.FILE))
+    if (folder / LOGIT_SCORE_FILE).is_file():
+        return logit_score_config(_read(folder / LOGIT_SCORE_FILE))
     return None
 
 

@@ -147,10 +147,10 @@ def test_state_of_a_chat(model: PreTrainedTokenizerFast) -> None:
 
 
 def test_temperatures() -> None:
-    by_type = decider_config({"temperature": 1.3, "temperature_by_type": {"noul": 2.0}}).calibration("m")
+    by_type = decider_config({"temperature": 1.3, "temperature_by_type": {"noul": 2.0}}).calibration
     assert [temperature(by_type, kind, 4) for kind in ("choice", "predicate", "score")] == [1.3, 2.0, 1.3]
     options = {"temperature_by_options": {"a": 10.0, "b": -3.0, "min": 0.5}, "isolated_levels": True}
-    by_options = decider_config(options).calibration("m")
+    by_options = decider_config(options).calibration
     assert temperature(by_options, "choice", 4) == 10.0 - 3.0 * log(4)
     assert temperature(by_options, "choice", 255) == 0.5
     assert temperature(by_options, "score", 9) == 10.0 - 3.0 * log(2)
@@ -158,7 +158,7 @@ def test_temperatures() -> None:
 
 
 def test_temperature_of_isolated_levels_holds_for_each_form() -> None:
-    calibration = decider_config({"isolated_levels": True, "temperature": 2.0}).calibration("m")
+    calibration = decider_config({"isolated_levels": True, "temperature": 2.0}).calibration
     yes = (0.8, 0.5, 0.1)
     forms = tuple(
         FormScores(options=(1, 0), logprobs=(log(1 - p), log(p)), lengths=(1, 1), about=level)
@@ -199,8 +199,8 @@ def test_recognition(tmp_path: Path) -> None:
     other = trained(tmp_path, {})
     assert isinstance(other, Other)
     for use in (
-        lambda: other.layout.forms(question(QUESTIONS["noul"]), 1),
-        lambda: other.layout.state(Generate(rid="")),
+        lambda: other.refusing.forms(question(QUESTIONS["noul"]), 1),
+        lambda: other.refusing.state(Generate(rid="")),
     ):
         with pytest.raises(UnsupportedField, match=r"Kev checkpoint \(kev_config.json\)") as caught:
             use()
