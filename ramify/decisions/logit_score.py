@@ -8,7 +8,8 @@ for yes and no. The chat template writes a message of the role "query" and one o
     paths    yes, no
 
 The state is the query, and the instructions of a predicate are a document. Blanks before the document belong
-to the form, since the tokenizer joins them to its first word.
+to the form: tokenizers split texts before the blank that precedes a word, so the ids are those of the whole
+text.
 """
 
 from __future__ import annotations

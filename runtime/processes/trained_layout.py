@@ -45,7 +45,8 @@ def trained_layout(found: Trained | None, tokenizer: Any) -> Layout | None:
 
 def _user_turn(tokenizer: Any) -> tuple[str, str]:
     """The texts before and after the content of a user turn, up to an answer without thoughts."""
-    switch = {"enable_thinking": False} if "enable_thinking" in template_source(tokenizer) else {}
+    source = template_source(tokenizer) if tokenizer.chat_template else ""
+    switch = {"enable_thinking": False} if "enable_thinking" in source else {}
     text = _rendered(tokenizer, [{"role": "user", "content": PLACE}], add_generation_prompt=True, **switch)
     before, _, after = text.partition(PLACE)
     if text.count(PLACE) != 1:
