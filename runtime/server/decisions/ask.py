@@ -131,6 +131,14 @@ async def answers_of(request: Request, asked: Asked) -> Answers:
     )
 
 
+def own_fields(answer: Answer, scores: QuestionScores) -> dict[str, Any]:
+    """Fields of an answer beyond those of each API: ``option_mass``, ``layout``, and ``prompt_ids`` if
+    `scores` has the token ids of the question's forms."""
+    ids = [form.ids for form in scores.forms]
+    own = {"option_mass": answer.option_mass, "layout": answer.layout}
+    return own | ({"prompt_ids": ids} if any(ids) else {})
+
+
 def _emptied(generation: Generate) -> Generate:
     """`generation` with an empty state: a user turn or a prompt without text."""
     if generation.chat is None:

@@ -17,6 +17,7 @@ from ramify.questions import (
     QuestionKind,
     QuestionScores,
 )
+from ramify.runtime.server.decisions.ask import own_fields
 from ramify.runtime.server.decisions.state import take_parts
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.decisions import CHOICE, INSTRUCTIONS_PART, LEVEL, QUESTION
@@ -97,8 +98,7 @@ def _check_count(fields: Fields, field: str, count: int, least: int, most: int) 
 
 
 def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) -> dict[str, Any]:
-    """The JSON of an answer, with ``option_mass`` and ``layout`` beyond OpenAI's fields, and ``prompt_ids``
-    if `scores` has the token ids of the question's forms."""
+    """The JSON of an answer, with `own_fields` beyond OpenAI's."""
     body: dict[str, Any] = {"type": answer.kind, "name": asked.name}
     if answer.kind == "predicate":
         body["probability"] = answer.probabilities[0]
@@ -113,6 +113,4 @@ def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) ->
             body["probabilities"] = [
                 {"label": label, "value": level, "probability": p} for level, (label, p) in enumerate(pairs)
             ]
-    body |= {"option_mass": answer.option_mass, "layout": answer.layout}
-    ids = [form.ids for form in scores.forms]
-    return body | ({"prompt_ids": ids} if any(ids) else {})
+    return body | own_fields(answer, scores)
