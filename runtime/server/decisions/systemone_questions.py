@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.decisions.answers import Answer
-from ramify.decisions.decider import state_text
 from ramify.decisions.checks import place_of
+from ramify.decisions.decider import state_text
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import (
     MAX_OPTIONS,
