@@ -88,22 +88,30 @@ def answer(
     than "sum" if a remote endpoint gave probabilities, which have no scores to normalise.
     """
     n = len(question.options)
+    heat, each_form = 1.0, False
+    if calibration is not None and calibration.layout == scores.layout:
+        heat, each_form = temperature(calibration, question.kind, n), calibration.each_form
+
+    def of_form(form: FormScores, count: int, other: FormScores | None) -> list[float]:
+        weights = _weights(form, count, normalise, other)
+        return [weight / heat for weight in weights] if each_form else weights
+
     if not scores.forms:
         probabilities = list(_given(scores, normalise))
     elif scores.forms[0].about >= 0:
         yes = [-math.inf] * n
         for form in scores.forms:
-            weights = _weights(form, 2, normalise, _same(empty, form))
+            weights = of_form(form, 2, _same(empty, form))
             yes[form.about] = weights[0] - total if (total := _log_sum(weights)) > -math.inf else total
         probabilities = _normalised(yes)
     else:
         orders = [
-            _normalised(_weights(form, n, normalise, other))
+            _normalised(of_form(form, n, other))
             for form, other in zip(scores.forms, _forms(empty, len(scores.forms)), strict=True)
         ]
         probabilities = [math.fsum(column) / len(orders) for column in zip(*orders, strict=True)]
-    if calibration is not None and calibration.layout == scores.layout:
-        probabilities = tempered(probabilities, temperature(calibration, question.kind, n))
+    if not each_form:
+        probabilities = tempered(probabilities, heat)
     mass = scores.option_mass
     if scores.forms:
         total = math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)

@@ -12,9 +12,8 @@ Example: a choice "Which team?" with the options billing and returns (described 
 A `Form` is the text between `Decide.opening` and `Decide.closing`. A layout writes the forms of one question;
 it sees neither other questions nor their number. A change of any text needs a new version.
 
-The layout of a trained checkpoint is a `Layout` too. The tokenizer process asks `ramify.decisions.trained`
-for it, and uses it in place of those here. A trained layout has no opening and closing (`Layout.bare`): its
-forms begin right behind the state, and its `state` writes the state's segments.
+The layout of a trained checkpoint (`ramify.decisions.trained`) is a `Layout` too. It has no opening and
+closing: its forms begin right behind the state, and its `state` writes the state's segments.
 """
 
 from __future__ import annotations

@@ -118,16 +118,34 @@ class DecisionTokenizer:
         self._known_ids = 0
 
     def layout(self, decide: Decide) -> Layout | None:
-        """The layout of all questions; None if one is chosen for each. Raises `UnsupportedField` for
-        "trained" if the checkpoint has no layout."""
+        """The layout of all questions; None if one is chosen for each.
+
+        "auto" takes no trained layout if the client has written the texts around the questions. Raises
+        `UnsupportedField` for "trained" if the checkpoint has no layout, and for fields that a trained layout
+        does not have.
+        """
         if decide.layout in LAYOUTS:
             return LAYOUTS[decide.layout]
-        if decide.layout == "trained" and self._trained is None:
-            raise UnsupportedField(
-                "No layout is known that this checkpoint was trained with.",
-                field="decide.layout",
-                remedy="Use auto.",
-            )
+        surrounded = decide.opening is not None or decide.closing is not None
+        if self._trained is None or (decide.layout == "auto" and surrounded):
+            if decide.layout == "trained":
+                raise UnsupportedField(
+                    "No layout is known that this checkpoint was trained with.",
+                    field="decide.layout",
+                    remedy="Use auto.",
+                )
+            return None
+        for field, given in (
+            ("opening", decide.opening is not None),
+            ("closing", decide.closing is not None),
+            ("end", decide.end != "prefix"),
+        ):
+            if given:
+                raise UnsupportedField(
+                    f"{field} has no effect in the layout that this checkpoint was trained with.",
+                    field=f"decide.{field}",
+                    remedy="Leave it out, or name another layout.",
+                )
         return self._trained
 
     def tokens(self, decide: Decide, around: Surroundings) -> DecisionTokens:

@@ -87,6 +87,13 @@ def test_state_is_text_or_a_line_of_json(sent: str, text: str) -> None:
     assert take_state(Fields.parse(b'{"state": %s}' % sent.encode())) == text
 
 
+def test_state_of_a_decider() -> None:
+    fields = b'{"state": {"a": [1, 2], "b": [0, 1, 2, 3, 4, 5, 6, {"c": 7}]}}'
+    numbered = ", ".join(f'{{"_index": {n}, "value": {n}}}' for n in range(7)) + ', {"_index": 7, "c": 7}'
+    assert take_state(Fields.parse(fields), "decider-1") == f'{{"a": [1, 2], "b": [{numbered}]}}'
+    assert take_state(Fields.parse(fields)) == '{"a": [1, 2], "b": [0, 1, 2, 3, 4, 5, 6, {"c": 7}]}'
+
+
 @pytest.mark.parametrize("sent", ["{}", '{"state": null}', '{"state": 5}', '{"state": true}'])
 def test_other_states(sent: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

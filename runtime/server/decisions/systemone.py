@@ -67,7 +67,8 @@ async def system_one(request: Request) -> Response:
 
 def _parse(service: Service, fields: Fields) -> _Parsed:
     header = _take_header(service, fields)
-    state = text_state(take_state(fields), header["id"], service.frontend.info.chat_format)
+    info = service.frontend.info
+    state = text_state(take_state(fields, info.trained_layout), header["id"], info.chat_format)
     questions = take_questions(fields)
     states = [(state, [one.question for one in questions.values()])]
     return _Parsed(ask(service, fields, header, states, SYSTEM_ONE, _SPELLED), questions, header)
