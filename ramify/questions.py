@@ -137,3 +137,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     temperatures: dict[str, Temperature]
     """By kind and number of options, such as "choice:4", or by kind alone, which holds for all other
     numbers."""
+    end: OptionEnd = "prefix"
+    """The field of the same name in the `Decide`s that the temperatures hold for, as is `permutations`."""
+    permutations: int = 1
+    normalise: Normalisation = "sum"

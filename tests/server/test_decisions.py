@@ -231,6 +231,7 @@ def test_the_calibration_of_the_server_is_applied(http: httpx.Client, frontend: 
     found = ask(http)["answers"][0]["probability"]
     assert found == pytest.approx(plain**0.5 / (plain**0.5 + (1 - plain) ** 0.5))
     assert ask(http, layout="labels")["answers"][0]["probability"] == plain
+    assert ask(http, end="turn")["answers"][0]["probability"] == plain, "it was fitted to another end"
 
 
 def test_a_cache_key_holds_the_state(http: httpx.Client, frontend: FakeFrontend) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
+from ramify.decisions.calibration import calibration_for
 from ramify.errors import EngineError, InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
@@ -88,7 +89,7 @@ def ask(
         for state, questions in states
     ]
     if normalise == "pmi":
-        generations += [_emptied(generation) for generation in generations]
+        generations += [emptied(generation) for generation in generations]
     service.check_count(len(generations))
     parsed = parse_request(
         service,
@@ -103,7 +104,8 @@ def ask(
     if parsed.stream:
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
-    return Asked(parsed.streams, questions, normalise, service.frontend.info.calibration)
+    calibration = calibration_for(service.frontend.info.calibration, decide, normalise)
+    return Asked(parsed.streams, questions, normalise, calibration)
 
 
 async def answers_of(request: Request, asked: Asked) -> Answers:
@@ -131,7 +133,7 @@ async def answers_of(request: Request, asked: Asked) -> Answers:
     )
 
 
-def _emptied(generation: Generate) -> Generate:
+def emptied(generation: Generate) -> Generate:
     """`generation` with an empty state: a user turn or a prompt without text."""
     if generation.chat is None:
         return msgspec.structs.replace(generation, prompt=("",))
