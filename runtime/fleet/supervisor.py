@@ -168,7 +168,7 @@ class EngineSupervisor:
         self._engine = engine
         info = ready["scheduler"].model_info
         assert info is not None
-        model, calibration = fingerprint(self._files, self._config, info), None
+        model, calibration = fingerprint(self._files, self._config, info), info.calibration
         if (path := self._config.calibration) is not None:
             calibration = read_calibration(path)
             check_calibration(calibration, path, model, {one.name for one in LAYOUTS.values()})
