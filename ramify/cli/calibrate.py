@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import msgspec
+from tqdm import tqdm
 
 from ramify.cli.labelled_file import LabelledQuestion, labelled_questions, read_file, wrong_lines
 from ramify.cli.target import add_target_flags, target
@@ -217,10 +218,13 @@ async def _scores(
             wrong.update((labelled[at].line, error) for at in places)
         else:
             found.update(zip(batch, scores, strict=True))
+            progress.update(len(batch))
 
+    progress = tqdm(total=len(labelled), unit="question", leave=False, disable=None)  # None: on a terminal
     tasks = [asyncio.ensure_future(ask(number, batch)) for number, batch in enumerate(batches)]
-    async with cancel_at_end(tasks):
-        await asyncio.gather(*tasks)
+    with progress:
+        async with cancel_at_end(tasks):
+            await asyncio.gather(*tasks)
     if wrong:
         raise wrong_lines(wrong)
     return [found[at] for at in range(len(labelled))]
