@@ -274,6 +274,7 @@ def _answered(
     for at, (one, each) in enumerate(zip(labelled, scores, strict=True)):
         without = None if empty is None else empty[at]
         plain = answer(one.question, each, way.normalise, without)
+        assert plain.option_mass is not None  # only endpoints of other servers give none
         mass += plain.option_mass
         items.append(
             LabelledAnswer(

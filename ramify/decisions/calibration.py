@@ -219,13 +219,15 @@ def _least_loss(items: Sequence[LabelledAnswer]) -> float:
 
 
 def calibration_for(
-    calibration: Calibration | None, decide: Decide, normalise: Normalisation
+    calibration: Calibration | None, decide: Decide, normalise: Normalisation, lora: str = ""
 ) -> Calibration | None:
-    """`calibration` if it was fitted to questions that were asked as `decide` and `normalise` say; else
-    None. Whether it holds for a question's layout, `ramify.decisions.answers.answer` checks."""
-    if calibration is None or (calibration.end, calibration.normalise) != (decide.end, normalise):
+    """`calibration` if it was fitted to questions that were asked as `decide` and `normalise` say, and no
+    LoRA adapter changes the model; else None. Whether it holds for a question's layout,
+    `ramify.decisions.answers.answer` checks."""
+    if calibration is None or lora:
         return None
-    return calibration if calibration.permutations == decide.permutations else None
+    fitted = (calibration.end, calibration.permutations, calibration.normalise)
+    return calibration if fitted == (decide.end, decide.permutations, normalise) else None
 
 
 def read_calibration(path: str) -> Calibration:

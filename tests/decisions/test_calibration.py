@@ -209,6 +209,7 @@ def test_a_calibration_holds_for_questions_asked_in_the_same_way() -> None:
     asked = Decide(questions=(), permutations=2)
     assert calibration_for(own, asked, "mean") is own
     assert calibration_for(None, asked, "mean") is None
+    assert calibration_for(own, asked, "mean", "adapter") is None
     assert calibration_for(own, asked, "sum") is None
     assert calibration_for(own, Decide(questions=()), "mean") is None
     assert calibration_for(own, Decide(questions=(), permutations=2, end="turn"), "mean") is None

@@ -23,7 +23,7 @@ from ramify.questions import (
     QuestionScores,
 )
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import parse_request, refuse_abort
+from ramify.runtime.server.openai.request import lora_of, parse_request, refuse_abort
 from ramify.runtime.server.params import explain_by_field
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect, while_connected
@@ -104,7 +104,8 @@ def ask(
     if parsed.stream:
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
-    calibration = calibration_for(service.frontend.info.calibration, decide, normalise)
+    lora = lora_of(service, header["model"])
+    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
     return Asked(parsed.streams, questions, normalise, calibration)
 
 
