@@ -23,6 +23,7 @@ from ramify.lang.common.caller import caller_line
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Function
 from ramify.lang.program.nodes import (
+    Decide,
     DescribeTools,
     Gen,
     Node,
@@ -416,8 +417,11 @@ def separate_reasoning(expr: str | Node | None = None, model_type: str | None = 
 
 
 def _separated(step: Step) -> Step:
-    if isinstance(step, Select):
-        raise UnsupportedNode("A select scores its choices, and does not think.", field="separate_reasoning")
+    if isinstance(step, Select | Decide):
+        kind = type(step).__name__.lower()
+        raise UnsupportedNode(
+            f"A {kind} generates nothing, so it does not think.", field="separate_reasoning"
+        )
     if not isinstance(step, Gen):
         return step
     if step.variable is None:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from ramify.errors import InvalidRequest
+
 QuestionKind = Literal["predicate", "choice", "score"]
 """predicate: is a statement true; its options are true and false. choice: one of the options. score: one of
 the options, which are ordered levels."""
@@ -51,6 +53,24 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     kind: QuestionKind
     instructions: str = ""
     options: tuple[Option, ...]
+
+    def check(self) -> Question:
+        """Return self; raise `InvalidRequest` for a wrong number of options, for options without a name or
+        with the same name, and for a predicate whose options are not true and false."""
+        names = [option.name for option in self.options]
+        problem = None
+        if not 1 <= len(names) <= MAX_OPTIONS:
+            problem = f"A question has 1 to {MAX_OPTIONS} options, not {len(names)}."
+        elif "" in names:
+            problem = "The name of an option is empty."
+        elif len(set(names)) < len(names):
+            double = next(name for name in names if names.count(name) > 1)
+            problem = f"Two options have the name {double!r}."
+        elif self.kind == "predicate" and names != ["true", "false"]:
+            problem = "The options of a predicate are true and false, in this order."
+        if problem is not None:
+            raise InvalidRequest(problem, field="options")
+        return self
 
 
 PREDICATE_OPTIONS = (Option(name="true"), Option(name="false"))
