@@ -114,11 +114,20 @@ class FormScores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class QuestionScores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
-    """Scores of one question: a form for each order of its options, or for each option."""
+    """Scores of one question: a form for each order of its options, or for each option.
+
+    An endpoint with a decision API gives probabilities in place of scores: `forms` is empty then. `forms` and
+    `probabilities` are both empty if the endpoint's model declined to answer.
+    """
 
     layout: str
-    """Name and version of the layout in which the question was written, such as "verbatim-1"."""
-    forms: tuple[FormScores, ...]
+    """Name and version of the layout in which the question was written, such as "verbatim-1". The path of a
+    decision API, such as "/decisions", that does not tell its layout."""
+    forms: tuple[FormScores, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    """Probability of each option, as the endpoint gave it."""
+    option_mass: float | None = None
+    """Option mass that the endpoint gave with `probabilities`; None if it gave none."""
 
 
 class DecisionScores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ramify.errors import BackendError, UnsupportedField
 from ramify.questions import (
     Calibration,
     FormScores,
@@ -30,10 +31,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: QuestionKind
     probabilities: tuple[float, ...]
-    """Probability of each option, in the order of the question; their sum is 1."""
-    option_mass: float
+    """Probability of each option, in the order of the question. Their sum is 1, or what a remote endpoint's
+    rounding made of it."""
+    option_mass: float | None
     """Probability that the model answers with any of the options: the mean over the question's forms. Small
-    if none of the options fits, which `probabilities` cannot show."""
+    if none of the options fits, which `probabilities` cannot show. None if a remote endpoint gave
+    probabilities alone."""
     layout: str
     """Name and version of the layout in which the question was asked."""
 
@@ -76,9 +79,14 @@ def answer(
 
     empty : scores of the same question behind an empty state; needed for "pmi"
     calibration : applied if it holds for the layout of `scores`
+
+    Raises `BackendError` if the model declined to answer. Raises `UnsupportedField` for a `normalise` other
+    than "sum" if a remote endpoint gave probabilities, which have no scores to normalise.
     """
     n = len(question.options)
-    if scores.forms[0].about >= 0:
+    if not scores.forms:
+        probabilities = list(_given(scores, normalise))
+    elif scores.forms[0].about >= 0:
         yes = [0.0] * n
         for form in scores.forms:
             yes[form.about] = _normalised(_weights(form, 2, normalise, _same(empty, form)))[0]
@@ -91,13 +99,26 @@ def answer(
         probabilities = [math.fsum(column) / len(orders) for column in zip(*orders, strict=True)]
     if calibration is not None and calibration.layout == scores.layout:
         probabilities = tempered(probabilities, temperature(calibration, question.kind, n))
+    mass = scores.option_mass
+    if scores.forms:
+        total = math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
+        mass = total / len(scores.forms)
     return Answer(
-        kind=question.kind,
-        probabilities=tuple(probabilities),
-        option_mass=math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
-        / len(scores.forms),
-        layout=scores.layout,
+        kind=question.kind, probabilities=tuple(probabilities), option_mass=mass, layout=scores.layout
     )
+
+
+def _given(scores: QuestionScores, normalise: Normalisation) -> tuple[float, ...]:
+    """The probabilities that a remote endpoint gave."""
+    if not scores.probabilities:
+        raise BackendError("The model declined to answer the question.")
+    if normalise != "sum":
+        raise UnsupportedField(
+            "This endpoint gives probabilities without the scores behind them.",
+            field="normalise",
+            remedy='Leave it at "sum", or use Engine or RuntimeEndpoint.',
+        )
+    return scores.probabilities
 
 
 def temperature(calibration: Calibration, kind: QuestionKind, n: int) -> float:

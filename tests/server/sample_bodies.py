@@ -86,6 +86,40 @@ MESSAGES: Any = {
 }
 FORMATTED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 FORM: Any = {"type": "json_schema", "schema": SCHEMA, "description": "d"}
+DECISIONS: Any = {
+    "model": MODEL,
+    "input": "hi",
+    "questions": [
+        {"type": "predicate", "instructions": [{"type": "input_json", "data": {"a": [1]}}]},
+        {
+            "type": "choice",
+            "name": "n",
+            "instructions": [{"type": "input_text", "text": "t"}],
+            "choices": [{"value": True, "description": "d"}, {"value": "true"}],
+        },
+        {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]},
+    ],
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"ttl": "30m", "mode": "implicit"},
+    "safety_identifier": "u",
+    "normalise": "pmi",
+    "stream_options": {},
+}
+DECISIONS_ABOUT_ITEMS: Any = {
+    "model": MODEL,
+    "input": [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "t"}, {"type": "input_json", "data": [{"a": 1}]}],
+        },
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "phase": "commentary"},
+        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "s", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "r"},
+        {"type": "custom_tool_call", "call_id": "d", "name": "e", "input": "a"},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "r", "status": "completed"},
+    ],
+    "questions": [{"type": "predicate", "instructions": "Is it?"}],
+}
 BODIES: dict[str, tuple[str, Any]] = {
     **{
         f"{path} {name}": (path, body | ({} if "count" in path else {"max_tokens": 3} | more))
@@ -249,6 +283,8 @@ BODIES: dict[str, tuple[str, Any]] = {
     "structured outputs": ("/v1/chat/completions", CHAT | {"structured_outputs": {"json": SCHEMA}}),
     "completion": ("/v1/completions", {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1}),
     "embedding": ("/v1/embeddings", {"model": MODEL, "input": "hi", "dimensions": 2}),
+    "decisions": ("/v1/decisions", DECISIONS),
+    "decisions about items": ("/v1/decisions", DECISIONS_ABOUT_ITEMS),
     "conversation of Codex": ("/v1/conversations", {"items": CODEX_ITEMS}),
     "conversation": ("/v1/conversations", {"items": ITEMS, "metadata": {"k": "v"}}),
     "responses": (

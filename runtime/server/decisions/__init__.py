@@ -1,0 +1,6 @@
+"""Decisions: typed questions about a state, answered by the probabilities of their options.
+
+- `state`: the state of a request, from text, JSON or OpenAI's input items.
+- `ask`: the questions of a request, asked of the engine, and their answers.
+- `endpoint`: OpenAI's ``/v1/decisions``, whose questions `questions` reads.
+"""
