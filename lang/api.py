@@ -382,8 +382,8 @@ def limit(
         timeout: Seconds of wall clock from the beginning of the block.
         max_total_tokens: Prompt and completion tokens of all requests, as `Usage` counts them, including the
             tokens of failed steps.
-        max_calls: Requests to the model. A `select` counts as one request, and so does each sample and each
-            retry of a `gen`.
+        max_calls: Requests to the model. A `select` counts as one request, decisions in a row together, and
+            each sample and each retry of a `gen`.
     """
     bounds = Bounds(timeout, max_total_tokens, max_calls)
     if not bounds:

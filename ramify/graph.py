@@ -20,7 +20,7 @@ from ramify.errors import InvalidRequest
 from ramify.graph_text import Change, Scalar
 from ramify.messages import Thinking
 from ramify.priority import checked_priority
-from ramify.questions import MAX_QUESTIONS, LayoutName, Normalisation, OptionEnd, Question
+from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, LayoutName, Normalisation, OptionEnd, Question
 from ramify.sampling_params import SamplingParams
 
 MAX_NODES = 4096
@@ -208,16 +208,16 @@ class Decide(Request, frozen=True, kw_only=True, tag="decide"):
                 field="fields",
             )
         for field, question in self.asked.items():
-            try:
-                question.check()
-            except InvalidRequest as error:
-                error.field = f"fields.{field}.{error.field}" if field else f"question.{error.field}"
-                raise
+            question.check(f"fields.{field}" if field else "question")
         if self.append and self.fields:
             raise InvalidRequest("The answers to several questions cannot be appended.", field="append")
-        if not isinstance(self.permutations, int) or self.permutations < 1:
+        if not isinstance(self.permutations, int) or not 0 < self.permutations <= MAX_OPTIONS:
             raise InvalidRequest(
-                f"permutations is {self.permutations!r}; it must be at least 1.", field="permutations"
+                f"permutations is {self.permutations!r}; it is 1 to {MAX_OPTIONS}.", field="permutations"
+            )
+        if self.permutations > 1 and self.layout == "isolated":
+            raise InvalidRequest(
+                "The layout isolated lists no options, so permutations has no effect.", field="permutations"
             )
         return super().checked()
 

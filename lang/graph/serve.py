@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, ToolCalls):
         return [{"name": call.name, "result": call.shown} for call in value]
-    return value
+    return list(map(_plain, value)) if isinstance(value, list) else value
 
 
 def problem_of(error: RamifyError) -> RamifyError:

@@ -77,7 +77,7 @@ async def send(
         every_s=0.0 if call.followed else HELD_S,
         priority=_first(call.priority, run.options.get("priority"), target.priority),
         lora=_first(call.lora, lora, target.lora),
-        **_prompt(branch, view, opened, allowance.thinking, decide is not None),
+        **_prompt(branch, view, opened, allowance.thinking, decide),
     )
 
     def show(chunk: TextChunk) -> None:
@@ -91,15 +91,16 @@ async def send(
 
 
 def _prompt(
-    branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None, asked: bool
+    branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None, decide: Decide | None
 ) -> dict[str, Any]:
     """The fields of `Generate` for the prompt: segments, or messages for a backend that takes only messages.
     `opened` is `view` with the text that only this request has, such as the beginning of thoughts; else
-    `view` itself. `asked`: whether questions about the prompt are asked, which need no open turn."""
+    `view` itself. Questions without an opening of their own are asked about messages, if there are any."""
     target, dialogue = view.target, view.content.dialogue
-    if asked:
-        if target.takes_messages:
-            return {"chat": opened.content.dialogue.messages}
+    if decide is not None:
+        messages = opened.content.dialogue.messages
+        if target.takes_messages or (messages and decide.opening is None):
+            return {"chat": messages}
         return {"prompt": prompt_of(opened.content.tail, view.prompt).segments}
     if not target.takes_messages:
         prompt = prompt_of(opened.content.tail, view.prompt)

@@ -10,12 +10,12 @@ a pydantic model, dataclass, TypedDict          a question for each field
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from ramify.decisions.answers import Answer
+from ramify.decisions.values import option_names
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.graph_text import Scalar
 from ramify.lang.typed.adapters import members_of
@@ -177,21 +177,18 @@ def _pair(one: Any) -> Described:
 
 
 def _options(pairs: Sequence[Described], field: str) -> tuple[Option, ...]:
-    options = []
     for value, about in pairs:
-        name = name_of(value)
-        if not name or not isinstance(about, str):
+        if not name_of(value) or not isinstance(about, str):
             raise InvalidRequest(
                 f"{field} has the option {value!r} with the description {about!r}; an option is a non-empty "
                 "text, a number, a bool or a member of an Enum, and a description is a text.",
                 field=field,
             )
-        options.append(Option(name=name, description=about))
-    bools = [name_of(value) for value, _ in pairs if isinstance(value, bool)]
-    for place, (value, about) in enumerate(pairs):
-        if isinstance(value, str) and value in bools:  # true and "true" are two options
-            options[place] = Option(name=json.dumps(value), description=about)
-    return tuple(options)
+    values = [value if isinstance(value, bool) else name_of(value) for value, _ in pairs]
+    names = option_names(values) if any(isinstance(value, bool) for value in values) else values
+    return tuple(
+        [Option(name=name, description=about) for name, (_, about) in zip(names, pairs, strict=True)]
+    )
 
 
 def name_of(value: Any) -> str:
