@@ -168,3 +168,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     temperatures: dict[str, Temperature]
     """By kind and number of options, such as "choice:4", or by kind alone, which holds for all other
     numbers."""
+    each_form: bool = False
+    """Whether the temperatures hold for the probabilities of each form, before those of forms are combined,
+    instead of for the probabilities of the answer."""

@@ -40,8 +40,8 @@ def place_of(field: str | None) -> Place | None:
     found = _PLACE.fullmatch(field or "")
     if found is None:
         return None
-    question, option, name = found.groups()
-    return Place(question and int(question), option and int(option), name or "")
+    question, option = (None if index is None else int(index) for index in found.groups()[:2])
+    return Place(question, option, found[3] or "")
 
 
 def check_decide(request: Generate) -> Decide | None:
