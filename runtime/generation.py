@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ramify.messages import ChoiceScore, Enforcement, Finish, TextChunk, TokenLogprobs, Usage, Violation
+from ramify.questions import DecisionScores
 
 
 class GenerationResult:
@@ -22,6 +23,7 @@ class GenerationResult:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.choices: tuple[ChoiceScore, ...] = ()
+        self.decisions: DecisionScores | None = None
         self.embedding = b""
         self.usage = Usage()
         self.finish: Finish | None = None
@@ -46,7 +48,7 @@ class GenerationResult:
         if chunk.finish is not None:
             self.finish, self.kept_ids, self.tail = chunk.finish, chunk.kept_ids, chunk.tail
             self.violations, self.choices = chunk.violations, chunk.choices
-            self.embedding = chunk.embedding
+            self.decisions, self.embedding = chunk.decisions, chunk.embedding
 
 
 def pieces_of(chunk: TextChunk) -> Sequence[tuple[int, int]]:
