@@ -31,7 +31,7 @@ from ramify.messages import (
     Usage,
 )
 from ramify.model_info import ChatFormat, ModelInfo
-from ramify.questions import DecisionScores
+from ramify.questions import DecisionScores, OptionEnd
 from ramify.sampling_params import SamplingParams
 
 INTERNAL = "~"
@@ -75,10 +75,12 @@ class DecisionTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     questions: tuple[WrittenQuestion, ...]
     ends: tuple[int, ...] = ()
-    """Tokens that end a turn, one of which has to follow each path (`OptionEnd` "turn"). Empty for "prefix":
-    a path that begins longer paths of the same form is followed by a token that leaves all of these."""
+    """Tokens that end a turn, one of which has to follow each path; set by the scheduler if `end` is "turn".
+    Empty for "prefix": a path that begins longer paths of the same form is followed by a token that leaves
+    all of these."""
+    end: OptionEnd = "prefix"
+    """The field of the same name in `Decide`, as is `prompt_ids`."""
     prompt_ids: bool = False
-    """The field of the same name in `Decide`."""
 
 
 class Submit(Message, frozen=True, kw_only=True):

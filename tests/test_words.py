@@ -71,9 +71,6 @@ BANNED = (
         SOURCE,
     ),
     Banned(word("image images"), "KV snapshot", ("ramify/ray/", "radix/", *MOVES)),
-    Banned(
-        word("question questions"), "control call", ("ramify/ray/", "runtime/fleet/", "runtime/frontend/")
-    ),
     Banned(word("members"), "replica set", ("ramify/ray/", "runtime/fleet/", "runtime/frontend/")),
     Banned(word("ward wards"), "isolation replica", (*SOURCE, *DOCS)),
     Banned(name("FrontDesk OutputGrowth FrameGrammar FrameMatcher"), "see docs/glossary.md"),

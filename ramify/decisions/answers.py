@@ -11,10 +11,12 @@ Example: a choice with the spellings "Yes" and "yes" of its first option and "no
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ramify.errors import BackendError, UnsupportedField
 from ramify.questions import (
     Calibration,
     FormScores,
@@ -24,16 +26,21 @@ from ramify.questions import (
     QuestionScores,
 )
 
+_LEAST = math.log(sys.float_info.min)
+"""Least logarithm of a probability by which "pmi" divides."""
+
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one question."""
 
     kind: QuestionKind
     probabilities: tuple[float, ...]
-    """Probability of each option, in the order of the question; their sum is 1."""
-    option_mass: float
+    """Probability of each option, in the order of the question. Their sum is 1, or what a remote endpoint's
+    rounding made of it."""
+    option_mass: float | None
     """Probability that the model answers with any of the options: the mean over the question's forms. Small
-    if none of the options fits, which `probabilities` cannot show."""
+    if none of the options fits, which `probabilities` cannot show. None if a remote endpoint gave
+    probabilities alone."""
     layout: str
     """Name and version of the layout in which the question was asked."""
 
@@ -76,28 +83,55 @@ def answer(
 
     empty : scores of the same question behind an empty state; needed for "pmi"
     calibration : applied if it holds for the layout of `scores`
+
+    Raises `BackendError` if the model declined to answer. Raises `UnsupportedField` for a `normalise` other
+    than "sum" if a remote endpoint gave probabilities, which have no scores to normalise.
     """
     n = len(question.options)
-    if scores.forms[0].about >= 0:
-        yes = [0.0] * n
+    heat, each_form = 1.0, False
+    if calibration is not None and calibration.layout == scores.layout:
+        heat, each_form = temperature(calibration, question.kind, n), calibration.each_form
+
+    def of_form(form: FormScores, count: int, other: FormScores | None) -> list[float]:
+        weights = _weights(form, count, normalise, other)
+        return [weight / heat for weight in weights] if each_form else weights
+
+    if not scores.forms:
+        probabilities = list(_given(scores, normalise))
+    elif scores.forms[0].about >= 0:
+        yes = [-math.inf] * n
         for form in scores.forms:
-            yes[form.about] = _normalised(_weights(form, 2, normalise, _same(empty, form)))[0]
-        probabilities = [each / sum(yes) for each in yes]
+            weights = of_form(form, 2, _same(empty, form))
+            yes[form.about] = weights[0] - total if (total := _log_sum(weights)) > -math.inf else total
+        probabilities = _normalised(yes)
     else:
         orders = [
-            _normalised(_weights(form, n, normalise, other))
+            _normalised(of_form(form, n, other))
             for form, other in zip(scores.forms, _forms(empty, len(scores.forms)), strict=True)
         ]
         probabilities = [math.fsum(column) / len(orders) for column in zip(*orders, strict=True)]
-    if calibration is not None and calibration.layout == scores.layout:
-        probabilities = tempered(probabilities, temperature(calibration, question.kind, n))
+    if not each_form:
+        probabilities = tempered(probabilities, heat)
+    mass = scores.option_mass
+    if scores.forms:
+        total = math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
+        mass = total / len(scores.forms)
     return Answer(
-        kind=question.kind,
-        probabilities=tuple(probabilities),
-        option_mass=math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
-        / len(scores.forms),
-        layout=scores.layout,
+        kind=question.kind, probabilities=tuple(probabilities), option_mass=mass, layout=scores.layout
     )
+
+
+def _given(scores: QuestionScores, normalise: Normalisation) -> tuple[float, ...]:
+    """The probabilities that a remote endpoint gave."""
+    if not scores.probabilities:
+        raise BackendError("The model declined to answer the question.")
+    if normalise != "sum":
+        raise UnsupportedField(
+            "This endpoint gives probabilities without the scores behind them.",
+            field="normalise",
+            remedy='Leave it at "sum", or use Engine or RuntimeEndpoint.',
+        )
+    return scores.probabilities
 
 
 def temperature(calibration: Calibration, kind: QuestionKind, n: int) -> float:
@@ -122,7 +156,8 @@ def _weights(form: FormScores, n: int, normalise: Normalisation, empty: FormScor
     if normalise != "pmi":
         return weights
     assert empty is not None
-    return [here - there for here, there in zip(weights, _weights(empty, n, "sum", None), strict=True)]
+    alone = _weights(empty, n, "sum", None)
+    return [here - max(there, _LEAST) for here, there in zip(weights, alone, strict=True)]
 
 
 def _normalised(logs: Sequence[float]) -> list[float]:

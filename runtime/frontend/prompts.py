@@ -16,6 +16,8 @@ MAX_TOKEN_CHARACTERS = 128
 """Maximum length of a token in characters, in any vocabulary. The longest tokens are runs of spaces."""
 MAX_CHOICE_CHARACTERS = 1 << 20
 """Maximum total length of a request's choices, in characters: the tokenizer takes about a second for that."""
+MAX_DECIDE_CHARACTERS = 8 << 20
+"""Maximum total length of a request's questions, in characters."""
 MAX_PREAMBLES = 64
 MAX_PARTS = 64
 """Maximum number of entries of `hint.parts`: places at which later prompts diverge from this one. The text
@@ -94,13 +96,15 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
             sum(map(len, request.choices.texts)) if request.choices else 0,
             MAX_CHOICE_CHARACTERS,
         ),
+        ("decide.questions", sum(map(len, _question_texts(request))), MAX_DECIDE_CHARACTERS),
     ):
         if count > limit:
-            what = "characters together" if field == "choices.texts" else "entries"
+            texts = field in ("choices.texts", "decide.questions")
+            what = "characters together" if texts else "entries"
             raise InvalidRequest(
                 f"{field} has {count} {what}; at most {limit} are taken.",
                 field=field,
-                remedy="Send several requests." if field == "choices.texts" else "Give fewer.",
+                remedy="Send several requests." if texts else "Give fewer.",
             )
     ids = sum(len(part) for part in request.prompt if not isinstance(part, str))
     if ids > most_tokens + 1:  # with max_tokens 0 the prompt may fill the whole context
@@ -140,7 +144,16 @@ def _texts(request: Generate) -> Iterator[str]:
             yield from (call.id, call.name, call.arguments)
     for preamble in request.preambles:
         yield from (preamble.start, preamble.end)
+    if request.decide is not None:
+        yield from (request.decide.opening or "", request.decide.closing or "")
     yield from (request.tools, request.template_kwargs)
+
+
+def _question_texts(request: Generate) -> Iterator[str]:
+    for question in () if request.decide is None else request.decide.questions:
+        yield question.instructions
+        for option in question.options:
+            yield from (option.name, option.description)
 
 
 def _segment(given: Any, field: str) -> Segment:

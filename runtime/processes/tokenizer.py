@@ -10,7 +10,7 @@ import os
 import signal
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -18,6 +18,9 @@ from typing import Any
 
 import msgspec
 
+from ramify.decisions.checks import check_decide, check_template_variables
+from ramify.decisions.layouts import Layout
+from ramify.decisions.trained import Other, trained
 from ramify.engine_messages import (
     Detokenize,
     Failed,
@@ -31,14 +34,25 @@ from ramify.engine_messages import (
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
 from ramify.fill import Fill
 from ramify.messages import ChatMessage, Generate, Preamble, Segment
+from ramify.model_info import ChatFormat
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.tokenizer.chat_format import chat_format, template_source
 from ramify.runtime.model.tokenizer.fill import FillFormat, fill_format
+from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
+from ramify.runtime.processes.decision_tokens import (
+    BLANK_LINE,
+    PLAIN_CLOSING,
+    DecisionTokenizer,
+    Surroundings,
+    cut_at_place,
+    with_place,
+)
 from ramify.runtime.processes.flow_queue import FlowQueue
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.message_texts import MARK, MessageTexts
+from ramify.runtime.processes.trained_layout import trained_layout
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
 
@@ -80,6 +94,7 @@ class PromptTokenizer:
 
     metadata : that of the model's GGUF file
     special_in_messages : see `EngineConfig.special_tokens_in_messages`
+    trained : the layout of questions that the checkpoint was trained with
     template_s, cached_characters : the limits `TEMPLATE_S` and `CACHED_CHARACTERS`
     """
 
@@ -89,6 +104,7 @@ class PromptTokenizer:
         *,
         special_in_messages: bool = True,
         metadata: Mapping[str, Any] = MappingProxyType({}),
+        trained: Layout | None = None,
         template_s: float = TEMPLATE_S,
         cached_characters: int = CACHED_CHARACTERS,
     ) -> None:
@@ -98,6 +114,9 @@ class PromptTokenizer:
         self._most_cached = cached_characters
         self._messages = None if special_in_messages else MessageTexts(tokenizer)
         self._bos: int | None = tokenizer.bos_token_id
+        self._decisions = DecisionTokenizer(
+            self._encode_inside, str if self._messages is None else self._messages.marked_values, trained
+        )
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
         """(text, whether it begins the prompt) → ids, least recently used first. A program sends its earlier
         turns again with every call."""
@@ -108,10 +127,12 @@ class PromptTokenizer:
         and if the chat template raises. Raises `UnsupportedField` for options that have no effect."""
         choices = check_choices(request)
         check_pooling(request)
+        decide = check_decide(request)
         if request.thinking is not None:
             raise UnsupportedField("A prompt takes preambles, not thinking.", field="thinking")
         templated = request.chat is not None
-        prompt, ids = self._prompt(request, special=not templated)
+        prompt, around = self._segments(request)
+        ids = self._ids(request, prompt, special=not templated and not (around and around.bare))
         submit = Submit(
             rid=request.rid,
             ids=tuple(ids),
@@ -143,6 +164,8 @@ class PromptTokenizer:
                 choices=tuple([tokenizer.tokens(choice) for choice in choices.texts]),
                 unconditional=choices.unconditional,
             )
+        if decide is not None and around is not None:
+            submit = msgspec.structs.replace(submit, decide=self._decisions.tokens(decide, around))
         if not ids:
             raise InvalidRequest(
                 "The prompt is empty.", field="prompt", remedy="Send at least one character or token."
@@ -166,7 +189,10 @@ class PromptTokenizer:
 
     def tokenize(self, message: Tokenize) -> Texts:
         """The ids of the message's prompts. Raises `InvalidRequest` if the chat template raises."""
-        ids = [self._prompt(prompt, special=message.special)[1] for prompt in message.prompts]
+        ids = [
+            self._ids(prompt, self._segments(prompt)[0], special=message.special)
+            for prompt in message.prompts
+        ]
         tokens = self._tokenizer.convert_ids_to_tokens if message.entries else lambda one: ()
         return Texts(
             rid=message.rid,
@@ -181,22 +207,51 @@ class PromptTokenizer:
 
         return Texts(rid=message.rid, whole=texts(False), text=texts(message.skip_special_tokens))
 
-    def _prompt(self, request: Generate, *, special: bool) -> tuple[tuple[Segment, ...], list[int]]:
-        """(segments, ids) of the prompt. A chat is rendered by the chat template. The ids also contain the
-        start of the first preamble."""
-        prompt: tuple[Segment, ...] = request.prompt
+    def _segments(self, request: Generate) -> tuple[tuple[Segment, ...], Surroundings | None]:
+        """(segments of the prompt, texts around each question). A chat is rendered by the chat template."""
+        decide = request.decide
+        if decide is None:
+            return (request.prompt if request.chat is None else (self._render(request),)), None
+        layout = self._decisions.layout(decide)
+        if layout is not None and layout.state is not None:
+            return layout.state(self._marked(request)), Surroundings("", "", bare=True)
+        prompt, around = request.prompt, Surroundings(BLANK_LINE, PLAIN_CLOSING)
         if request.chat is not None:
-            prompt = (self._render(request),)
+            check_template_variables(json.loads(request.template_kwargs or "{}"))
+            chat, opening = with_place(request.chat)
+            rendered = self._render(
+                msgspec.structs.replace(request, chat=chat), **dict.fromkeys(SWITCHES, False)
+            )
+            form = self.chat_format
+            state, around = cut_at_place(rendered, opening, None if form is None else form.thinking)
+            prompt = (state,)
+        return prompt, Surroundings(
+            around.opening if decide.opening is None else decide.opening,
+            around.closing if decide.closing is None else decide.closing,
+        )
+
+    def _ids(self, request: Generate, prompt: tuple[Segment, ...], *, special: bool) -> list[int]:
+        """The ids of the segments `prompt`, and of the start of the first preamble."""
         if request.fill is not None:
-            return prompt, self._filled("".join(map(str, prompt)), request.fill)
+            return self._filled("".join(map(str, prompt)), request.fill)
         ids = self._join(prompt, templated=not special)
         if request.preambles and (start := request.preambles[0].start) and not self._ends_in(ids, start):
             ids = self._join((*prompt, start), templated=not special)
-        return prompt, ids
+        if request.decide is not None and not ids:  # an empty state: the beginning, or the end before it
+            first = self._tokenizer.eos_token_id if self._bos is None else self._bos
+            return [] if first is None else [first]
+        return ids
+
+    @cached_property
+    def chat_format(self) -> ChatFormat | None:
+        """The chat template as pieces; None if there is none."""
+        return chat_format(self._tokenizer)
 
     def _filled(self, prefix: str, fill: Fill) -> list[int]:
         """The ids of a prompt to fill in the middle. Raises `UnsupportedField` if the model cannot do so."""
-        ids = self._fill_format.ids(prefix, fill, lambda text: self._encode(text, False), self._encode_inside)
+        ids = self._fill_format.ids(
+            prefix, fill, lambda text: self._encode(text, False), lambda text: self._encode_inside([text])[0]
+        )
         started = self._bos is not None and self._tokenizer.encode("a")[0] == self._bos
         return [self._bos, *ids] if started and self._bos is not None else ids
 
@@ -204,16 +259,31 @@ class PromptTokenizer:
     def _fill_format(self) -> FillFormat:
         return fill_format(self._tokenizer, self._metadata)
 
-    def _encode_inside(self, text: str) -> list[int]:
-        """The ids of `text`, without the space that SentencePiece puts before a text."""
+    def _encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without the space that SentencePiece puts before a text."""
+        before, alone = self._before
+        found = self._tokenizer.backend_tokenizer.encode_batch_fast(
+            [before + text for text in texts], add_special_tokens=False
+        )
+        return [
+            self._encode(text, False)
+            if (self._messages is not None and MARK in text) or (ids := one.ids)[: len(alone)] != alone
+            else ids[len(alone) :]
+            for text, one in zip(texts, found, strict=True)
+        ]
+
+    @cached_property
+    def _before(self) -> tuple[str, list[int]]:
+        """(a text, its ids), to be put before texts if the tokenizer adds a space at the beginning; else two
+        empty ones."""
         mark = "☺"
-        alone, joint = (self._tokenizer.encode(one, add_special_tokens=False) for one in (mark, mark + text))
+        alone = self._tokenizer.encode(mark, add_special_tokens=False)
         spaced = self._tokenizer.convert_ids_to_tokens(alone[0]).startswith("▁")
-        return joint[len(alone) :] if spaced and joint[: len(alone)] == alone else self._encode(text, False)
+        return (mark, alone) if spaced else ("", [])
 
     def _forks(self, request: Generate, prompt: tuple[Segment, ...], ids: list[int]) -> tuple[int, ...]:
         """Numbers of ids after which later prompts are expected to diverge from this one: at the places that
-        the hint names, and after the last message of a chat.
+        the hint names, and after the last message of a chat, or, if questions are asked, after the last id.
 
         A number is found by tokenising the text after the place, and comparing its tokens with the end of
         `ids`.
@@ -222,12 +292,13 @@ class PromptTokenizer:
         for index, characters in () if request.hint is None else request.hint.parts:
             cut = [part[characters:] if isinstance(part, str) else part for part in prompt[index : index + 1]]
             tails.append((*cut, *prompt[index + 1 :]))
-        if request.chat and (content := request.chat[-1].content.strip()):
+        asked = request.decide is not None
+        if request.chat and not asked and (content := request.chat[-1].content.strip()):
             if self._messages is not None:
                 content = self._messages.marked_values(content)
             _, found, tail = str(prompt[0]).rpartition(content)
             tails += [(tail,)] if found else []
-        forks = set()
+        forks = {len(ids)} if asked else set()  # all questions diverge at the end
         for segments in tails:
             expected = self._join(segments, templated=True)
             same = 0
@@ -331,12 +402,21 @@ class PromptTokenizer:
         tokenizer has added another."""
         return self._bos is not None and ids[:2] == [self._bos, self._bos]
 
-    def _render(self, request: Generate) -> str:
+    def _marked(self, request: Generate) -> Generate:
+        """`request` with marks in the special tokens that the messages of its chat spell."""
+        if self._messages is None or request.chat is None:
+            return request
+        mark = self._messages.marked_values
+        chat = [msgspec.structs.replace(turn, content=mark(turn.content)) for turn in request.chat]
+        return msgspec.structs.replace(request, chat=tuple(chat))
+
+    def _render(self, request: Generate, **more: Any) -> str:
+        """The chat as the template renders it. `more`: further variables of the template."""
         if not self._tokenizer.chat_template:
             raise InvalidRequest(
                 "This model has no chat template.", field="messages", remedy="Send a plain prompt instead."
             )
-        variables: dict[str, Any] = {"add_generation_prompt": True}
+        variables: dict[str, Any] = {"add_generation_prompt": True, **more}
         try:
             with processor_time_limit(self._template_s):
                 if request.template_kwargs:
@@ -403,12 +483,17 @@ def main() -> None:
     with reporting_start_up("tokenizer", frontend):
         tokenizer = load_tokenizer(Path(orders.tokenizer))
         weights = Path(orders.weights)
+        metadata = {} if weights.is_dir() else read_header(weights).metadata
+        found = trained(weights, metadata)
+        if isinstance(found, Other):
+            log.warning("This is %s (%s): decisions need a named layout.", found.kind, found.source)
         prompts = PromptTokenizer(
             tokenizer,
             special_in_messages=orders.config.special_tokens_in_messages,
-            metadata={} if weights.is_dir() else read_header(weights).metadata,
+            metadata=metadata,
+            trained=trained_layout(found, tokenizer),
         )
-        ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=chat_format(tokenizer))
+        ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=prompts.chat_format)
     frontend.send(ready)
     finish_startup()
     queue = FlowQueue()

@@ -215,7 +215,12 @@ class Arrivals:
                 adapter = self.adapters.find(message.lora, message.lora_revision)
             max_tokens = self.limits.max_tokens(message)
             if message.constraint is not None and not self.limits.eos_token_ids:
-                raise no_end_token()
+                raise no_end_token("constraint")
+            if message.decide is not None and message.decide.end == "turn":
+                if not self.limits.eos_token_ids:
+                    raise no_end_token("decide.end")
+                decide = msgspec.structs.replace(message.decide, ends=self.limits.eos_token_ids)
+                message = msgspec.structs.replace(message, decide=decide)
             if message.choices:
                 choices = ChoiceTree(message)
                 self.limits.check_choices(choices.longest, choices.tokens)

@@ -91,8 +91,8 @@ class StepTerms:
         self._masses: list[WantedMass] = []
 
     def add(self, branch: Branch, start: int, stop: int, row: int, ends: tuple[int, ...]) -> None:
-        """Add the terms that positions ``[start, stop)`` of `branch` give. Their hidden states are in the rows
-        from `row` on."""
+        """Add the terms that positions ``[start, stop)`` of `branch` give. Their hidden states are in
+        the rows from `row` on."""
         span, values = branch.span, branch.form.values
         begin = branch.stop - len(span.tokens)  # the position of the span's first token
         low, high = np.searchsorted(span.at, (start - begin, stop - begin)).tolist()

@@ -22,6 +22,14 @@ logger = logging.getLogger("ramify.server")
 
 _LOGGED_CHARACTERS = 500
 
+SYSTEM_ONE = "/v1/systemone"
+"""The path of TypeSafe's API."""
+SYSTEM_ONE_ID = "x-typesafe-request-id"
+"""The header of TypeSafe's API with the request's id."""
+SYSTEM_ONE_SDK = "x-typesafe-sdk"
+"""A header of TypeSafe's client."""
+TOO_LARGE, UNPROCESSABLE = 413, 422
+
 
 class ClientGone(Cancelled):
     """Raised when the client disconnects before the response."""
@@ -98,6 +106,26 @@ def ollama_body(problem: Problem) -> bytes:
     return msgspec.json.encode({"error": problem.message})
 
 
+def systemone_body(problem: Problem) -> bytes:
+    """The JSON body of TypeSafe's API. ``detail`` is the message; of a wrong body (422) it is a list with
+    {loc, msg, type} of each wrong field."""
+    if problem.status != UNPROCESSABLE:
+        return msgspec.json.encode({"detail": problem.message})
+    errors = problem.errors or (problem,)
+    return msgspec.json.encode(
+        {"detail": [{"loc": _loc(one.field), "msg": one.message, "type": one.code} for one in errors]}
+    )
+
+
+def _loc(field: str | None) -> list[str | int]:
+    """The steps of a path: ``["body", "questions", "is it?", "criteria", 2]`` for
+    ``questions["is it?"].criteria[2]``."""
+    loc: list[str | int] = ["body"]
+    for index, name, plain in re.findall(r'\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]|([^.\[]+)', field or ""):
+        loc.append(int(index) if index else msgspec.json.decode(name, type=str) if name else plain)
+    return loc
+
+
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -119,7 +147,6 @@ def of_anthropic(scope: Scope) -> bool:
 
 def error_response(error: RamifyError, scope: Scope) -> Response:
     """The response to the request of `scope`, which failed with `error`."""
-    log_error(scope, error.status, str(error), error.field)
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -127,21 +154,33 @@ def error_response(error: RamifyError, scope: Scope) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.status == 408:
         headers["connection"] = "close"  # the rest of the body may still arrive
-    return _response(Problem.of(error), scope, headers)
+    response = _response(Problem.of(error), scope, headers)
+    log_error(scope, response.status_code, str(error), error.field)
+    return response
 
 
 def _response(problem: Problem, scope: Scope, headers: Mapping[str, str]) -> Response:
     """The response with `problem` in the form of the API that was called.
 
-    Anthropic's names the request: an endpoint sets the id in `scope`, under ``request_id``.
+    Anthropic's and TypeSafe's name the request: an endpoint sets the id in `scope`, under ``request_id``.
     """
     if of_anthropic(scope):
-        problem = problem._replace(request_id=scope.get("request_id") or f"req_{secrets.token_hex(12)}")
+        problem = problem._replace(request_id=_request_id(scope))
         headers = {**headers, "request-id": problem.request_id}
         body = anthropic_body(problem)
+    elif scope["path"] == SYSTEM_ONE:
+        too_long = problem.code == PromptTooLong.code
+        status = TOO_LARGE if too_long else {400: UNPROCESSABLE}.get(problem.status, problem.status)
+        problem = problem._replace(status=status)
+        headers = {**headers, SYSTEM_ONE_ID: _request_id(scope)}
+        body = systemone_body(problem)
     else:
         body = ollama_body(problem) if scope["path"].startswith("/api/") else openai_body(problem)
     return Response(body, problem.status, headers, "application/json")
+
+
+def _request_id(scope: Scope) -> str:
+    return scope.get("request_id") or f"req_{secrets.token_hex(12)}"
 
 
 def log_error(scope: Scope, status: int, message: str, field: str | None = None) -> None:

@@ -30,7 +30,7 @@ from ramify.runtime.server.tables.rows import Endpoint
 MAX_PARSES = 16
 """Maximum number of further times that a wrong body is parsed."""
 MAX_PARSED_BYTES = 1_000_000
-"""Larger bodies are parsed once: their error names one field."""
+"""Larger bodies are parsed once, in a thread: their error names one field."""
 
 T = TypeVar("T")
 Parser = Callable[[Service, Fields], T]
@@ -49,7 +49,8 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
     strict = service.config.strict_fields
     fields = Fields(values, body=BodyState(strict=strict, headers=request.headers))
     try:
-        if any(fields.mentions(field, "definitions") for field in ("response_format", "text", "constraint")):
+        schemas = ("response_format", "text", "constraint")
+        if len(data) > MAX_PARSED_BYTES or any(fields.mentions(field, "definitions") for field in schemas):
             # Parsing these schemas, of up to `MAX_SOURCE_BYTES`, takes too long for the event loop.
             parsed = await asyncio.to_thread(parse, service, fields)
         else:

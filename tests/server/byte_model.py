@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from ramify.messages import (
     TokenLogprobs,
     Usage,
 )
+from ramify.questions import Decide, DecisionScores, FormScores, Question, QuestionScores
 from ramify.text import token_text
 from tests.model.harmony import marks_in
 
@@ -56,6 +58,11 @@ def chunks_of(request: Generate, cached: int, script: str | None) -> list[TextCh
                 usage=None if i else usage,
             )
         )
+    decisions = None
+    if request.decide is not None:
+        decisions = decided(prompt, request.decide)
+        written = sum(len(written_question(one)) for one in request.decide.questions)
+        usage = Usage(prompt_tokens=len(prompt) + written, cached_tokens=cached)
     embedding = b""
     if request.pooling is not None:
         embedding = np.array([len(prompt), *prompt[:3]], "<f4").tobytes()
@@ -66,9 +73,37 @@ def chunks_of(request: Generate, cached: int, script: str | None) -> list[TextCh
         kept_ids=len(ids),
         prompt_logprobs=None if ids else prompt_logprobs,
         choices=scores(prompt, request.choices),
+        decisions=decisions,
         embedding=embedding,
     )
     return [*chunks, last]
+
+
+def decided(prompt: bytes, decide: Decide) -> DecisionScores:
+    """Scores of all questions, each in one form about all options. The log-probability of an option depends
+    on the prompt, the question and the option."""
+    forms = []
+    for question in decide.questions:
+        written = written_question(question)
+        options = [option.name.encode() for option in question.options]
+        forms.append(
+            FormScores(
+                options=tuple(range(len(options))),
+                logprobs=tuple(-(zlib.crc32(prompt + written + name) % 64) / 16 - 3.0 for name in options),
+                lengths=tuple(map(len, options)),
+                ids=tuple(written) if decide.prompt_ids else (),
+            )
+        )
+    layout = "verbatim-1" if decide.layout == "auto" else f"{decide.layout}-1"
+    return DecisionScores(
+        questions=tuple(QuestionScores(layout=layout, forms=(form,)) for form in forms),
+        state_ids=tuple(prompt) if decide.prompt_ids else (),
+    )
+
+
+def written_question(question: Question) -> bytes:
+    lines = (question.instructions, *(f"{one.name}: {one.description}" for one in question.options))
+    return "\n".join(lines).encode()
 
 
 def prompt_bytes(request: Generate) -> bytes:

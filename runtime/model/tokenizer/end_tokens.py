@@ -60,10 +60,11 @@ def end_tokens_of(folder: Path, vocab_size: int) -> dict[int, str]:
     }
 
 
-def no_end_token() -> UnsupportedField:
-    """The refusal of a constraint with a model that has no end token."""
+def no_end_token(field: str) -> UnsupportedField:
+    """The refusal of a constraint, or of options that end in the end of a turn, with a model that has no end
+    token."""
     return UnsupportedField(
-        "This model has no end token, so no output can end where its constraint does.",
-        field="constraint",
+        f"This model has no end token, so {field} cannot be honoured.",
+        field=field,
         remedy=REMEDY,
     )

@@ -40,8 +40,8 @@ class Mass(NamedTuple):
 class Span:
     """Tokens of paths between two forks, and the terms that their hidden states score.
 
-    Entry i is the log-probability of the token ``wanted[i]``: term ``terms[i]``. It is computed from the hidden
-    state of the span's token ``at[i]``, which is -1 for the token before the span.
+    Entry i is the log-probability of the token ``wanted[i]``: term ``terms[i]``. It is computed from the
+    hidden state of the span's token ``at[i]``, which is -1 for the token before the span.
     """
 
     __slots__ = ("at", "children", "masses", "paths", "terms", "tokens", "wanted")

@@ -16,12 +16,24 @@ To add a dialect:
    run ``make docs``.
 """
 
-from ramify.runtime.server.tables import anthropic, llamacpp, ollama, openai, programs, responses, sglang
+from ramify.runtime.server.tables import (
+    anthropic,
+    decisions,
+    llamacpp,
+    ollama,
+    openai,
+    programs,
+    responses,
+    sglang,
+    systemone,
+)
 from ramify.runtime.server.tables.rows import Endpoint
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *openai.ENDPOINTS,
     *responses.ENDPOINTS,
+    *decisions.ENDPOINTS,
+    *systemone.ENDPOINTS,
     *anthropic.ENDPOINTS,
     *ollama.ENDPOINTS,
     *sglang.ENDPOINTS,

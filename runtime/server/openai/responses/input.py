@@ -6,6 +6,8 @@ one message.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -22,7 +24,7 @@ from ramify.runtime.server.tables.responses import INPUT_PART, ITEM
 from ramify.text import quoted
 from ramify.tool_calls.text import text_arguments
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_TAKE_TEXT = partial(take_content, kinds=("input_text", "output_text", "text"))
 
 _REMEDIES = {
     "compaction": "Only the server that wrote it can read it. Send the items that it stands for.",
@@ -100,21 +102,25 @@ def _take_whole_item(item: Fields, turns: TurnBuilder, chat_format: ChatFormat) 
     if kind in _LEFT_OUT:
         item.leave_out(f"input[{kind}]")
         return
-    _take_item(item, kind, turns, chat_format)
-    item.take("id", str)
-    item.take("status", Literal["in_progress", "completed", "incomplete", "failed"])
+    take_item(item, kind, turns, chat_format)
     item.finish(ITEM)
 
 
 class TurnBuilder:
-    def __init__(self) -> None:
+    """The messages of items, which are added in order.
+
+    take_text : function that takes the text of an item from one of its fields
+    """
+
+    def __init__(self, take_text: Callable[[Fields, str], str] = _TAKE_TEXT) -> None:
+        self.take_text = take_text
         self._turns: list[ChatMessage] = []
         self._open: ChatMessage | None = None
         """The assistant message that the next item may be added to, without its calls; None if there is
         none."""
         self._calls: list[ToolCall] = []
         """The calls of the open message."""
-        self._called: dict[str, str] = {}
+        self.called: dict[str, str] = {}
         """Id of each call so far → name of its tool."""
         self.additional_tools: list[list[Fields]] = []
         """The tools of each item of type additional_tools, which `take_response_tools` takes."""
@@ -132,12 +138,12 @@ class TurnBuilder:
     def add_call(self, call: ToolCall) -> None:
         self._open = self._assistant
         self._calls.append(call)
-        self._called[call.id] = call.name
+        self.called[call.id] = call.name
 
     def add_result(self, call_id: str, name: str, content: str) -> None:
         """Add the result of a call. The call may be missing: agents that shorten a conversation drop
         calls."""
-        name = name or self._called.get(call_id, "")
+        name = name or self.called.get(call_id, "")
         self.add_turn(ChatMessage(role="tool", content=content, tool_call_id=call_id, name=name))
 
     def add_turn(self, turn: ChatMessage) -> None:
@@ -159,7 +165,10 @@ class TurnBuilder:
             self._open, self._calls = None, []
 
 
-def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFormat) -> None:
+def take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFormat) -> None:
+    """Take an item of the type `kind`, and add it to `turns`."""
+    item.take("id", str)
+    item.take("status", Literal["in_progress", "completed", "incomplete", "failed"])
     match kind:
         case "message":
             role = take_role(item, chat_format)
@@ -168,7 +177,7 @@ def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFor
                 raise UnsupportedField(
                     f"{path} is 'tool'.", field=path, remedy="Write an item of type function_call_output."
                 )
-            content = take_content(item, "content", _TEXT_PARTS)
+            content = turns.take_text(item, "content")
             if role == "assistant":
                 turns.add_content(content)
             else:
@@ -184,7 +193,7 @@ def _take_item(item: Fields, kind: str, turns: TurnBuilder, chat_format: ChatFor
             turns.add_call(ToolCall(id=call_id, name=name, arguments=arguments))
         case "function_call_output" | "custom_tool_call_output":
             call_id, name = item.take("call_id", str, ""), _take_name(item, item.take("name", str, ""))
-            turns.add_result(call_id, name, take_content(item, "output", _TEXT_PARTS))
+            turns.add_result(call_id, name, turns.take_text(item, "output"))
         case "agent_message":
             turns.add_turn(_take_agent_message(item))
         case "additional_tools":

@@ -1,0 +1,156 @@
+"""Questions about states, asked of the engine, and their answers: the core of all endpoints for decisions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+
+from ramify.decisions.answers import Answer, answer
+from ramify.decisions.calibration import calibration_for
+from ramify.errors import EngineError, InvalidRequest, UnsupportedField
+from ramify.messages import ChatMessage, Generate, TextChunk
+from ramify.questions import (
+    MAX_OPTIONS,
+    Calibration,
+    Decide,
+    DecisionScores,
+    LayoutName,
+    Normalisation,
+    OptionEnd,
+    Question,
+    QuestionScores,
+)
+from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.openai.request import lora_of, parse_request, refuse_abort
+from ramify.runtime.server.params import explain_by_field
+from ramify.runtime.server.service import Service
+from ramify.runtime.server.sse import collect, while_connected
+from ramify.runtime.server.tables.rows import Endpoint
+from ramify.sampling_params import SamplingParams
+
+States = Sequence[tuple[Generate, Sequence[Question]]]
+"""States, each with the questions about it. A state is a `Generate` that has only an id and a prompt or a
+chat."""
+
+
+class Asked(NamedTuple):
+    """A parsed and checked request. Its generations start when `answers_of` reads them."""
+
+    streams: list[AsyncGenerator[TextChunk, None]]
+    """The chunks of each state; for "pmi" followed by those of the empty state, once for each state."""
+    questions: list[Sequence[Question]]
+    """The questions about each state."""
+    normalise: Normalisation
+    calibration: Calibration | None
+
+
+class Answered(NamedTuple):
+    """The answer to a question."""
+
+    answer: Answer
+    form_ids: list[tuple[int, ...]]
+    """Token ids of each written form of the question, which follow those of the state. Empty unless
+    ``return_prompt_ids`` asks for them, as is `state_ids`."""
+    state_ids: tuple[int, ...]
+
+    def own_fields(self) -> dict[str, Any]:
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
+        ``prompt_ids`` if there are token ids."""
+        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
+
+
+class Answers(NamedTuple):
+    """The answers to all questions of a request, in their order."""
+
+    answers: list[Answered]
+    prompt_tokens: int
+    """Tokens of the states and of the questions, as `Usage` counts them, those behind an empty state
+    included."""
+    cached_tokens: int
+
+
+def ask(
+    service: Service,
+    fields: Fields,
+    header: Mapping[str, Any],
+    states: States,
+    endpoint: Endpoint,
+    spelled: Mapping[str, str],
+) -> Asked:
+    """Parse the remaining fields of a request. Fields that are unknown or unsupported are refused.
+
+    header : the result of `take_header`, or another mapping with "id" and "model"
+    spelled : our name of a field → the client's name, for errors of the engine
+    """
+    permutations: int = fields.take("permutations", int, 1)
+    if not 1 <= permutations <= MAX_OPTIONS:
+        path = fields.path("permutations")
+        raise InvalidRequest(f"{path} is {permutations}; it must be from 1 to {MAX_OPTIONS}.", field=path)
+    decide = Decide(
+        questions=(),
+        layout=fields.take("layout", LayoutName, "auto"),
+        end=fields.take("end", OptionEnd, "prefix"),
+        permutations=permutations,
+        prompt_ids=fields.take("return_prompt_ids", bool, False),
+    )
+    normalise: Normalisation = fields.take("normalise", Normalisation, "sum")
+    generations = [
+        msgspec.structs.replace(state, decide=msgspec.structs.replace(decide, questions=tuple(questions)))
+        for state, questions in states
+    ]
+    if normalise == "pmi":
+        generations += [emptied(generation) for generation in generations]
+    service.check_count(len(generations))
+    parsed = parse_request(
+        service,
+        fields,
+        header,
+        generations,
+        SamplingParams(max_tokens=0),
+        endpoint,
+        explain=explain_by_field(None),
+        spelled=spelled,
+    )
+    if parsed.stream:
+        raise UnsupportedField("Decisions are not streamed.", field="stream")
+    questions = [questions for _, questions in states]
+    lora = lora_of(service, header["model"])
+    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
+    return Asked(parsed.streams, questions, normalise, calibration)
+
+
+async def answers_of(request: Request, asked: Asked) -> Answers:
+    """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before."""
+    results = await while_connected(request.receive, collect(asked.streams))
+    found: list[DecisionScores] = []
+    for result in results:
+        refuse_abort(result.finish)
+        if result.decisions is None:
+            raise EngineError("The engine has answered no questions.")
+        found.append(result.decisions)
+    answers = []
+    for index, questions in enumerate(asked.questions):
+        here = found[index]
+        empty: Sequence[QuestionScores | None] = [None] * len(questions)
+        if asked.normalise == "pmi":
+            empty = found[len(asked.questions) + index].questions
+        for question, own, without in zip(questions, here.questions, empty, strict=True):
+            given = answer(question, own, asked.normalise, without, asked.calibration)
+            form_ids = [form.ids for form in own.forms if form.ids]
+            answers.append(Answered(given, form_ids, here.state_ids))
+    return Answers(
+        answers,
+        sum(result.usage.prompt_tokens for result in results),
+        sum(result.usage.cached_tokens for result in results),
+    )
+
+
+def emptied(generation: Generate) -> Generate:
+    """`generation` with an empty state: a user turn or a prompt without text."""
+    if generation.chat is None:
+        return msgspec.structs.replace(generation, prompt=("",))
+    return msgspec.structs.replace(generation, chat=(ChatMessage(role="user", content=""),))
