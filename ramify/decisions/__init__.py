@@ -3,4 +3,5 @@
 answers : probabilities, confidence and option mass (definitions: docs/decide-definitions.md)
 checks : wrong questions, refused before any work
 layouts : the text of a question and the spellings of its options, by layout
+trained : checkpoints with a layout of their own, `decider` and `logit_score`, and others, which are refused
 """

@@ -44,13 +44,13 @@ class LogitScoreConfig:
 def logit_score_config(content: Mapping[str, Any]) -> LogitScoreConfig:
     """The configuration in the JSON object `content`. Raises `InvalidRequest` if it does not name two tokens:
     the logit of one token alone is no probability."""
-    ids = [content.get(name) for name in ("true_token_id", "false_token_id")]
-    if not all(isinstance(token, int) for token in ids):
+    yes, no = content.get("true_token_id"), content.get("false_token_id")
+    if not (isinstance(yes, int) and isinstance(no, int)):
         raise InvalidRequest(
-            f"{FILE} has the tokens {ids[0]!r} for true and {ids[1]!r} for false; two ids are expected.",
+            f"{FILE} has the tokens {yes!r} for true and {no!r} for false; two ids are expected.",
             field="model",
         )
-    return LogitScoreConfig(*ids)
+    return LogitScoreConfig(yes, no)
 
 
 def logit_score_layout(config: LogitScoreConfig, render: Render) -> Layout:
