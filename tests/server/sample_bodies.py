@@ -299,6 +299,30 @@ BODIES: dict[str, tuple[str, Any]] = {
     "decisions": ("/v1/decisions", DECISIONS),
     "system one": ("/v1/systemone", SYSTEM_ONE),
     "decisions about items": ("/v1/decisions", DECISIONS_ABOUT_ITEMS),
+    "rerank": (
+        "/v1/rerank",
+        {
+            "model": MODEL,
+            "query": "q",
+            "documents": ["a", {"text": "b", "title": "c"}],
+            "top_n": 1,
+            "stream_options": {},
+            "prompt_cache_options": {"ttl": "5m"},
+        },
+    ),
+    **{
+        f"score by {first} and {second}": (
+            "/v1/score",
+            {"model": MODEL, first: "q", second: ["a", "b"], "stream_options": {}}
+            | {"prompt_cache_options": {"ttl": "5m"}},
+        )
+        for first, second in (
+            ("text_1", "text_2"),
+            ("queries", "documents"),
+            ("queries", "items"),
+            ("data_1", "data_2"),
+        )
+    },
     "conversation of Codex": ("/v1/conversations", {"items": CODEX_ITEMS}),
     "conversation": ("/v1/conversations", {"items": ITEMS, "metadata": {"k": "v"}}),
     "responses": (

@@ -11,6 +11,7 @@ import pytest
 from ramify.decisions.answers import answer
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, FormScores, Option, Question, QuestionScores
+from ramify.runtime.server.decisions.ask import Answered
 from ramify.runtime.server.decisions.systemone_questions import (
     answer_body,
     take_questions,
@@ -184,7 +185,7 @@ def test_answers() -> None:
     )
     scores = {"n": (0.3, 0.1), "c": (0.1, 0.3), "s": (0.25, 0.25, 0.5), "one": (0.5,)}
     bodies = {
-        name: answer_body(one, answer(one.question, written(scores[name])), written(scores[name]))
+        name: answer_body(one, Answered(answer(one.question, written(scores[name])), [], ()))
         for name, one in take_questions(fields).items()
     }
     own = {"layout": "verbatim-1"}

@@ -50,7 +50,7 @@ async def system_one(request: Request) -> Response:
     except InvalidRequest as error:
         error.field = field_of(error.field, parsed.questions)
         raise
-    bodies = map(answer_body, parsed.questions.values(), found.answers, found.scores)
+    bodies = map(answer_body, parsed.questions.values(), found.answers)
     body = {
         "model": parsed.header["model"],
         "answers": dict(zip(parsed.questions, bodies, strict=True)),
@@ -60,7 +60,8 @@ async def system_one(request: Request) -> Response:
             "output_tokens": 0,
         },
     }
-    ids = {"prompt_ids": found.state_ids[0]} if found.state_ids[0] else {}
+    state_ids = found.answers[0].state_ids
+    ids = {"prompt_ids": state_ids} if state_ids else {}
     return json_response(body | ids, headers | {SYSTEM_ONE_ID: request_id})
 
 

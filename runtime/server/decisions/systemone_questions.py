@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ramify.decisions.answers import Answer
 from ramify.decisions.checks import place_of
 from ramify.decisions.decider import state_text
 from ramify.errors import InvalidRequest, UnsupportedField
@@ -28,9 +27,8 @@ from ramify.questions import (
     Option,
     Question,
     QuestionKind,
-    QuestionScores,
 )
-from ramify.runtime.server.decisions.ask import own_fields
+from ramify.runtime.server.decisions.ask import Answered
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.systemone import OUTCOMES, QUESTION
 from ramify.text import quoted
@@ -177,8 +175,9 @@ def _check_count(entries: list[Any] | Mapping[str, Any], most: int, path: str) -
         raise InvalidRequest(f"{path} has {len(entries)} entries; it must have 1 to {most}.", field=path)
 
 
-def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) -> dict[str, Any]:
-    """The JSON of an answer, with `own_fields` beyond TypeSafe's."""
+def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
+    """The JSON of an answer."""
+    answer = found.answer
     names = [option.name for option in asked.question.options]
     probabilities = dict(zip(names, answer.probabilities, strict=True))
     body: dict[str, Any]
@@ -191,7 +190,7 @@ def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) ->
         case "score":
             body = {"type": "score", "score": answer.score, "confidence": answer.confidence}
             body |= {"legend": dict(zip(names, asked.legend, strict=True)), "probabilities": probabilities}
-    return body | own_fields(answer, scores)
+    return body | found.own_fields()
 
 
 def field_of(field: str | None, questions: Mapping[str, NamedQuestion]) -> str | None:
