@@ -119,6 +119,10 @@ def test_a_fit_that_makes_answers_extreme_is_refused() -> None:
     assert measures(easy, held_out(easy)) == measures(easy)
 
 
+def test_equal_probabilities_have_no_temperature() -> None:
+    assert not fit(with_share(0.5, 40, 20)).temperatures
+
+
 def test_a_softening_fit_is_kept_though_many_answers_stay_extreme() -> None:
     items = with_share(0.99999, 297, 3)
     found = fit(items)
