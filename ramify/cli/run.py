@@ -258,7 +258,7 @@ def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:
     if inspect.isawaitable(state):
         state = asyncio.run(_await(state))
     error = state.error()
-    names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select")]
+    names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select", "decide")]
     for name in dict.fromkeys(names):
         if name not in state:
             continue  # a variable of a branch; the tree below shows it

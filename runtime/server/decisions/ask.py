@@ -16,6 +16,7 @@ from ramify.questions import (
     MAX_OPTIONS,
     Calibration,
     Decide,
+    DecisionScores,
     LayoutName,
     Normalisation,
     OptionEnd,
@@ -46,13 +47,26 @@ class Asked(NamedTuple):
     calibration: Calibration | None
 
 
+class Answered(NamedTuple):
+    """The answer to a question."""
+
+    answer: Answer
+    form_ids: list[tuple[int, ...]]
+    """Token ids of each written form of the question, which follow those of the state. Empty unless
+    ``return_prompt_ids`` asks for them, as is `state_ids`."""
+    state_ids: tuple[int, ...]
+
+    def own_fields(self) -> dict[str, Any]:
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
+        ``prompt_ids`` if there are token ids."""
+        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
+
+
 class Answers(NamedTuple):
     """The answers to all questions of a request, in their order."""
 
-    answers: list[Answer]
-    scores: list[QuestionScores]
-    state_ids: list[tuple[int, ...]]
-    """Token ids of each state; empty unless ``return_prompt_ids`` asks for them."""
+    answers: list[Answered]
     prompt_tokens: int
     """Tokens of the states and of the questions, as `Usage` counts them, those behind an empty state
     included."""
@@ -112,23 +126,24 @@ def ask(
 async def answers_of(request: Request, asked: Asked) -> Answers:
     """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before."""
     results = await while_connected(request.receive, collect(asked.streams))
-    found = []
+    found: list[DecisionScores] = []
     for result in results:
         refuse_abort(result.finish)
         if result.decisions is None:
             raise EngineError("The engine has answered no questions.")
         found.append(result.decisions)
-    n = len(asked.questions)
-    answers, scores = [], []
+    answers = []
     for index, questions in enumerate(asked.questions):
-        empty = found[n + index].questions if asked.normalise == "pmi" else [None] * len(questions)
-        for question, own, without in zip(questions, found[index].questions, empty, strict=True):
-            answers.append(answer(question, own, asked.normalise, without, asked.calibration))
-            scores.append(own)
+        here = found[index]
+        empty: Sequence[QuestionScores | None] = [None] * len(questions)
+        if asked.normalise == "pmi":
+            empty = found[len(asked.questions) + index].questions
+        for question, own, without in zip(questions, here.questions, empty, strict=True):
+            given = answer(question, own, asked.normalise, without, asked.calibration)
+            form_ids = [form.ids for form in own.forms if form.ids]
+            answers.append(Answered(given, form_ids, here.state_ids))
     return Answers(
         answers,
-        scores,
-        [one.state_ids for one in found[:n]],
         sum(result.usage.prompt_tokens for result in results),
         sum(result.usage.cached_tokens for result in results),
     )
