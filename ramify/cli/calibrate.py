@@ -267,7 +267,7 @@ def _answered(
             field="--layout",
             remedy="Name one, such as --layout labels.",
         )
-    own = calibration_for(info.calibration, way.decide, way.normalise)
+    own = calibration_for(info.calibration, way.decide.end, way.decide.permutations, way.normalise)
     states: dict[Hashable, int] = {}
     items: list[LabelledAnswer] = []
     now: list[Sequence[float]] = []

@@ -23,7 +23,7 @@ import msgspec
 
 from ramify.decisions.answers import tempered
 from ramify.errors import InvalidRequest, NotFound
-from ramify.questions import MAX_OPTIONS, Calibration, Decide, Normalisation, QuestionKind
+from ramify.questions import MAX_OPTIONS, Calibration, Normalisation, OptionEnd, QuestionKind
 
 FOLDS = 5
 """Number of parts of cross-validation."""
@@ -225,15 +225,18 @@ def _least_loss(items: Sequence[LabelledAnswer]) -> float:
 
 
 def calibration_for(
-    calibration: Calibration | None, decide: Decide, normalise: Normalisation, lora: str = ""
+    calibration: Calibration | None,
+    end: OptionEnd,
+    permutations: int,
+    normalise: Normalisation,
+    lora: str = "",
 ) -> Calibration | None:
-    """`calibration` if it was fitted to questions that were asked as `decide` and `normalise` say, and no
-    LoRA adapter changes the model; else None. Whether it holds for a question's layout,
-    `ramify.decisions.answers.answer` checks."""
-    if calibration is None or lora:
+    """`calibration` if it was fitted to questions that were asked with these options; else None. Temperatures
+    are those of the model without a LoRA adapter; those of forms hold for any number of orders. Whether it
+    holds for a question's layout, `ramify.decisions.answers.answer` checks."""
+    if calibration is None or lora or (calibration.end, calibration.normalise) != (end, normalise):
         return None
-    fitted = (calibration.end, calibration.permutations, calibration.normalise)
-    return calibration if fitted == (decide.end, decide.permutations, normalise) else None
+    return calibration if calibration.each_form or calibration.permutations == permutations else None
 
 
 def read_calibration(path: str) -> Calibration:
