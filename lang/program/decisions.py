@@ -109,9 +109,13 @@ async def _scores(
     branch: Branch, call: Call, view: View[Target], step: Decide, questions: Sequence[Question], asked: Asked
 ) -> tuple[str, Sequence[QuestionScores]]:
     """Ask `questions` about `view`, in one request with the options of `step`. Returns the request's id and
-    the scores."""
+    the scores.
+
+    A trained layout writes the texts around a question itself, and is given messages, as are backends that
+    take messages.
+    """
     target, node = view.target, step.node
-    if target.takes_messages:
+    if target.takes_messages or (node.layout in ("auto", "trained") and target.info.trained_layout):
         content = finished(view.content, target.info)
         place = Place(content, content, None, None)
     else:

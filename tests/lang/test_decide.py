@@ -128,6 +128,46 @@ def test_behind_text_without_turns_the_question_is_plain(chat_format):
     assert (request.decide.opening, request.decide.closing) == (None, None)
 
 
+def test_a_trained_layout_is_given_messages():
+    class Trained(rm.ScriptedBackend):
+        async def info(self):
+            return msgspec.structs.replace(await super().info(), trained_layout="decider-1")
+
+        def _refuse_unsupported(self, request):
+            """The script takes messages here."""
+
+    backend = Trained(SCRIPT)
+    program_of(rm.user("Hi."), URGENT).run(backend=backend)
+    program_of("Hi.", URGENT).run(backend=backend)
+    program_of(rm.user("Hi."), rm.decide("urgent", bool, "Is it?", layout="labels")).run(backend=backend)
+    chat, plain, labels = backend.requests
+    assert [(turn.role, turn.content) for turn in chat.chat] == [("user", "Hi.")]
+    assert (chat.decide.opening, chat.prompt) == (None, ())
+    assert (plain.chat, plain.prompt, plain.decide.opening) == (None, ("Hi.",), None)
+    assert (labels.chat, labels.decide.opening) == (None, "\n\n")
+
+
+def test_a_backend_of_whole_messages_gets_them():
+    class Messages(rm.ScriptedBackend):
+        takes_messages = True
+
+        def _refuse_unsupported(self, request):
+            """The script takes messages here."""
+
+    backend = Messages(SCRIPT)
+    state = program_of(rm.user("Hi."), rm.assistant("Ho."), rm.user_begin(), "So?", URGENT).run(
+        backend=backend
+    )
+    assert state["urgent"].value is True
+    (request,) = backend.requests
+    assert [(turn.role, turn.content) for turn in request.chat] == [
+        ("user", "Hi."),
+        ("assistant", "Ho."),
+        ("user", "So?"),
+    ]
+    assert request.decide.opening is None
+
+
 def test_thoughts_are_closed_before_the_answer():
     form = pieces_of("qwen3")
     backend = rm.ScriptedBackend(SCRIPT, chat_format=form)
