@@ -171,3 +171,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     each_form: bool = False
     """Whether the temperatures hold for the probabilities of each form, before those of forms are combined,
     instead of for the probabilities of the answer."""
+    end: OptionEnd = "prefix"
+    """The field of the same name in the `Decide`s that the temperatures hold for, as is `permutations`."""
+    permutations: int = 1
+    normalise: Normalisation = "sum"

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
+from ramify.decisions.calibration import calibration_for
 from ramify.errors import EngineError, InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
@@ -23,7 +24,7 @@ from ramify.questions import (
     QuestionScores,
 )
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import parse_request, refuse_abort
+from ramify.runtime.server.openai.request import lora_of, parse_request, refuse_abort
 from ramify.runtime.server.params import explain_by_field
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect, while_connected
@@ -102,7 +103,7 @@ def ask(
         for state, questions in states
     ]
     if normalise == "pmi":
-        generations += [_emptied(generation) for generation in generations]
+        generations += [emptied(generation) for generation in generations]
     service.check_count(len(generations))
     parsed = parse_request(
         service,
@@ -117,7 +118,9 @@ def ask(
     if parsed.stream:
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
-    return Asked(parsed.streams, questions, normalise, service.frontend.info.calibration)
+    lora = lora_of(service, header["model"])
+    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
+    return Asked(parsed.streams, questions, normalise, calibration)
 
 
 async def answers_of(request: Request, asked: Asked) -> Answers:
@@ -146,7 +149,7 @@ async def answers_of(request: Request, asked: Asked) -> Answers:
     )
 
 
-def _emptied(generation: Generate) -> Generate:
+def emptied(generation: Generate) -> Generate:
     """`generation` with an empty state: a user turn or a prompt without text."""
     if generation.chat is None:
         return msgspec.structs.replace(generation, prompt=("",))

@@ -39,10 +39,11 @@ def take_questions(fields: Fields) -> list[NamedQuestion]:
     """Take the field ``questions``."""
     questions = fields.take_objects("questions") or []
     _check_count(fields, "questions", len(questions), 1, MAX_QUESTIONS)
-    return [_take_question(one) for one in questions]
+    return [take_question(one) for one in questions]
 
 
-def _take_question(fields: Fields) -> NamedQuestion:
+def take_question(fields: Fields) -> NamedQuestion:
+    """Read the object of one question."""
     kind: QuestionKind = fields.need("type", QuestionKind)
     name: str | None = fields.take("name", str)
     instructions = take_parts(fields, "instructions", INSTRUCTIONS_PART)
