@@ -64,8 +64,6 @@ async def send(
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     allowance = allow_call(branch.limits, sampling, thinking)
     call.followed = follow is not None and run.stream
-    # The run's adapter is one of its own backend.
-    lora = run.options.get("lora") if target is run.home else None
     prompt = _prompt(branch, view, opened, allowance.thinking, decide)
     made = Generate(
         rid=run.next_rid(),
@@ -77,7 +75,7 @@ async def send(
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_first(call.priority, run.options.get("priority"), target.priority),
-        lora=_first(call.lora, lora, target.lora),
+        lora=lora_of(branch, call, target),
         **prompt,
     )
 
@@ -89,6 +87,14 @@ async def send(
 
     shown = show if call.followed else None
     return await request.send(run, target, call, made, allowance, allowance.thinking, shown)
+
+
+def lora_of(branch: Branch, call: Call, target: Target) -> str:
+    """The LoRA adapter of the request of `call`. The run's adapter is one of its own backend."""
+    run = branch.run
+    of_run = run.options.get("lora") if target is run.home else None
+    name: str = _first(call.lora, of_run, target.lora)
+    return name
 
 
 def _prompt(

@@ -340,16 +340,21 @@ def test_an_answer_that_is_no_option_fails_its_own_step(held, script):
 class Refusing(rm.ScriptedBackend):
     """Refuses a question, as a tokenizer does whose options have the same tokens."""
 
+    def __init__(self, answers, error=InvalidRequest):
+        super().__init__(answers)
+        self.error = error
+
     async def generate(self, request):
         for place, question in enumerate(request.decide.questions):
             if question.instructions == "Which team?":
-                raise InvalidRequest("Two options have the same tokens.", field=f"questions[{place}]")
+                raise self.error("Two options have the same tokens.", field=f"decide.questions[{place}]")
         async for chunk in super().generate(request):
             yield chunk
 
 
-def test_a_refused_question_fails_its_own_step_alone(held):
-    state = program_of(URGENT, TEAM, RISK).run(backend=Refusing(SCRIPT))
+@pytest.mark.parametrize("error", [InvalidRequest, UnsupportedNode])
+def test_a_refused_question_fails_its_own_step_alone(held, error):
+    state = program_of(URGENT, TEAM, RISK).run(backend=Refusing(SCRIPT, error))
     assert state["urgent"].value is True
     with pytest.raises(rm.ProgramError, match=f"decide 'team' at {re.escape(TEAM.line)} failed"):
         state["team"]
@@ -451,6 +456,11 @@ def test_the_models_calibration_is_applied():
     step = rm.decide("team", ["billing", "returns"], "Which team?")
     state = program_of(step).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
     assert state["team"].probabilities == pytest.approx({"billing": 0.25, "returns": 0.75})  # sqrt(9) = 3
+    # Neither for other orders of the options than those that it was fitted to, nor for an adapter.
+    for options in ({"permutations": 2}, {"lora": "poems"}):
+        other = rm.decide("team", ["billing", "returns"], "Which team?", **options)
+        state = program_of(other).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
+        assert state["team"].probabilities == pytest.approx({"billing": 0.1, "returns": 0.9})
 
 
 # --- traces, recordings, stores, batches ---
