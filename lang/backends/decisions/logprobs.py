@@ -129,8 +129,8 @@ def _form_scores(form: Form, logprobs: TokenLogprobs | None, field: str) -> Form
         spelled = next(spelling.text for spelling in form.spellings if spelling.option == option)
         shown = ", ".join(map(repr, logprobs.top_texts[0][:3]))
         raise _refused(
-            f"does not show the probability of {spelled!r} among the {len(window)} most probable tokens, which "
-            f"begin with {shown}",
+            f"does not show the probability of {spelled!r} among the {len(window)} most probable tokens, "
+            f"which begin with {shown}",
             f"{field}.options[{option}]",
             f'{USE_ENGINE} If the model thinks first, say OpenAI(thinking="template").',
         )
