@@ -25,7 +25,6 @@ class GenerationResult:
         self.choices: tuple[ChoiceScore, ...] = ()
         self.decisions: DecisionScores | None = None
         self.embedding = b""
-        self.decisions: DecisionScores | None = None
         self.usage = Usage()
         self.finish: Finish | None = None
         self.kept_ids = 0

@@ -30,7 +30,7 @@ LOOK_AHEAD = 1024
 """Number of lines among which those with a common prefix are grouped."""
 PREFIX = 4096
 """Number of bytes of each field of `PROMPT` by which lines are grouped."""
-PROMPT = ("model", "tools", "system", "instructions", "messages", "input", "prompt")
+PROMPT = ("model", "tools", "system", "instructions", "messages", "input", "state", "query", "prompt")
 """Fields of a body in the order in which they make the prompt."""
 
 

@@ -31,7 +31,17 @@ from ramify.spelling import check_word
 logger = logging.getLogger("ramify.server")
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
-ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings", "/v1/messages")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/decisions",
+    "/v1/systemone",
+    "/v1/rerank",
+    "/v1/score",
+)
 """Endpoints of which a batch can be, if the server has them."""
 WINDOW_S = {"m": 60, "h": 3600, "d": 86400}
 LONGEST_WINDOW_S = 30 * 86400

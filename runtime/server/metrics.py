@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ramify.messages import SchedulerStats, Usage
+from ramify.questions import Question
 from ramify.runtime.fleet.replica import State
 from ramify.runtime.fleet.stats import FleetStats
 
@@ -77,6 +79,12 @@ class Metrics:
             ["endpoint", "status", "finish"],
             registry=self.registry,
         )
+        self.questions = Counter(
+            "ramify_questions",
+            "Questions of decisions that were answered; kind is predicate, choice or score.",
+            ["endpoint", "kind"],
+            registry=self.registry,
+        )
         tokens = (
             ("prompt", "Tokens of prompts: cached and computed. A prompt of several choices counts once."),
             ("cached", "Tokens of prompts found in the prefix cache."),
@@ -105,6 +113,11 @@ class Metrics:
         self._tokens["computed"].inc(totals.prompt - totals.cached)
         self._tokens["generation"].inc(totals.completion)
         self._tokens["forced"].inc(totals.forced)
+
+    def count_questions(self, endpoint: str, questions: Iterable[Question]) -> None:
+        """Count questions that were answered about one state."""
+        for kind, number in Counts(question.kind for question in questions).items():
+            self.questions.labels(endpoint, kind).inc(number)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"ramify_{name}", help_text, ["endpoint"], buckets=buckets, registry=self.registry)

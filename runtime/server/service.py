@@ -193,6 +193,9 @@ class Service:
             self.metrics.total_s.labels(endpoint).observe(total_s)
             if (totals := (choices or ChoiceUsages(1)).end_choice(usage)) is not None:
                 self.metrics.count_tokens(totals)
+            questions = () if request.decide is None else request.decide.questions
+            if finish not in ("abort", "error"):
+                self.metrics.count_questions(endpoint, questions)
             told = usage.prompt_tokens > 0  # the first chunk tells it; some end before
             logger.info(
                 "rid=%s endpoint=%s status=%d finish=%s prompt=%s cached=%s output=%d ttft=%s total=%.3fs%s",
@@ -205,5 +208,5 @@ class Service:
                 usage.completion_tokens,
                 "-" if first_token_s is None else f"{first_token_s:.3f}s",
                 total_s,
-                f" user={user!r}" if user else "",
+                (f" questions={len(questions)}" if questions else "") + (f" user={user!r}" if user else ""),
             )

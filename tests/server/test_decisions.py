@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import logging
 import math
 from typing import Any
 
@@ -15,7 +17,7 @@ from ramify.messages import ChatMessage
 from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, Calibration, Option, Temperature
 from ramify.runtime.server.decisions.state import MAX_JSON_BYTES, MAX_LEVELS, MAX_VALUES
 from tests.server.conftest import refused, speak
-from tests.server.fake_frontend import MODEL, FakeFrontend
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 URGENT: Any = {"type": "predicate", "name": "urgent", "instructions": "Is it urgent?"}
 TEAM: Any = {
@@ -231,6 +233,9 @@ def test_the_calibration_of_the_server_is_applied(http: httpx.Client, frontend: 
     found = ask(http)["answers"][0]["probability"]
     assert found == pytest.approx(plain**0.5 / (plain**0.5 + (1 - plain) ** 0.5))
     assert ask(http, layout="labels")["answers"][0]["probability"] == plain
+    assert ask(http, end="turn")["answers"][0]["probability"] == plain, "it was fitted to another end"
+    http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/y"})
+    assert ask(http, model=f"{MODEL}:a")["answers"][0]["probability"] == plain, "an adapter is another model"
 
 
 def test_a_cache_key_holds_the_state(http: httpx.Client, frontend: FakeFrontend) -> None:
@@ -241,6 +246,37 @@ def test_a_cache_key_holds_the_state(http: httpx.Client, frontend: FakeFrontend)
     assert hint.lease_s == 1800
     ask(http)
     assert frontend.requests[1].hint is None
+
+
+def test_questions_are_counted_and_logged(
+    server: LiveServer, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def counted(kind: str) -> float:
+        name = f'ramify_questions_total{{endpoint="/v1/decisions",kind="{kind}"}} '
+        lines = [line for line in http.get("/metrics").text.splitlines() if line.startswith(name)]
+        return float(lines[0].removeprefix(name)) if lines else 0.0
+
+    before = [counted(kind) for kind in ("predicate", "choice", "score")]
+    with caplog.at_level(logging.INFO):
+        ask(http, questions=[URGENT, URGENT, TEAM])
+    after = [counted(kind) for kind in ("predicate", "choice", "score")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [2, 1, 0]
+    assert any("endpoint=/v1/decisions" in line and "questions=3" in line for line in caplog.messages)
+    # The dashboard shows the request.
+    programs = http.get("/live").json()["programs"]
+    assert "/v1/decisions" in [program["name"] for program in programs]
+
+
+def test_both_packages_read_the_list_of_models(client: openai.OpenAI, http: httpx.Client) -> None:
+    assert MODEL in [model.id for model in client.models.list()]
+    http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/y"}).raise_for_status()
+    models = http.get("/v1/models").json()["models"]
+    # The fields of `ModelMetadata` of typesafe-sdk 0.7.5, all of them texts.
+    assert [model.keys() for model in models] == [{"name", "description", "release_date"}] * 2
+    assert [model["name"] for model in models] == [MODEL, "a"]
+    for model in models:
+        datetime.date.fromisoformat(model["release_date"])
+    assert MODEL in models[1]["description"]
 
 
 def test_an_adapter_by_the_name_of_the_model(http: httpx.Client, frontend: FakeFrontend) -> None:

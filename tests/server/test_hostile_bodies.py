@@ -24,6 +24,7 @@ CUSTOM = {
     "format": {"type": "grammar", "syntax": "lark", "definition": "HERE"},
 }
 USER = {"role": "user", "content": "hi"}
+PREDICATE = {"type": "predicate", "instructions": "Is it?"}
 BLOCK = {"type": "tool_use", "id": "1", "name": "f", "input": "HERE"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "HERE"}
 BODIES: dict[str, tuple[Any, list[Any]]] = {
@@ -90,6 +91,36 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
             {"input": [{"type": "agent_message", "content": "HERE"}]},
             {"input": [{"type": "additional_tools", "tools": "HERE"}]},
         ],
+    ),
+    "/v1/decisions": (
+        {"model": MODEL, "input": "hi", "questions": [PREDICATE]},
+        [
+            {"input": "HERE"},
+            {"input": [{"role": "user", "content": "HERE"}]},
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "HERE"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_json", "data": "HERE"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_json", "data": {"a": "HERE"}}]}]},
+            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "HERE"}]},
+            {"input": [{"type": "function_call_output", "call_id": "HERE", "output": "HERE"}]},
+            {"questions": "HERE"},
+            {"questions": ["HERE"]},
+            {"questions": [PREDICATE | {"instructions": "HERE"}]},
+            {"questions": [PREDICATE | {"instructions": [{"type": "input_json", "data": ["HERE"]}]}]},
+            {"questions": [PREDICATE | {"name": "HERE"}]},
+            {"questions": [{"type": "choice", "instructions": "x", "choices": "HERE"}]},
+            {"questions": [{"type": "choice", "instructions": "x", "choices": [{"value": "HERE"}]}]},
+            {"questions": [{"type": "score", "instructions": "x", "levels": "HERE"}]},
+            {"permutations": "HERE"},
+            {"layout": "HERE"},
+        ],
+    ),
+    "/v1/rerank": (
+        {"model": MODEL, "query": "hi", "documents": ["a"]},
+        [{"query": "HERE"}, {"documents": "HERE"}, {"documents": [{"text": "HERE"}]}, {"top_n": "HERE"}],
+    ),
+    "/v1/score": (
+        {"model": MODEL, "text_1": "hi", "text_2": "a"},
+        [{"text_1": "HERE"}, {"text_2": ["HERE"]}, {"instruction": "HERE"}],
     ),
     "/v1/conversations": (
         {"items": [USER]},
@@ -189,6 +220,22 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
     "/api/show": ({"model": MODEL}, [{"model": "HERE"}, {"verbose": "HERE"}]),
     "/api/pull": ({"model": MODEL}, [{"model": "HERE"}, {"name": "HERE"}]),
     "/v1/embeddings": ({"model": MODEL, "input": "hi"}, [{"input": "HERE"}, {"dimensions": "HERE"}]),
+    "/v1/systemone": (
+        {"model": MODEL, "state": "hi", "questions": {"q": {"type": "noul", "instructions": "x"}}},
+        [
+            {"state": "HERE"},
+            {"questions": "HERE"},
+            {"questions": {"q": "HERE"}},
+            {"questions": {"q": {"type": "HERE"}}},
+            {"questions": {"q": {"type": "noul", "instructions": "HERE"}}},
+            {"questions": {"q": {"type": "noul", "criteria": {"true": "HERE"}}}},
+            {"questions": {"q": {"type": "choice", "criteria": "HERE"}}},
+            {"questions": {"q": {"type": "choice", "criteria": {"a": "HERE"}}}},
+            {"questions": {"q": {"type": "score", "criteria": "HERE"}}},
+            {"questions": {"q": {"type": "score", "criteria": ["HERE"]}}},
+            {"permutations": "HERE"},
+        ],
+    ),
 }
 HOSTILE = {
     "deep list": "[" * 900 + "]" * 900,

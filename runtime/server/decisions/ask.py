@@ -9,12 +9,14 @@ import msgspec
 from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
+from ramify.decisions.calibration import calibration_for
 from ramify.errors import EngineError, InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
     MAX_OPTIONS,
     Calibration,
     Decide,
+    DecisionScores,
     LayoutName,
     Normalisation,
     OptionEnd,
@@ -22,7 +24,7 @@ from ramify.questions import (
     QuestionScores,
 )
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import parse_request, refuse_abort
+from ramify.runtime.server.openai.request import lora_of, parse_request, refuse_abort
 from ramify.runtime.server.params import explain_by_field
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect, while_connected
@@ -45,13 +47,26 @@ class Asked(NamedTuple):
     calibration: Calibration | None
 
 
+class Answered(NamedTuple):
+    """The answer to a question."""
+
+    answer: Answer
+    form_ids: list[tuple[int, ...]]
+    """Token ids of each written form of the question, which follow those of the state. Empty unless
+    ``return_prompt_ids`` asks for them, as is `state_ids`."""
+    state_ids: tuple[int, ...]
+
+    def own_fields(self) -> dict[str, Any]:
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
+        ``prompt_ids`` if there are token ids."""
+        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
+
+
 class Answers(NamedTuple):
     """The answers to all questions of a request, in their order."""
 
-    answers: list[Answer]
-    scores: list[QuestionScores]
-    state_ids: list[tuple[int, ...]]
-    """Token ids of each state; empty unless ``return_prompt_ids`` asks for them."""
+    answers: list[Answered]
     prompt_tokens: int
     """Tokens of the states and of the questions, as `Usage` counts them, those behind an empty state
     included."""
@@ -88,7 +103,7 @@ def ask(
         for state, questions in states
     ]
     if normalise == "pmi":
-        generations += [_emptied(generation) for generation in generations]
+        generations += [emptied(generation) for generation in generations]
     service.check_count(len(generations))
     parsed = parse_request(
         service,
@@ -103,35 +118,38 @@ def ask(
     if parsed.stream:
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
-    return Asked(parsed.streams, questions, normalise, service.frontend.info.calibration)
+    lora = lora_of(service, header["model"])
+    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
+    return Asked(parsed.streams, questions, normalise, calibration)
 
 
 async def answers_of(request: Request, asked: Asked) -> Answers:
     """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before."""
     results = await while_connected(request.receive, collect(asked.streams))
-    found = []
+    found: list[DecisionScores] = []
     for result in results:
         refuse_abort(result.finish)
         if result.decisions is None:
             raise EngineError("The engine has answered no questions.")
         found.append(result.decisions)
-    n = len(asked.questions)
-    answers, scores = [], []
+    answers = []
     for index, questions in enumerate(asked.questions):
-        empty = found[n + index].questions if asked.normalise == "pmi" else [None] * len(questions)
-        for question, own, without in zip(questions, found[index].questions, empty, strict=True):
-            answers.append(answer(question, own, asked.normalise, without, asked.calibration))
-            scores.append(own)
+        here = found[index]
+        empty: Sequence[QuestionScores | None] = [None] * len(questions)
+        if asked.normalise == "pmi":
+            empty = found[len(asked.questions) + index].questions
+        for question, own, without in zip(questions, here.questions, empty, strict=True):
+            given = answer(question, own, asked.normalise, without, asked.calibration)
+            form_ids = [form.ids for form in own.forms if form.ids]
+            answers.append(Answered(given, form_ids, here.state_ids))
     return Answers(
         answers,
-        scores,
-        [one.state_ids for one in found[:n]],
         sum(result.usage.prompt_tokens for result in results),
         sum(result.usage.cached_tokens for result in results),
     )
 
 
-def _emptied(generation: Generate) -> Generate:
+def emptied(generation: Generate) -> Generate:
     """`generation` with an empty state: a user turn or a prompt without text."""
     if generation.chat is None:
         return msgspec.structs.replace(generation, prompt=("",))

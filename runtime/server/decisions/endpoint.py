@@ -36,8 +36,9 @@ async def decisions(request: Request) -> Response:
     parsed, headers = await parse_body(request, DECISIONS, _parse)
     found = await answers_of(request, parsed.asked)
     named = {name: value for name, value in parsed.header.items() if name in ("model", "service_tier")}
-    answers = [answer_body(*each) for each in zip(parsed.questions, found.answers, found.scores, strict=True)]
-    ids = {"prompt_ids": found.state_ids[0]} if found.state_ids[0] else {}
+    answers = [answer_body(*each) for each in zip(parsed.questions, found.answers, strict=True)]
+    state_ids = found.answers[0].state_ids
+    ids = {"prompt_ids": state_ids} if state_ids else {}
     return json_response({"answers": answers, "usage": usage_body(found)} | named | ids, headers)
 
 

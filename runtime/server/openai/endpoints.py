@@ -5,6 +5,7 @@ Fields beyond OpenAI's own have the names that other engines give them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from ramify.errors import UnsupportedField
 from ramify.fill import Fill
 from ramify.messages import Generate, Segment, Usage
+from ramify.runtime.server.errors import SYSTEM_ONE_ID, SYSTEM_ONE_SDK
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
@@ -48,11 +50,15 @@ _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
     cards = [_card(service, name, lora) for name, lora in service.all_names.items()]
-    body: Body = {"object": "list", "data": cards}
+    info = service.frontend.info
     if "client_version" in request.query_params:  # Codex
-        info = service.frontend.info
-        body["models"] = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
-    return json_response(body)
+        models = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
+    else:
+        models = [_metadata(card) for card in cards]
+    headers = (
+        {SYSTEM_ONE_ID: "req_" + service.frontend.new_rid()} if SYSTEM_ONE_SDK in request.headers else {}
+    )
+    return json_response({"object": "list", "data": cards, "models": models}, headers)
 
 
 @router.get("/v1/models/{model:path}")
@@ -196,6 +202,16 @@ async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncG
     if parsed.include_usage:
         yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | figures)
     yield DONE
+
+
+def _metadata(card: Body) -> Body:
+    """The entry of a model in TypeSafe's API. The release date is the date of ``created``."""
+    what = "Model" if card["parent"] is None else f"LoRA adapter of {card['parent']}"
+    return {
+        "name": card["id"],
+        "description": f"{what} on Ramify, with a context of {card['max_model_len']} tokens.",
+        "release_date": time.strftime("%Y-%m-%d", time.gmtime(card["created"])),
+    }
 
 
 def _card(service: Service, name: str, lora: str = "") -> Body:

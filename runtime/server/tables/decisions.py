@@ -73,4 +73,47 @@ DECISIONS = Endpoint(
         "questions": [{"type": "predicate", "instructions": "x"}],
     },
 )
-ENDPOINTS = (DECISIONS,)
+
+INSTRUCTION = taken(
+    "instruction", "the question about each document, in place of `Is the document relevant to the query?`"
+)
+UNCUT = (
+    ignored("truncation truncate", "a document that does not fit is refused, never cut"),
+    refused("truncate_prompt_tokens max_tokens_per_doc max_chunks_per_doc", "Send shorter documents."),
+)
+RERANK = Endpoint(
+    title="Rerank",
+    path="/v1/rerank",
+    shared=(REQUEST, ASKING),
+    body=FieldTable(
+        "",
+        taken("query", "a text, the state"),
+        taken("documents", "at most 10,000 texts, or objects with the field `text`; a predicate each"),
+        taken("rank_fields", "the fields of the objects in place of `text`, in this order"),
+        taken("top_n", "number of results, the most relevant first; all if left out or 0"),
+        taken("return_documents", "default true: each result repeats its document"),
+        INSTRUCTION,
+        *UNCUT,
+    ),
+    inner=(STREAM_OPTIONS, PROMPT_CACHE_OPTIONS),
+    required={"model": "default", "query": "x", "documents": ["x"]},
+)
+SCORE = Endpoint(
+    title="Score",
+    path="/v1/score",
+    shared=(REQUEST, ASKING),
+    body=FieldTable(
+        "",
+        taken(
+            "text_1 text_2",
+            "texts or lists of texts: one query for all, or one for each text. Also named `queries` and"
+            " `documents` or `items`, and `data_1` and `data_2`",
+        ),
+        taken("queries documents items data_1 data_2"),
+        INSTRUCTION,
+        *UNCUT,
+    ),
+    inner=(STREAM_OPTIONS, PROMPT_CACHE_OPTIONS),
+    required={"model": "default", "text_1": "x", "text_2": "x"},
+)
+ENDPOINTS = (DECISIONS, RERANK, SCORE)
