@@ -227,7 +227,9 @@ def test_system_one_is_asked_where_there_are_no_decisions():
         "2": {"type": "score", "score": 1.1, "probabilities": {"0": 0.2, "1": 0.5, "2": 0.3}},
         "3": {"type": "noul", "noul": 0.6},
     }
-    reply = says(systemone=data(model="m", answers=answers, usage={"input_tokens": 50, "output_tokens": 1}))
+    usage = {"input_tokens": 50, "output_tokens": 1}
+    masses = {"1": {"label_mass": 0.8, "argmax_is_label": True}}
+    reply = says(systemone=data(model="m", answers=answers, usage=usage, diagnostics=masses))
     with raw_openai(reply) as (backend, server):
         chunk = decided(
             backend, asked(URGENT, TEAM, LEVELS, SPAM, chat=(ChatMessage(role="user", content="x"),))
@@ -255,6 +257,7 @@ def test_system_one_is_asked_where_there_are_no_decisions():
         (0.2, 0.5, 0.3),
         (0.6, 1.0 - 0.6),
     ]
+    assert [scores.option_mass for scores in chunk.decisions.questions] == [None, 0.8, None, None]
     assert chunk.usage == Usage(prompt_tokens=50, completion_tokens=1)
 
 
