@@ -226,7 +226,9 @@ def calibration_for(
     `ramify.decisions.answers.answer` checks."""
     if calibration is None or lora:
         return None
-    fitted = (calibration.end, calibration.permutations, calibration.normalise)
+    # A temperature of each form holds for any number of forms.
+    permutations = decide.permutations if calibration.each_form else calibration.permutations
+    fitted = (calibration.end, permutations, calibration.normalise)
     return calibration if fitted == (decide.end, decide.permutations, normalise) else None
 
 
