@@ -111,7 +111,8 @@ async def _scores(
     """Ask `questions` about `view`, in one request with the options of `step`. Returns the request's id and
     the scores."""
     target, node = view.target, step.node
-    if target.takes_messages:
+    trained = target.info.trained_layout and node.layout in ("auto", "trained")
+    if target.takes_messages or trained:
         content = finished(view.content, target.info)
         place = Place(content, content, None, None)
     else:

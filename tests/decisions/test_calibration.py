@@ -213,6 +213,9 @@ def test_a_calibration_holds_for_questions_asked_in_the_same_way() -> None:
     assert calibration_for(own, asked, "sum") is None
     assert calibration_for(own, Decide(questions=()), "mean") is None
     assert calibration_for(own, Decide(questions=(), permutations=2, end="turn"), "mean") is None
+    each = Calibration(model="m", layout="decider-1", temperatures={}, each_form=True)
+    assert calibration_for(each, asked, "sum") is each
+    assert calibration_for(each, asked, "mean") is None
 
 
 def test_an_engine_names_a_missing_file_before_it_starts(tmp_path: Path) -> None:

@@ -128,6 +128,23 @@ def test_behind_text_without_turns_the_question_is_plain(chat_format):
     assert (request.decide.opening, request.decide.closing) == (None, None)
 
 
+def test_a_trained_layout_takes_messages():
+    class Trained(rm.ScriptedBackend):
+        async def info(self):
+            return msgspec.structs.replace(await super().info(), trained_layout="decider-1")
+
+    backend = Trained(SCRIPT)
+    program_of(rm.user_begin(), "Hi.", URGENT).run(backend=backend)
+    named = rm.decide("urgent", bool, "Is it urgent?", layout="verbatim")
+    program_of(rm.user("Hi."), named).run(backend=backend)
+    program_of("Order 7.", URGENT).run(backend=backend)
+    trained, verbatim, plain = backend.requests
+    assert [(turn.role, turn.content) for turn in trained.chat] == [("user", "Hi.")]
+    assert (trained.decide.opening, trained.decide.closing) == (None, None)
+    assert (verbatim.chat, verbatim.decide.opening) == (None, "\n\n")
+    assert (plain.chat, plain.prompt, plain.decide.opening) == (None, ("Order 7.",), None)
+
+
 def test_thoughts_are_closed_before_the_answer():
     form = pieces_of("qwen3")
     backend = rm.ScriptedBackend(SCRIPT, chat_format=form)
