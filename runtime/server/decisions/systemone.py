@@ -48,7 +48,10 @@ async def system_one(request: Request) -> Response:
     try:
         found = await answers_of(request, parsed.asked)
     except InvalidRequest as error:
-        error.field = field_of(error.field, parsed.questions)
+        field = field_of(error.field, parsed.questions)
+        if error.field is not None and field is not None:
+            error.message = error.message.replace(error.field, field)
+        error.field = field
         raise
     bodies = map(answer_body, parsed.questions.values(), found.answers)
     body = {
