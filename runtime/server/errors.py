@@ -26,6 +26,8 @@ SYSTEM_ONE = "/v1/systemone"
 """The path of TypeSafe's API."""
 SYSTEM_ONE_ID = "x-typesafe-request-id"
 """The header of TypeSafe's API with the request's id."""
+SYSTEM_ONE_SDK = "x-typesafe-sdk"
+"""A header of TypeSafe's client."""
 TOO_LARGE, UNPROCESSABLE = 413, 422
 
 

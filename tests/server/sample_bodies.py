@@ -120,6 +120,19 @@ DECISIONS_ABOUT_ITEMS: Any = {
     ],
     "questions": [{"type": "predicate", "instructions": "Is it?"}],
 }
+SYSTEM_ONE: Any = {
+    "model": MODEL,
+    "state": {"a": [1]},
+    "questions": {
+        "n": {"type": "noul", "criteria": {"true": "t", "false": None}},
+        "c": {"type": "choice", "instructions": ["Which?"], "criteria": {"a": {"b": "c"}, "d": None}},
+        "s": {"type": "score", "instructions": "How?", "criteria": ["low", {"b": 1}]},
+    },
+    "permutations": 2,
+    "return_prompt_ids": True,
+    "stream_options": {},
+    "prompt_cache_options": {},
+}
 BODIES: dict[str, tuple[str, Any]] = {
     **{
         f"{path} {name}": (path, body | ({} if "count" in path else {"max_tokens": 3} | more))
@@ -284,6 +297,7 @@ BODIES: dict[str, tuple[str, Any]] = {
     "completion": ("/v1/completions", {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1}),
     "embedding": ("/v1/embeddings", {"model": MODEL, "input": "hi", "dimensions": 2}),
     "decisions": ("/v1/decisions", DECISIONS),
+    "system one": ("/v1/systemone", SYSTEM_ONE),
     "decisions about items": ("/v1/decisions", DECISIONS_ABOUT_ITEMS),
     "rerank": (
         "/v1/rerank",

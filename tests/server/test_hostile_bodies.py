@@ -220,6 +220,22 @@ BODIES: dict[str, tuple[Any, list[Any]]] = {
     "/api/show": ({"model": MODEL}, [{"model": "HERE"}, {"verbose": "HERE"}]),
     "/api/pull": ({"model": MODEL}, [{"model": "HERE"}, {"name": "HERE"}]),
     "/v1/embeddings": ({"model": MODEL, "input": "hi"}, [{"input": "HERE"}, {"dimensions": "HERE"}]),
+    "/v1/systemone": (
+        {"model": MODEL, "state": "hi", "questions": {"q": {"type": "noul", "instructions": "x"}}},
+        [
+            {"state": "HERE"},
+            {"questions": "HERE"},
+            {"questions": {"q": "HERE"}},
+            {"questions": {"q": {"type": "HERE"}}},
+            {"questions": {"q": {"type": "noul", "instructions": "HERE"}}},
+            {"questions": {"q": {"type": "noul", "criteria": {"true": "HERE"}}}},
+            {"questions": {"q": {"type": "choice", "criteria": "HERE"}}},
+            {"questions": {"q": {"type": "choice", "criteria": {"a": "HERE"}}}},
+            {"questions": {"q": {"type": "score", "criteria": "HERE"}}},
+            {"questions": {"q": {"type": "score", "criteria": ["HERE"]}}},
+            {"permutations": "HERE"},
+        ],
+    ),
 }
 HOSTILE = {
     "deep list": "[" * 900 + "]" * 900,

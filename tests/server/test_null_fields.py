@@ -61,7 +61,8 @@ class Sender:
             self.frontend.requests.clear()
             self.frontend.script = ["So."] * 4
             response = self.http.post(path, json=body)
-            problem = response.json()["error"] if response.status_code >= 400 else None
+            told = response.json() if response.status_code >= 400 else {"error": None}
+            problem = told.get("error", told.get("detail"))
             made = [
                 msgspec.structs.replace(one, rid="", flow="", hint=one.hint and ids_out(one.hint, one.flow))
                 for one in self.frontend.requests

@@ -11,14 +11,19 @@ import pytest
 from ramify.decisions.answers import answer
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, FormScores, Option, Question, QuestionScores
-from ramify.runtime.server.decisions.systemone_questions import answer_body, take_questions, take_state
+from ramify.runtime.server.decisions.systemone_questions import (
+    answer_body,
+    take_questions,
+    take_state,
+    text_of,
+)
 from ramify.runtime.server.errors import Problem, systemone_body
 from ramify.runtime.server.fields import Fields
 
 
 def parsed(questions: Any) -> dict[str, Question]:
     fields = Fields.parse(json.dumps({"questions": questions}).encode())
-    return {name: asked.question for name, asked in take_questions(fields).items()}
+    return {name: one.question for name, one in take_questions(fields).items()}
 
 
 def test_each_kind() -> None:
@@ -42,15 +47,15 @@ def test_each_kind() -> None:
             "a",
             Question(
                 kind="choice",
-                options=(Option(name="calm"), Option(name="angry", description='{"by":["tone",1.5]}')),
+                options=(Option(name="calm"), Option(name="angry", description='{"by": ["tone", 1.5]}')),
             ),
         ),
         (
             "",
             Question(
                 kind="score",
-                instructions='["How","bad?"]',
-                options=(Option(name="0", description="é"), Option(name="1", description='{"x":null}')),
+                instructions='["How", "bad?"]',
+                options=(Option(name="0", description="é"), Option(name="1", description='{"x": null}')),
             ),
         ),
     ]
@@ -70,14 +75,14 @@ def test_nouls_need_words() -> None:
     [
         ('"a \\n b"', "a \n b"),
         ('""', ""),
-        ('{ "b": 1, "a": [true, null, 2.0], "c": {} }', '{"b":1,"a":[true,null,2.0],"c":{}}'),
+        ('{ "b": 1, "a": [true, null, 2.0], "c": {} }', '{"b": 1, "a": [true, null, 2.0], "c": {}}'),
         (
-            '[ "\\u00e9", "\\ud83d\\ude42", 123456789012345678901234567890 ]',
-            '["é","🙂",123456789012345678901234567890]',
+            '["\\u00e9","\\ud83d\\ude42", 12345678901234567890123]',
+            '["é", "🙂", 12345678901234567890123]',
         ),
     ],
 )
-def test_state_is_text_or_compact_json(sent: str, text: str) -> None:
+def test_state_is_text_or_a_line_of_json(sent: str, text: str) -> None:
     assert take_state(Fields.parse(b'{"state": %s}' % sent.encode())) == text
 
 
@@ -172,8 +177,8 @@ def test_answers() -> None:
     )
     scores = {"n": (0.3, 0.1), "c": (0.1, 0.3), "s": (0.25, 0.25, 0.5), "one": (0.5,)}
     bodies = {
-        name: answer_body(asked, answer(asked.question, written(scores[name])))
-        for name, asked in take_questions(fields).items()
+        name: answer_body(one, answer(one.question, written(scores[name])), written(scores[name]))
+        for name, one in take_questions(fields).items()
     }
     own = {"layout": "verbatim-1"}
     assert bodies == {
@@ -215,3 +220,11 @@ def written(probabilities: tuple[float, ...]) -> QuestionScores:
         lengths=(1,) * len(probabilities),
     )
     return QuestionScores(layout="verbatim-1", forms=(form,))
+
+
+def test_json_that_is_nested_too_deeply() -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="state is nested too deeply"):
+        text_of(deep, "state")

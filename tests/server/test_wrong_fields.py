@@ -141,7 +141,7 @@ def test_unknown_fields_anywhere_are_named(http: httpx.Client, frontend: FakeFro
     speak(frontend, suffix={"user": "", "assistant": "", "tool": ""}, variables=("tone", "reasoning_effort"))
     path, body = BODIES[name]
     endpoint = next((one for one in ENDPOINTS if one.path == path), None)
-    if endpoint is None or path.startswith(("/api/", "/v1/messages", "/v1/programs")):
+    if endpoint is None or path.startswith(("/api/", "/v1/messages", "/v1/programs", "/v1/systemone")):
         return  # their errors have no `param`, or the test's server has no such route
     places = {"", *(table.path for table in endpoint.inner)}
     changed = copy.deepcopy(body)

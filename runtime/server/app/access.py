@@ -177,7 +177,8 @@ def _origin_not_allowed(origins: list[bytes]) -> RamifyError:
 
 def _not_json(kinds: list[bytes]) -> RamifyError:
     given = repr(kinds[0][:100].decode("latin-1")) if kinds else "missing"
+    files = " Files and images are not taken here." if _is_form(kinds) else ""
     return UnsupportedMediaType(
-        f"The body must be JSON, and its content type is {given}.",
+        f"The body must be JSON, and its content type is {given}.{files}",
         remedy="Send the header content-type: application/json.",
     )

@@ -18,7 +18,7 @@ from ramify.runtime.server.app.middleware import (
     UnexpectedErrors,
 )
 from ramify.runtime.server.decisions import endpoint as decisions
-from ramify.runtime.server.decisions import rerank
+from ramify.runtime.server.decisions import rerank, systemone
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.llamacpp import infill
 from ramify.runtime.server.ollama import endpoints as ollama
@@ -43,8 +43,9 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     app.state.snapshots = dashboard.SnapshotCache(frontend)
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
     # models, for requests that name its API, have the paths of OpenAI's.
-    dialects = (anthropic, openai, embeddings, responses, stored, decisions, rerank, sglang, tokenize, infill)
-    for module in (calls, *dialects, ollama, ollama_models, health, replicas, dashboard):
+    dialects = (anthropic, openai, embeddings, responses, stored, sglang, tokenize, infill)
+    deciding = (decisions, systemone, rerank)
+    for module in (calls, *dialects, *deciding, ollama, ollama_models, health, replicas, dashboard):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

@@ -4,4 +4,5 @@
 - `ask`: the questions of a request, asked of the engine, and their answers.
 - `rerank`: ``/v1/rerank`` and ``/v1/score``, which ask how relevant texts are.
 - `endpoint`: OpenAI's ``/v1/decisions``, whose questions `questions` reads.
+- `systemone`: TypeSafe's ``/v1/systemone``, whose questions `systemone_questions` reads.
 """

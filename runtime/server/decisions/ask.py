@@ -9,10 +9,9 @@ import msgspec
 from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
-from ramify.errors import EngineError, InvalidRequest, UnsupportedField
+from ramify.errors import EngineError, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
-    MAX_OPTIONS,
     Calibration,
     Decide,
     DecisionScores,
@@ -46,20 +45,13 @@ class Asked(NamedTuple):
     calibration: Calibration | None
 
 
-class Answered(NamedTuple):
-    """The answer to a question."""
-
-    answer: Answer
-    form_ids: list[tuple[int, ...]]
-    """Token ids of each written form of the question, which follow those of the state. Empty unless
-    ``return_prompt_ids`` asks for them, as is `state_ids`."""
-    state_ids: tuple[int, ...]
-
-
 class Answers(NamedTuple):
     """The answers to all questions of a request, in their order."""
 
-    answers: list[Answered]
+    answers: list[Answer]
+    scores: list[QuestionScores]
+    state_ids: list[tuple[int, ...]]
+    """Token ids of each question's state; empty unless ``return_prompt_ids`` asks for them."""
     prompt_tokens: int
     """Tokens of the states and of the questions, as `Usage` counts them, those behind an empty state
     included."""
@@ -79,15 +71,11 @@ def ask(
     header : the result of `take_header`, or another mapping with "id" and "model"
     spelled : our name of a field → the client's name, for errors of the engine
     """
-    permutations: int = fields.take("permutations", int, 1)
-    if not 1 <= permutations <= MAX_OPTIONS:
-        path = fields.path("permutations")
-        raise InvalidRequest(f"{path} is {permutations}; it must be from 1 to {MAX_OPTIONS}.", field=path)
     decide = Decide(
         questions=(),
         layout=fields.take("layout", LayoutName, "auto"),
         end=fields.take("end", OptionEnd, "prefix"),
-        permutations=permutations,
+        permutations=fields.take("permutations", int, 1),
         prompt_ids=fields.take("return_prompt_ids", bool, False),
     )
     normalise: Normalisation = fields.take("normalise", Normalisation, "sum")
@@ -123,21 +111,33 @@ async def answers_of(request: Request, asked: Asked) -> Answers:
         if result.decisions is None:
             raise EngineError("The engine has answered no questions.")
         found.append(result.decisions)
-    answers = []
+    answers: list[Answer] = []
+    scores: list[QuestionScores] = []
+    state_ids: list[tuple[int, ...]] = []
     for index, questions in enumerate(asked.questions):
         here = found[index]
         empty: Sequence[QuestionScores | None] = [None] * len(questions)
         if asked.normalise == "pmi":
             empty = found[len(asked.questions) + index].questions
         for question, own, without in zip(questions, here.questions, empty, strict=True):
-            given = answer(question, own, asked.normalise, without, asked.calibration)
-            form_ids = [form.ids for form in own.forms if form.ids]
-            answers.append(Answered(given, form_ids, here.state_ids))
+            answers.append(answer(question, own, asked.normalise, without, asked.calibration))
+        scores += here.questions
+        state_ids += [here.state_ids] * len(questions)
     return Answers(
         answers,
+        scores,
+        state_ids,
         sum(result.usage.prompt_tokens for result in results),
         sum(result.usage.cached_tokens for result in results),
     )
+
+
+def own_fields(answer: Answer, scores: QuestionScores) -> dict[str, Any]:
+    """Fields of an answer beyond those of each API: ``option_mass``, ``layout``, and ``prompt_ids`` if
+    `scores` has the token ids of the question's forms."""
+    ids = [form.ids for form in scores.forms]
+    own = {"option_mass": answer.option_mass, "layout": answer.layout}
+    return own | ({"prompt_ids": ids} if any(ids) else {})
 
 
 def _emptied(generation: Generate) -> Generate:

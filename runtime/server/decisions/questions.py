@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ramify.decisions.answers import Answer
+from ramify.decisions.checks import place_of
 from ramify.decisions.values import option_names
 from ramify.errors import InvalidRequest
 from ramify.questions import (
@@ -14,8 +16,9 @@ from ramify.questions import (
     Option,
     Question,
     QuestionKind,
+    QuestionScores,
 )
-from ramify.runtime.server.decisions.ask import Answered
+from ramify.runtime.server.decisions.ask import own_fields
 from ramify.runtime.server.decisions.state import take_parts
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.decisions import CHOICE, INSTRUCTIONS_PART, LEVEL, QUESTION
@@ -63,18 +66,12 @@ def _take_choices(fields: Fields) -> tuple[list[str | bool], tuple[Option, ...]]
     choices = fields.take_objects("choices") or []
     _check_count(fields, "choices", len(choices), MIN_CHOICES, MAX_OPTIONS)
     values: list[str | bool] = []
-    seen: set[tuple[type, str | bool]] = set()
     descriptions: list[str] = []
     for choice in choices:
-        value: str | bool = choice.need("value", str | bool)
-        if (type(value), value) in seen:
-            path = choice.path("value")
-            shown = quoted(value) if isinstance(value, str) else str(value).lower()
-            raise InvalidRequest(f"{path} is {shown}, as an earlier choice is.", field=path)
-        seen.add((type(value), value))
-        values.append(value)
+        values.append(choice.need("value", str | bool))
         descriptions.append(choice.take("description", str, ""))
         choice.finish(CHOICE)
+    _check_unique(choices, "value", values)
     named = zip(option_names(values), descriptions, strict=True)
     return values, tuple(Option(name=name, description=text) for name, text in named)
 
@@ -86,7 +83,18 @@ def _take_levels(fields: Fields) -> tuple[list[str | bool], tuple[Option, ...]]:
     for level in levels:
         options.append(Option(name=level.need("label"), description=level.take("description", str, "")))
         level.finish(LEVEL)
+    _check_unique(levels, "label", [option.name for option in options])
     return [option.name for option in options], tuple(options)
+
+
+def _check_unique(options: Sequence[Fields], field: str, values: Sequence[str | bool]) -> None:
+    seen: set[tuple[type, str | bool]] = set()
+    for option, value in zip(options, values, strict=True):
+        if (type(value), value) in seen:
+            path = option.path(field)
+            shown = quoted(value) if isinstance(value, str) else str(value).lower()
+            raise InvalidRequest(f"{path} is {shown}, as an earlier one is.", field=path)
+        seen.add((type(value), value))
 
 
 def _check_count(fields: Fields, field: str, count: int, least: int, most: int) -> None:
@@ -95,10 +103,8 @@ def _check_count(fields: Fields, field: str, count: int, least: int, most: int) 
         raise InvalidRequest(f"{path} has {count} items; it must have from {least} to {most}.", field=path)
 
 
-def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
-    """The JSON of an answer, with ``option_mass`` and ``layout`` beyond OpenAI's fields, and ``prompt_ids``
-    if `found` has token ids."""
-    answer = found.answer
+def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) -> dict[str, Any]:
+    """The JSON of an answer, with `own_fields` beyond OpenAI's."""
     body: dict[str, Any] = {"type": answer.kind, "name": asked.name}
     if answer.kind == "predicate":
         body["probability"] = answer.probabilities[0]
@@ -113,5 +119,20 @@ def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
             body["probabilities"] = [
                 {"label": label, "value": level, "probability": p} for level, (label, p) in enumerate(pairs)
             ]
-    body |= {"option_mass": answer.option_mass, "layout": answer.layout}
-    return body | ({"prompt_ids": found.form_ids} if found.form_ids else {})
+    return body | own_fields(answer, scores)
+
+
+_OPTIONS = {"choice": ("choices", "value"), "score": ("levels", "label")}
+"""Kind → the client's names of the options, and of the name of an option."""
+
+
+def field_of(field: str | None, questions: Sequence[NamedQuestion]) -> str | None:
+    """The client's path of `field`, a field of a `Generate`."""
+    place = place_of(field)
+    if place is None or place.question is None:
+        return field and field.removeprefix("decide.")
+    path = f"questions[{place.question}]"
+    options, name = _OPTIONS.get(questions[place.question].question.kind, ("", ""))
+    path += "" if place.option is None else f".{options}[{place.option}]"
+    names = {"kind": "type", "options": options, "name": name}
+    return f"{path}.{names.get(place.name, place.name)}" if place.name else path

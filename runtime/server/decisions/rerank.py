@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ramify.decisions.checks import place_of
 from ramify.errors import InvalidRequest
 from ramify.questions import MAX_QUESTIONS, PREDICATE_OPTIONS, Question
-from ramify.runtime.server.decisions.ask import Answered, Answers, Asked, States, answers_of, ask
+from ramify.runtime.server.decisions.ask import Answers, Asked, States, answers_of, ask, own_fields
 from ramify.runtime.server.decisions.state import text_state
 from ramify.runtime.server.fields import MAX_OBJECTS, Fields, json_response
 from ramify.runtime.server.openai.request import take_header
@@ -48,15 +49,15 @@ class _Ranked(NamedTuple):
 @router.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
     ranked, headers = await parse_body(request, RERANK, _parse_rerank)
-    found = await answers_of(request, ranked.asked)
-    relevance = [one.answer.probabilities[0] for one in found.answers]
+    found = await _answers_of(request, ranked.asked, "documents")
+    relevance = [answer.probabilities[0] for answer in found.answers]
     # Equal ones stay in the order of the request.
     order = sorted(range(len(relevance)), key=relevance.__getitem__, reverse=True)
     results = []
     for index in order[: ranked.top_n or None]:
         shown = {} if ranked.shown is None else {"document": ranked.shown[index]}
         own = {"index": index, "relevance_score": relevance[index]}
-        results.append(own | shown | _beside(found.answers[index]))
+        results.append(own | shown | _beside(found, index))
     body = {"id": ranked.header["id"], "model": ranked.header["model"], "results": results}
     return json_response(body | {"usage": _usage(found)}, headers)
 
@@ -100,17 +101,19 @@ class _Scored(NamedTuple):
     header: dict[str, Any]
     order: list[int]
     """Index of the pair that each question is about."""
+    field: str
+    """Name of the field with the texts."""
 
 
 @router.post(SCORE.path)
 @router.post("/score")
 async def score(request: Request) -> Response:
     scored, headers = await parse_body(request, SCORE, _parse_score)
-    found = await answers_of(request, scored.asked)
+    found = await _answers_of(request, scored.asked, scored.field)
     data: list[Any] = [None] * len(scored.order)
-    for index, one in zip(scored.order, found.answers, strict=True):
-        own = {"index": index, "object": "score", "score": one.answer.probabilities[0]}
-        data[index] = own | _beside(one)
+    for place, (index, answer) in enumerate(zip(scored.order, found.answers, strict=True)):
+        own = {"index": index, "object": "score", "score": answer.probabilities[0]}
+        data[index] = own | _beside(found, place)
     header = {name: scored.header[name] for name in ("id", "created", "model")}
     return json_response({"object": "list", "data": data, "usage": _usage(found)} | header, headers)
 
@@ -133,7 +136,7 @@ def _parse_score(service: Service, fields: Fields) -> _Scored:
     states = _states(service, header["id"], by_query, _take_instruction(fields))
     spelled = {"prompt": first, "messages": first, "chat": first}
     asked = ask(service, fields, header, states, SCORE, spelled)
-    return _Scored(asked, header, [index for each in places.values() for index in each])
+    return _Scored(asked, header, [index for each in places.values() for index in each], second)
 
 
 def _pair_of(fields: Fields) -> tuple[str, str]:
@@ -184,10 +187,22 @@ def _states(service: Service, rid: str, texts: Mapping[str, Sequence[str]], inst
     return states
 
 
-def _beside(one: Answered) -> dict[str, Any]:
-    """Fields of a result beyond vLLM's. ``prompt_ids``: the token ids of the state and of the question."""
-    ids = [[*one.state_ids, *form] for form in one.form_ids]
-    return {"option_mass": one.answer.option_mass} | ({"prompt_ids": ids} if ids else {})
+async def _answers_of(request: Request, asked: Asked, texts: str) -> Answers:
+    """As `answers_of`. The client has written the questions in the field `texts`."""
+    try:
+        return await answers_of(request, asked)
+    except InvalidRequest as error:
+        if (place := place_of(error.field)) is not None:
+            error.field = texts if place.question is not None or place.name == "questions" else place.name
+        raise
+
+
+def _beside(found: Answers, index: int) -> dict[str, Any]:
+    """`own_fields` of an answer. ``prompt_ids`` has the state before each written form."""
+    own = own_fields(found.answers[index], found.scores[index])
+    if "prompt_ids" in own:
+        own["prompt_ids"] = [[*found.state_ids[index], *form] for form in own["prompt_ids"]]
+    return own
 
 
 def _usage(found: Answers) -> dict[str, Any]:

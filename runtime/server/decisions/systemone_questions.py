@@ -4,9 +4,8 @@
      "tone": {"type": "choice", "criteria": {"calm": None, "angry": "an upset message"}},
      "weight": {"type": "score", "criteria": ["can wait", "needs attention"]}}
 
-A noul is a predicate. The levels of a score are named by their numbers, as in its legend: "0", "1", and so
-on. Content that is an object or an array is read as compact JSON. Names of questions are written into the
-answer alone.
+A noul is a predicate. The levels of a score are options with the names "0", "1", … of its legend, and the
+levels' texts are their descriptions. Names of questions are written into the answer alone.
 """
 
 from __future__ import annotations
@@ -19,20 +18,32 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.decisions.answers import Answer
+from ramify.decisions.checks import place_of
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, Option, Question, QuestionKind
+from ramify.questions import (
+    MAX_OPTIONS,
+    MAX_QUESTIONS,
+    PREDICATE_OPTIONS,
+    Option,
+    Question,
+    QuestionKind,
+    QuestionScores,
+)
+from ramify.runtime.server.decisions.ask import own_fields
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.tables.systemone import CRITERIA, QUESTION
+from ramify.runtime.server.tables.systemone import OUTCOMES, QUESTION
 from ramify.text import quoted
 
 Content = str | dict[str, Any] | list[Any]
 
 MAX_LEVELS = 10
 
+_FIELDS = {"kind": "type", "instructions": "instructions", "options": "criteria"}
+"""Field of a `Question` → the client's."""
 _KINDS: dict[str, QuestionKind] = {"noul": "predicate", "choice": "choice", "score": "score"}
 
 
-class Asked(NamedTuple):
+class NamedQuestion(NamedTuple):
     """A question, and what its answer repeats of it."""
 
     question: Question
@@ -52,23 +63,29 @@ def key_path(name: str) -> str:
     return f".{name}" if re.fullmatch(r"[\w-]+", name) else f"[{json.dumps(name, ensure_ascii=False)}]"
 
 
-def text_of(content: Content | None) -> str:
-    """`content` as the model reads it: text as it is, objects and arrays as compact JSON with their keys in
-    the order of the body, None as an empty text."""
-    if content is None:
-        return ""
-    return content if isinstance(content, str) else msgspec.json.encode(content).decode()
+def text_of(content: Content | None, path: str) -> str:
+    """`content`, which stands at `path`, as the model reads it. Objects and arrays are one line of JSON, as
+    in `state.json_text`, with their keys in the order of the body. None is an empty text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    try:
+        return json.dumps(content, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest(f"{path} is nested too deeply.", field=path) from None
+
+
+def _take_text(fields: Fields, field: str) -> str:
+    return text_of(fields.take(field, Content), fields.path(field))
 
 
 def take_state(fields: Fields) -> str:
     """The text of the field ``state``. Raises `InvalidRequest` if it is missing."""
-    state: Content | None = fields.take("state", Content)
-    if state is None:
+    if not fields.given("state"):
         raise InvalidRequest("state is missing.", field="state")
-    return text_of(state)
+    return _take_text(fields, "state")
 
 
-def take_questions(fields: Fields) -> dict[str, Asked]:
+def take_questions(fields: Fields) -> dict[str, NamedQuestion]:
     """Name → question, of the field ``questions``. Raises `InvalidRequest` and `UnsupportedField`, which name
     the place by its path, such as ``questions.urgent.criteria``."""
     given: dict[str, msgspec.Raw] | None = fields.take("questions", dict[str, msgspec.Raw])
@@ -77,7 +94,7 @@ def take_questions(fields: Fields) -> dict[str, Asked]:
     _check_count(given, MAX_QUESTIONS, "questions")
     named = _Named(given, "questions", fields.body)
     left_out = fields.body.left_out
-    return {name: _asked(_object(named, name)) for name in given if named.path(name) not in left_out}
+    return {name: _taken(_object(named, name)) for name in given if named.path(name) not in left_out}
 
 
 def _object(named: _Named, name: str) -> Fields:
@@ -87,7 +104,9 @@ def _object(named: _Named, name: str) -> Fields:
     return question
 
 
-def _asked(question: Fields) -> Asked:
+def _taken(question: Fields) -> NamedQuestion:
+    question.taken.update(QUESTION.names("taken"))
+    question.finish(QUESTION)  # first, as a question with another wrong field is left out after that
     given: str = question.need("type")
     path = question.path("type")
     if given == "box":
@@ -95,7 +114,7 @@ def _asked(question: Fields) -> Asked:
     if given not in _KINDS:
         raise InvalidRequest(f"{path} is {quoted(given)}; it must be noul, choice or score.", field=path)
     kind = _KINDS[given]
-    instructions = text_of(question.take("instructions", Content))
+    instructions = _take_text(question, "instructions")
     legend: list[Content] = []
     match kind:
         case "predicate":
@@ -107,35 +126,40 @@ def _asked(question: Fields) -> Asked:
             options = _choices(question)
         case "score":
             legend = question.take("criteria", list[Content]) or []
-            _check_count(legend, MAX_LEVELS, question.path("criteria"))
+            path = question.path("criteria")
+            _check_count(legend, MAX_LEVELS, path)
             options = tuple(
-                Option(name=str(level), description=text_of(each)) for level, each in enumerate(legend)
+                [
+                    Option(name=str(level), description=text_of(content, path))
+                    for level, content in enumerate(legend)
+                ]
             )
-    question.finish(QUESTION)
-    return Asked(Question(kind=kind, instructions=instructions, options=options), legend)
+    return NamedQuestion(Question(kind=kind, instructions=instructions, options=options), legend)
 
 
 def _outcomes(question: Fields) -> tuple[Option, ...]:
     """True and false, with the descriptions in the criteria of a noul."""
     criteria = question.take_object("criteria")
-    descriptions: dict[str, Content | None] = {}
-    if criteria is not None:
-        descriptions = {name: criteria.take(name, Content) for name in ("true", "false")}
-        criteria.finish(CRITERIA)
-    return tuple(Option(name=name, description=text_of(descriptions.get(name))) for name in ("true", "false"))
+    if criteria is None:
+        return PREDICATE_OPTIONS
+    options = tuple(
+        Option(name=one.name, description=_take_text(criteria, one.name)) for one in PREDICATE_OPTIONS
+    )
+    criteria.finish(OUTCOMES)
+    return options
 
 
 def _choices(question: Fields) -> tuple[Option, ...]:
     path = question.path("criteria")
     given: dict[str, Any] = question.take("criteria", dict[str, Any]) or {}
     _check_count(given, MAX_OPTIONS, path)
-    for name, description in given.items():
-        place = path + key_path(name)
+    for name, content in given.items():
         if not name:
-            raise InvalidRequest(f"{path} has an option without a name.", field=place)
-        if not isinstance(description, str | dict | list | None):
+            raise InvalidRequest(f"{path} has an option without a name.", field=path + key_path(name))
+        if not isinstance(content, str | dict | list | None):
+            place = path + key_path(name)
             raise InvalidRequest(f"{place} must be a text, an object, an array or null.", field=place)
-    return tuple(Option(name=name, description=text_of(content)) for name, content in given.items())
+    return tuple([Option(name=name, description=text_of(content, path)) for name, content in given.items()])
 
 
 def _check_count(entries: list[Any] | Mapping[str, Any], most: int, path: str) -> None:
@@ -143,8 +167,8 @@ def _check_count(entries: list[Any] | Mapping[str, Any], most: int, path: str) -
         raise InvalidRequest(f"{path} has {len(entries)} entries; it must have 1 to {most}.", field=path)
 
 
-def answer_body(asked: Asked, answer: Answer) -> dict[str, Any]:
-    """The JSON of an answer. ``option_mass`` and ``layout`` are Ramify's own fields."""
+def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) -> dict[str, Any]:
+    """The JSON of an answer, with `own_fields` beyond TypeSafe's."""
     names = [option.name for option in asked.question.options]
     probabilities = dict(zip(names, answer.probabilities, strict=True))
     body: dict[str, Any]
@@ -157,4 +181,17 @@ def answer_body(asked: Asked, answer: Answer) -> dict[str, Any]:
         case "score":
             body = {"type": "score", "score": answer.score, "confidence": answer.confidence}
             body |= {"legend": dict(zip(names, asked.legend, strict=True)), "probabilities": probabilities}
-    return body | {"option_mass": answer.option_mass, "layout": answer.layout}
+    return body | own_fields(answer, scores)
+
+
+def field_of(field: str | None, questions: Mapping[str, NamedQuestion]) -> str | None:
+    """The client's path of `field`, a field of a `Generate`."""
+    place = place_of(field)
+    if place is None or place.question is None:
+        return field and field.removeprefix("decide.")
+    name = list(questions)[place.question]
+    path, question = f"questions{key_path(name)}", questions[name].question
+    if place.option is not None:
+        option = question.options[place.option].name
+        return f"{path}.criteria" + (f"[{option}]" if question.kind == "score" else key_path(option))
+    return f"{path}.{_FIELDS[place.name]}" if place.name in _FIELDS else path

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ramify.errors import UnsupportedField
 from ramify.fill import Fill
 from ramify.messages import Generate, Segment, Usage
+from ramify.runtime.server.errors import SYSTEM_ONE_ID, SYSTEM_ONE_SDK
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
@@ -53,8 +54,11 @@ async def list_models(request: Request) -> Response:
     if "client_version" in request.query_params:  # Codex
         models = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
     else:
-        models = [_metadata(card) for card in cards]
-    return json_response({"object": "list", "data": cards, "models": models})
+        models = [_system_one_model(card) for card in cards]
+    headers = (
+        {SYSTEM_ONE_ID: "req_" + service.frontend.new_rid()} if SYSTEM_ONE_SDK in request.headers else {}
+    )
+    return json_response({"object": "list", "data": cards, "models": models}, headers)
 
 
 @router.get("/v1/models/{model:path}")
@@ -200,8 +204,8 @@ async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncG
     yield DONE
 
 
-def _metadata(card: Body) -> Body:
-    """The entry of a model in TypeSafe's API. The release date is the date of ``created``."""
+def _system_one_model(card: Body) -> Body:
+    """The entry of a model as TypeSafe's SDK reads it. The release date is the date of ``created``."""
     what = "Model" if card["parent"] is None else f"LoRA adapter of {card['parent']}"
     return {
         "name": card["id"],

@@ -25,6 +25,7 @@ from ramify.runtime.server.tables import (
     programs,
     responses,
     sglang,
+    systemone,
 )
 from ramify.runtime.server.tables.rows import Endpoint
 
@@ -32,6 +33,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *openai.ENDPOINTS,
     *responses.ENDPOINTS,
     *decisions.ENDPOINTS,
+    *systemone.ENDPOINTS,
     *anthropic.ENDPOINTS,
     *ollama.ENDPOINTS,
     *sglang.ENDPOINTS,
