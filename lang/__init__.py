@@ -15,8 +15,8 @@
     typed       Python types as JSON schemas; values parsed from complete or partial JSON
     common      the line of the user's code for errors, an event, refused names
 
-Layers, lowest first: common; typed; prompt; tools; grammars; trace; backends; calls; program; state; graph;
-batch; functions; own modules.
+Layers, lowest first: common; typed; prompt; tools; grammars; trace; backends.decisions; backends;
+calls; program; state; graph; batch; functions; own modules.
 
 `lang` imports the shared modules of `ramify` and `grammar`, and nothing of `runtime`.
 """

@@ -23,6 +23,7 @@ from ramify.lang.common.caller import caller_line
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Function
 from ramify.lang.program.nodes import (
+    Decide,
     DescribeTools,
     Gen,
     Node,
@@ -381,8 +382,8 @@ def limit(
         timeout: Seconds of wall clock from the beginning of the block.
         max_total_tokens: Prompt and completion tokens of all requests, as `Usage` counts them, including the
             tokens of failed steps.
-        max_calls: Requests to the model. A `select` counts as one request, and so does each sample and each
-            retry of a `gen`.
+        max_calls: Requests to the model. A `select` counts as one request, decisions in a row together, and
+            each sample and each retry of a `gen`.
     """
     bounds = Bounds(timeout, max_total_tokens, max_calls)
     if not bounds:
@@ -416,8 +417,11 @@ def separate_reasoning(expr: str | Node | None = None, model_type: str | None = 
 
 
 def _separated(step: Step) -> Step:
-    if isinstance(step, Select):
-        raise UnsupportedNode("A select scores its choices, and does not think.", field="separate_reasoning")
+    if isinstance(step, Select | Decide):
+        kind = type(step).__name__.lower()
+        raise UnsupportedNode(
+            f"A {kind} generates nothing, so it does not think.", field="separate_reasoning"
+        )
     if not isinstance(step, Gen):
         return step
     if step.variable is None:

@@ -45,6 +45,8 @@ from ramify.lang.calls.choices import token_length_normalized as token_length_no
 from ramify.lang.calls.choices import (
     unconditional_likelihood_normalized as unconditional_likelihood_normalized,
 )
+from ramify.lang.decide import adecide as adecide
+from ramify.lang.decide import decide as decide
 from ramify.lang.graph.conditions import repeat as repeat
 from ramify.lang.graph.conditions import when as when
 from ramify.lang.program.run import set_default_backend as set_default_backend
@@ -53,6 +55,9 @@ from ramify.lang.state.state import ProgramState as ProgramState
 from ramify.lang.tools.mcp import mcp as mcp
 from ramify.lang.tools.tool import Tool as Tool
 from ramify.lang.tools.tool import ToolCall as ToolCall
+from ramify.lang.typed.decision import Decision as Decision
+from ramify.lang.typed.decision import ModelDecision as ModelDecision
+from ramify.lang.typed.questions import Levels as Levels
 from ramify.runtime.engine.engine import Engine as Engine
 
 __version__: str

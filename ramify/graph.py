@@ -8,18 +8,19 @@ the results of earlier nodes, so a graph has no cycles.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, Self
 
 import msgspec
 
 from ramify.bounds import Bounds
 from ramify.constraint import Constraint
-from ramify.errors import InvalidRequest, ProgramError
+from ramify.errors import InvalidRequest
+from ramify.graph_text import Change, Scalar
 from ramify.messages import Thinking
 from ramify.priority import checked_priority
+from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, LayoutName, Normalisation, OptionEnd, Question
 from ramify.sampling_params import SamplingParams
 
 MAX_NODES = 4096
@@ -36,72 +37,6 @@ MAX_OF = 256
 
 Role = Literal["system", "user", "assistant"]
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
-Scalar = Literal["str", "int", "float", "bool"]
-
-Change = Literal["strip", "lstrip", "rstrip", "lower", "upper", "capitalize", "title"]
-"""A method of Python's `str` that takes no arguments."""
-
-
-def changed(text: str, changes: Iterable[Change]) -> str:
-    """Apply the methods `changes` to `text`, in order; returns the result."""
-    for change in changes:
-        text = getattr(text, change)()
-    return text
-
-
-SCALARS: dict[Scalar, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int, float),
-    "float": (float, int),
-    "bool": (bool,),
-}
-"""Name of a scalar type → Python types that its JSON values may have. The first type is used to convert a
-value."""
-
-
-def argument_at(name: str, value: Any, path: Sequence[str | int]) -> Any:
-    """The item at `path` in `value`, the value of the argument `name`.
-
-    Raises `InvalidRequest` if there is none.
-    """
-    for depth, key in enumerate(path):
-        try:
-            value = value[key]
-        except (TypeError, LookupError):
-            place = "".join(f"[{one!r}]" for one in path[: depth + 1])
-            raise InvalidRequest(f"The argument {name!r} has nothing at {place}.", field=name) from None
-    return value
-
-
-def argument_text(name: str, value: Any, path: Sequence[str | int], then: Iterable[Change]) -> str:
-    """The item at `path` in an argument, as Python's `str` writes it: ``True``, ``1.0``, ``[1, 2]``.
-
-    The methods `then` are applied to it. Raises `InvalidRequest` if there is no such item, and if `then` is
-    not empty while the item is not a text.
-    """
-    value, then = argument_at(name, value, path), tuple(then)
-    if then and not isinstance(value, str):
-        raise InvalidRequest(f"{name!r} is {value!r}, which has no {then[0]}().", field=name)
-    return changed(str(value), then)
-
-
-def scalar_text(text: str, path: Sequence[str | int], kind: Scalar) -> str:
-    """The value at `path` in the JSON `text`, written as Python's `str` does: ``True``, ``1.0``.
-
-    Raises `ProgramError` if there is no value at `path`, or if the value is not of the type `kind`.
-    """
-    try:
-        value = json.loads(text)
-        for key in path:
-            value = value[key]
-        if type(value) not in SCALARS[kind]:
-            raise TypeError(f"there is {value!r}.")
-        return str(SCALARS[kind][0](value))
-    except (ValueError, TypeError, LookupError) as error:
-        place = "".join(f"[{key!r}]" for key in path)
-        raise ProgramError(
-            f"A result has no {kind} at {place or 'its root'}: {error}", partial=text
-        ) from None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -239,6 +174,54 @@ class Select(Request, frozen=True, kw_only=True, tag="select"):
     method: Method = "token_length_normalized"
 
 
+class Decide(Request, frozen=True, kw_only=True, tag="decide"):
+    """Set a variable to the answer to a question, or to the answers to the questions of an object's fields.
+
+    Nothing is appended, unless `append` is set. Decisions in a row on one branch, with the same options, are
+    one request.
+    """
+
+    question: Question | None = None
+    fields: dict[str, Question] = {}
+    """Instead of `question`: a question for each field."""
+    append: bool = False
+    """Whether the text of the answer's value is appended: the name of an option, the number of a level,
+    ``True`` or ``False``."""
+    layout: LayoutName = "auto"
+    """The field of the same name in `ramify.questions.Decide`, as are `end` and `permutations`."""
+    end: OptionEnd = "prefix"
+    permutations: int = 1
+    normalise: Normalisation = "sum"
+    """The weights of the options."""
+
+    @property
+    def asked(self) -> dict[str, Question]:
+        """Field → question; the field of a single question is empty."""
+        return self.fields if self.question is None else {"": self.question}
+
+    def checked(self) -> Self:
+        if (self.question is None) == (not self.fields):
+            raise InvalidRequest("A decide has either a question or fields.", field="question")
+        if len(self.fields) > MAX_QUESTIONS:
+            raise InvalidRequest(
+                f"There are {len(self.fields)} questions; at most {MAX_QUESTIONS} are accepted.",
+                field="fields",
+            )
+        for field, question in self.asked.items():
+            question.check(f"fields.{field}" if field else "question")
+        if self.append and self.fields:
+            raise InvalidRequest("The answers to several questions cannot be appended.", field="append")
+        if not isinstance(self.permutations, int) or not 0 < self.permutations <= MAX_OPTIONS:
+            raise InvalidRequest(
+                f"permutations is {self.permutations!r}; it is 1 to {MAX_OPTIONS}.", field="permutations"
+            )
+        if self.permutations > 1 and self.layout == "isolated":
+            raise InvalidRequest(
+                "The layout isolated lists no options, so permutations has no effect.", field="permutations"
+            )
+        return super().checked()
+
+
 class ToolDescription(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -309,11 +292,12 @@ AnyNode = (
     | Select
     | Tools
     | CallTools
+    | Decide
     | Fork
     | Join
     | Either
 )
-WITH_RESULT = Gen | Select | ScopeEnd | CallTools | Either
+WITH_RESULT = Gen | Select | ScopeEnd | CallTools | Decide | Either
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -354,8 +338,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
             match node:
                 case Gen():
                     size = node.options.get("n") or 1
-                case Select() | CallTools():
-                    size = 1  # the request of a select carries all choices
+                case Select() | CallTools() | Decide():
+                    size = 1  # one request carries all choices, or all questions
                 case _:
                     continue
             widest[node.branch] = max(widest.get(node.branch, 0), size)
@@ -487,10 +471,14 @@ class _Check:
             self._wrong(where, f"node {part.node} is no gen with thoughts")
         if any(isinstance(one, CallTools) for one in sources):
             self._wrong(where, "tool calls cannot be put into text")
-        if part.type is not None and (count > 1 or not all(isinstance(one, Gen) for one in sources)):
-            self._wrong(where, "only the single output of a gen has values of a type in it")
+        if part.type is None and any(isinstance(one, Decide) for one in sources):
+            self._wrong(where, "a decide has no text; name what is meant, as by the path value and its type")
+        if part.type is not None and (count > 1 or not all(isinstance(one, Gen | Decide) for one in sources)):
+            self._wrong(where, "only a decide and the single output of a gen have values of a type in them")
 
-    def _source(self, index: int, place: int, where: str) -> Gen | Select | ScopeEnd | CallTools | Either:
+    def _source(
+        self, index: int, place: int, where: str
+    ) -> Gen | Select | ScopeEnd | CallTools | Decide | Either:
         """Return the node `place`.
 
         Raises `InvalidRequest` unless it comes before node `index` and has a result.

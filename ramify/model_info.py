@@ -111,5 +111,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: str = "last"
     """The pooling for embeddings that the model's folder names: a `Pooling`, or if that pooling is not
     supported, its name."""
+    trained_layout: str = ""
+    """Name and version of the layout of questions that the checkpoint was trained with, such as "decider-1";
+    empty if it has none."""
     calibration: Calibration | None = None
     """Temperatures for the probabilities of decisions; None for none."""

@@ -10,9 +10,12 @@ layout; nothing is generated. `ramify.decisions` makes answers of the scores.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
+
+from ramify.errors import InvalidRequest
+from ramify.spelling import check_word
 
 QuestionKind = Literal["predicate", "choice", "score"]
 """predicate: is a statement true; its options are true and false. choice: one of the options. score: one of
@@ -51,6 +54,34 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     kind: QuestionKind
     instructions: str = ""
     options: tuple[Option, ...]
+
+    def check(self, field: str = "question") -> Question:
+        """Return self; raise `InvalidRequest`, with a path that begins with `field`, for an unknown kind, a
+        wrong number of options, and options without a name or with the same name."""
+        options = self.options
+        check_word(f"{field}.kind", self.kind, get_args(QuestionKind))
+        if self.kind == "predicate":
+            if len(options) != 2:
+                raise InvalidRequest(
+                    f"A predicate has {len(options)} options; it has two, true and then false.",
+                    field=f"{field}.options",
+                )
+            return self
+        if not 0 < len(options) <= MAX_OPTIONS:
+            raise InvalidRequest(
+                f"A question has {len(options)} options; it has 1 to {MAX_OPTIONS}.", field=f"{field}.options"
+            )
+        first: dict[str, int] = {}
+        for index, option in enumerate(options):
+            place = f"{field}.options[{index}].name"
+            if not option.name:
+                raise InvalidRequest("An option is empty: it has no tokens.", field=place)
+            if first.setdefault(option.name, index) != index:
+                raise InvalidRequest(
+                    f"Two options are named {option.name!r:.80}: {first[option.name]} and {index}.",
+                    field=place,
+                )
+        return self
 
 
 PREDICATE_OPTIONS = (Option(name="true"), Option(name="false"))
@@ -137,3 +168,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     temperatures: dict[str, Temperature]
     """By kind and number of options, such as "choice:4", or by kind alone, which holds for all other
     numbers."""
+    each_form: bool = False
+    """Whether the temperatures hold for the probabilities of each form, before those of forms are combined,
+    instead of for the probabilities of the answer."""
+    end: OptionEnd = "prefix"
+    """The field of the same name in the `Decide`s that the temperatures hold for, as is `permutations`."""
+    permutations: int = 1
+    normalise: Normalisation = "sum"

@@ -209,6 +209,10 @@ class EngineConfig:
     """A folder of JSON schemas (*.json), read once at start. A $ref in a schema of a request may point to one
     of them: by its $id, by its path in the folder, or by a URI whose host and path equal the schema's path in
     the folder. Nothing is ever fetched."""
+    calibration: str | None = None
+    """A file that `ramify calibrate` has written: temperatures for the probabilities of decisions. Refused if
+    it was fitted to another model or to another version of a layout. None: those of the model's folder, if
+    it has any."""
     replicas: int = 1
     """Number of replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
     kv_memory_gb, max_running and threads are per replica. On the CPU replicas divide the cores; on CUDA each

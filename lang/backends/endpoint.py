@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from ramify.answers import AnswerStore
-from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField
+from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.model_info import forget_model_info
@@ -120,6 +120,10 @@ class RuntimeEndpoint:
         except InvalidRequest as error:
             if error.field == "model":  # the server was restarted with another model
                 forget_model_info(self)
+            if request.decide is not None and "unknown field `decide`" in error.message:
+                raise UnsupportedNode(
+                    "This server has no decisions.", field="decide", remedy="Use a newer server."
+                ) from error
             raise
         finally:
             self._requests.discard(request.rid)

@@ -36,9 +36,11 @@ _BY_STATUS: dict[int, type[RamifyError]] = {
     401: Unauthorized,
     403: Unauthorized,
     404: NotFound,
+    405: NotFound,
     408: RequestTimeout,
     422: InvalidRequest,
     429: Overloaded,
+    501: NotFound,
     504: RequestTimeout,
 }
 

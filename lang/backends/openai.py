@@ -16,15 +16,19 @@ from urllib.parse import urlsplit
 
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint, closed_object
-from ramify.errors import NotFound, UnsupportedNode
+from ramify.decisions.checks import check_decide
+from ramify.errors import InvalidRequest, NotFound, UnsupportedNode
+from ramify.lang.backends.decisions.apis import DECISION_APIS, DecisionApi, is_missing
+from ramify.lang.backends.decisions.logprobs import scores_by_logprobs
 from ramify.lang.backends.http import HttpClient
 from ramify.lang.backends.openai_stream import text_chunks, unwrapped
 from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import DEFAULT_TOKENS
 from ramify.loop import wait
-from ramify.messages import Generate, TextChunk, Thinking
+from ramify.messages import Finish, Generate, TextChunk, Thinking, Usage
 from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
+from ramify.questions import Decide, DecisionScores
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.sampling_params import SamplingParams
 from ramify.spelling import check_word, suggests
@@ -49,6 +53,10 @@ EXTENSIONS = (
 
 class OpenAI:
     """The model `model_name` of an OpenAI-compatible endpoint.
+
+    Questions (`decide`) go to the endpoint's ``/decisions``, else to its ``/systemone``. If it has neither,
+    each question is a request for the log-probabilities of the options' labels, and is refused if an option
+    is not among the 20 most probable tokens. Which of the three it is, the first request finds out.
 
     Args:
         base_url: URL that ends in ``/v1``. Default: ``OPENAI_BASE_URL``, else OpenAI's own.
@@ -111,6 +119,8 @@ class OpenAI:
         if priority is not None:
             self.priority = checked_priority(priority)
         self.answers = None if cache is None else AnswerStore(cache)
+        self._decision_apis: tuple[DecisionApi, ...] = DECISION_APIS
+        """The APIs that the endpoint may have; once that is known, the one that it has, or none."""
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -139,6 +149,9 @@ class OpenAI:
         )
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        if request.decide is not None:
+            yield await self._decide(request, request.decide)
+            return
         body = {
             "model": self.model_name,
             "stream": True,
@@ -153,20 +166,7 @@ class OpenAI:
                 if limit in body:
                     body[limit] += DEFAULT_TOKENS if thoughts is None else thoughts
         wrapped = await self._constrain(body, request)
-        if request.scope:
-            await self._need_extensions("cache scopes", "cache_scope", None)
-            body["cache_salt"] = request.scope
-        if request.lora:
-            raise UnsupportedNode(
-                "This endpoint's adapters are models of their own.",
-                field="lora",
-                remedy=f"Say OpenAI({request.lora!r}, …), and name that backend in the step.",
-            )
-        if request.priority:
-            await self._need_extensions(
-                "priorities", "priority", "If it has SGLang's, say OpenAI(extensions=True)."
-            )
-            body["priority"] = request.priority
+        body |= await self._placed(request)
         path = "/chat/completions" if self.takes_messages else "/completions"
         chunks = text_chunks(self._http, path, body, request.rid)
         async with aclosing(cast("Any", chunks)):
@@ -185,6 +185,60 @@ class OpenAI:
     def close(self) -> None:
         """Close all connections."""
         wait(self.aclose())
+
+    async def _placed(self, request: Generate) -> dict[str, Any]:
+        """The fields of the cache scope and of the priority."""
+        fields: dict[str, Any] = {}
+        if request.scope:
+            await self._need_extensions("cache scopes", "cache_scope", None)
+            fields["cache_salt"] = request.scope
+        if request.lora:
+            raise UnsupportedNode(
+                "This endpoint's adapters are models of their own.",
+                field="lora",
+                remedy=f"Say OpenAI({request.lora!r}, …), and name that backend in the step.",
+            )
+        if request.priority:
+            await self._need_extensions(
+                "priorities", "priority", "If it has SGLang's, say OpenAI(extensions=True)."
+            )
+            fields["priority"] = request.priority
+        return fields
+
+    async def _decide(self, request: Generate, decide: Decide) -> TextChunk:
+        """The answer of the first decision API that the endpoint has, else of log-probabilities. The way that
+        was found is taken from then on.
+
+        A layout, an end and an order of options are honoured by Ramify's server and with log-probabilities
+        alone: other decision APIs write the questions themselves.
+        """
+        check_decide(request)
+        for field in ("opening", "closing", "prompt_ids"):
+            if getattr(decide, field):
+                raise UnsupportedNode(
+                    f"This endpoint takes no {field}.",
+                    field=f"decide.{field}",
+                    remedy="Use Engine or RuntimeEndpoint.",
+                )
+        prompt = await self._prompt(request)
+        written = _written(decide)
+        body = {"model": self.model_name, **await self._placed(request), **written}
+        apis = () if written and not await self._has_extensions() else self._decision_apis
+        for api in apis:
+            asked = api.body(request.chat or prompt["prompt"], decide.questions)
+            try:
+                answer = await self._http.post(api.path, body | asked, once=True)
+            except (InvalidRequest, NotFound) as error:
+                if len(self._decision_apis) == 1 or not is_missing(error):
+                    raise
+                continue
+            self._decision_apis = (api,)
+            return _decided(request, *api.scores(decide.questions, answer))
+        off = Thinking(enabled=False) if self._thinking in ("template", "reasoning") else None
+        answered = await scores_by_logprobs(self.generate, self.retry, request, decide, off)
+        if apis:
+            self._decision_apis = ()
+        return _decided(request, *answered)
 
     async def _prompt(self, request: Generate) -> dict[str, Any]:
         if request.preambles:
@@ -247,10 +301,8 @@ class OpenAI:
                 await self._need_extensions(name, name, "If it has, say OpenAI(extensions=True).")
             options[name] = value
         if sampling.logprobs is not None:
-            if not self.takes_messages:
-                raise UnsupportedNode("Log-probabilities are read from the chat API only.", field="logprobs")
-            options["logprobs"] = True
-            if sampling.logprobs:
+            options["logprobs"] = self.takes_messages or sampling.logprobs
+            if sampling.logprobs and self.takes_messages:
                 options["top_logprobs"] = sampling.logprobs
         return options
 
@@ -317,6 +369,16 @@ class OpenAI:
             if error.remedy is not None:  # the remedy is for a base_url without /v1
                 raise
             return False
+
+
+def _written(decide: Decide) -> dict[str, Any]:
+    """The fields of `decide` about the way in which questions are written, where they are not the default."""
+    fields = (("layout", "auto"), ("end", "prefix"), ("permutations", 1))
+    return {name: getattr(decide, name) for name, default in fields if getattr(decide, name) != default}
+
+
+def _decided(request: Generate, scores: DecisionScores, usage: Usage) -> TextChunk:
+    return TextChunk(rid=request.rid, decisions=scores, usage=usage, finish=Finish(reason="length"))
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -128,17 +128,29 @@ def _finish(reason: str) -> Finish:
 
 
 def _logprobs(found: Any) -> TokenLogprobs | None:
-    """Convert the log-probabilities of OpenAI's chat API, which identifies tokens by their text; None if
-    `found` has none."""
-    rows = (found or {}).get("content")
+    """Convert the log-probabilities of OpenAI's chat API or completions API, which identify tokens by their
+    text; None if `found` has none."""
+    found = found or {}
+    rows = found.get("content")
+    if not rows and found.get("tokens"):  # the completions API
+        tops = found.get("top_logprobs") or ()
+        return _of_texts(
+            found["tokens"], found["token_logprobs"], [list((top or {}).items()) for top in tops]
+        )
     if not rows:
         return None
+    tops = [[(one["token"], one["logprob"]) for one in row.get("top_logprobs") or ()] for row in rows]
+    return _of_texts([row["token"] for row in rows], [row["logprob"] for row in rows], tops)
+
+
+def _of_texts(
+    texts: Sequence[str], logprobs: Sequence[float | None], tops: Sequence[Sequence[tuple[str, float]]]
+) -> TokenLogprobs:
+    """`tops`: (text, log-probability) of the most likely tokens in each place, best first; may be empty."""
     return TokenLogprobs(
-        ids=(UNKNOWN_ID,) * len(rows),
-        logprobs=tuple(row["logprob"] for row in rows),
-        texts=tuple(row["token"] for row in rows),
-        top=tuple(
-            tuple((UNKNOWN_ID, entry["logprob"]) for entry in row.get("top_logprobs") or ()) for row in rows
-        ),
-        top_texts=tuple(tuple(entry["token"] for entry in row.get("top_logprobs") or ()) for row in rows),
+        ids=(UNKNOWN_ID,) * len(texts),
+        logprobs=tuple(logprobs),
+        texts=tuple(texts),
+        top=tuple([tuple([(UNKNOWN_ID, logprob) for _, logprob in top]) for top in tops]),
+        top_texts=tuple([tuple([text for text, _ in top]) for top in tops]),
     )

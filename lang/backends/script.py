@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,9 @@ from ramify.constraint import Constraint
 from ramify.errors import BackendError
 from ramify.lang.backends.answer_check import problem_of
 from ramify.lang.tools.forms import TaggedCalls, WrittenCalls
+from ramify.lang.typed.questions import name_of
 from ramify.messages import Generate
+from ramify.questions import FormScores, Question, QuestionScores
 from ramify.spelling import nearest
 from ramify.text import shortened
 
@@ -51,6 +55,8 @@ class Step:
         """Description of the answer that the step expects, for error messages."""
         if self.request.choices is not None:
             return f"one of {json.dumps(self.request.choices.texts, ensure_ascii=False)}"
+        if self.request.decide is not None:
+            return " and ".join(map(_options_of, self.request.decide.questions))
         constraint = self.request.constraint
         if constraint is None:
             return "text"
@@ -98,6 +104,16 @@ class Script:
             raise answer
         return Scripted(answer, found.place, found.in_order)
 
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """A ``with`` block that takes all answers of a request. If it raises, none is taken."""
+        before = self._used.copy()
+        try:
+            yield
+        except Exception:
+            self._used = before
+            raise
+
     def _find(self, step: Step) -> Scripted:
         answers = self._answers
         if callable(answers):
@@ -133,6 +149,73 @@ class Script:
 
 def _in_order(answer: Any) -> bool:
     return isinstance(answer, Sequence) and not isinstance(answer, str)
+
+
+# --- decisions ---------------------------------------------------------------------------------------
+
+SURE = 0.9
+"""Probability of the value that a script names; the other options share the rest."""
+LEAST = 1e-300
+"""Probability in place of 0, whose logarithm has no JSON."""
+
+
+def scores_of(found: Scripted, fields: Sequence[str], questions: Sequence[Question]) -> list[QuestionScores]:
+    """The scores of a step's `questions` that give the answer of a script: a value, or a mapping from values
+    to probabilities. For a step with `fields`, a mapping from fields to such answers, or an object with these
+    attributes. Raises `BackendError` for an answer that has something else."""
+    if fields == ("",):
+        return [_scores(found.answer, question, found) for question in questions]
+    answers = found.answer if isinstance(found.answer, Mapping) else getattr(found.answer, "__dict__", {})
+    if set(answers) != set(fields):
+        raise BackendError(
+            f"The script answers with {found.answer!r}, and the fields to decide are {', '.join(fields)}. "
+            f"{found.place}"
+        )
+    return [_scores(answers[one], question, found) for one, question in zip(fields, questions, strict=True)]
+
+
+def _scores(answer: Answer, question: Question, found: Scripted) -> QuestionScores:
+    options = len(question.options)
+    if isinstance(answer, Mapping):
+        masses = [0.0] * options
+        for value, mass in answer.items():
+            masses[_option(value, question, found)] += mass
+        if not all(mass >= 0 for mass in masses) or not 0 < math.fsum(masses) < 1 + 1e-9:
+            raise BackendError(
+                f"The script answers with {answer!r}; probabilities have a sum above 0 and up to 1. "
+                f"{found.place}"
+            )
+    else:
+        chosen = _option(answer, question, found)
+        rest = (1 - SURE) / max(options - 1, 1)
+        masses = [SURE if place == chosen else rest for place in range(options)]
+    return uniform(question, masses)
+
+
+def uniform(question: Question, masses: Sequence[float] = ()) -> QuestionScores:
+    """Scores that give the options these probabilities, by default equal ones."""
+    options = len(question.options)
+    logprobs = tuple(math.log(max(mass, LEAST)) for mass in masses or [1 / options] * options)
+    form = FormScores(options=tuple(range(options)), logprobs=logprobs, lengths=(1,) * options)
+    return QuestionScores(layout="scripted-1", forms=(form,))
+
+
+def _option(value: Answer, question: Question, found: Scripted) -> int:
+    """The index of the option that `value` stands for: a bool, the name of an option, a member of an Enum, or
+    the number or the name of a level."""
+    names = [option.name for option in question.options]
+    if question.kind == "score" and type(value) is int and 0 <= value < len(names):
+        return value
+    if name_of(value) in names:
+        return names.index(name_of(value))
+    raise BackendError(
+        f"The script decides for {value!r}, and wants {_options_of(question)}. {found.place}",
+        remedy=nearest(str(value), names),
+    )
+
+
+def _options_of(question: Question) -> str:
+    return "one of " + ", ".join(repr(option.name) for option in question.options)
 
 
 def text_of(found: Scripted, step: Step) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import msgspec
 
 from ramify.constraint import Constraint
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
-from ramify.lang.backends.script import Answer, Answers, Script, Step, text_of
+from ramify.lang.backends.script import Answer, Answers, Script, Step, scores_of, text_of, uniform
 from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import PLAIN
 from ramify.lang.trace.calls import CURRENT
@@ -32,6 +33,7 @@ from ramify.messages import (
     Usage,
 )
 from ramify.model_info import ChatFormat, ModelInfo
+from ramify.questions import Decide, DecisionScores, Question, QuestionScores
 from ramify.spelling import nearest
 
 EOS = 0
@@ -58,6 +60,11 @@ class ScriptedBackend:
     becomes the JSON that the schema allows. For `call_tools` it may be a `ToolCall`, a dict
     ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping from
     choices to their mean token log-probabilities.
+
+    For a decide it is the value, or a mapping from values to probabilities, whose sum is the option mass:
+    ``True``, ``"billing"``, ``{"billing": 0.7, "returns": 0.1}``; for a decide about a model, an instance or
+    a mapping from fields to such answers. Each decide takes an answer of its own, also if several are one
+    request; a function is called for each with the part of the request that asks its questions.
 
     For a `gen` with thinking, a text may begin with thoughts between the marks of the chat template, such as
     ``"<think>2 + 2</think>4"`` with ChatML. Thoughts are cut to their max_tokens.
@@ -112,6 +119,9 @@ class ScriptedBackend:
             )
         if request.choices is not None:
             yield self._scored(request, prompt)
+            return
+        if request.decide is not None:
+            yield self._decided(request, request.decide, prompt)
             return
         start = request.sampling.prompt_logprobs_start
         reusable = len(prompt) - 1 if start is None else min(len(prompt), start) - 1
@@ -323,6 +333,30 @@ class ScriptedBackend:
         usage = Usage(prompt_tokens=count, cached_tokens=found)
         return TextChunk(rid=request.rid, usage=usage, finish=Finish(reason="length"), choices=tuple(scores))
 
+    # --- decisions ---
+
+    def _decided(self, request: Generate, decide: Decide, prompt: list[int]) -> TextChunk:
+        """The scores of questions: the scripted ones, or equal ones behind an empty state ("pmi")."""
+        call = CURRENT.get()
+        asked = call.asked if call is not None else (("", ("",)),) * len(decide.questions)
+        questions = iter(decide.questions)
+        found: list[QuestionScores] = []
+        with self._script.whole():
+            for name, fields in asked:
+                own = tuple(itertools.islice(questions, len(fields)))
+                if call is not None and call.kind == "prior":
+                    found += map(uniform, own)
+                    continue
+                narrowed = msgspec.structs.replace(decide, questions=own)
+                step = self._step(msgspec.structs.replace(request, decide=narrowed))
+                taken = self._script.next(dataclasses.replace(step, name=name))
+                found += scores_of(taken, fields, own)
+        behind = sum(len(self.encode(_words(question, decide))) for question in decide.questions)
+        usage = Usage(prompt_tokens=len(prompt) + behind, cached_tokens=self._match(request.scope, prompt))
+        self._insert(request.scope, prompt)
+        scores = DecisionScores(questions=tuple(found))
+        return TextChunk(rid=request.rid, usage=usage, finish=Finish(reason="length"), decisions=scores)
+
     def _behind(self, request: Generate, prompt: list[int], choice: str) -> tuple[int, list[int], int]:
         """The tokens of `prompt` followed by `choice`: (number of prompt tokens kept, ids that follow, number
         of these ids that spell the end of the prompt). Token healing may replace the last token of the
@@ -371,6 +405,12 @@ class ScriptedBackend:
                 raise UnsupportedNode(f"A scripted backend has no {option}.", field=option)
         if request.chat is not None:
             raise UnsupportedNode("A scripted backend takes prompts, not messages.", field="chat")
+
+
+def _words(question: Question, decide: Decide) -> list[str]:
+    """The texts of a question whose tokens are counted."""
+    options = [text for one in question.options for text in (one.name, one.description)]
+    return [decide.opening or "\n\n", question.instructions, *options, decide.closing or "\nAnswer:"]
 
 
 def _split(text: str, request: Generate) -> tuple[str, str]:

@@ -217,7 +217,11 @@ def _density(states: Iterable[ProgramState]) -> float:
     """Tokens per character in the first prompts of `states`; 0 if there are no prompts."""
     first = [call for state in states if (call := _first_request(state)) is not None]
     characters = sum(len(call.prompt) for call in first)
-    return sum(call.tokens_of_prompt for call in first) / characters if characters else 0.0
+    tokens = [
+        call.own_usage.prompt_tokens if call.tokens_of_prompt is None else call.tokens_of_prompt
+        for call in first
+    ]
+    return sum(tokens) / characters if characters else 0.0
 
 
 def _shared(one: str, other: str) -> int:

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ramify.lang.typed.decision import Decision, ModelDecision
+
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Text → its non-finite number."""
 MOST_VALUES = 1 << 16
@@ -83,6 +85,8 @@ def _stable(value: Any) -> Any:
 def _known(value: Any) -> Any:
     """`value` as builtin types, if it is a mapping, a str subclass, or of a pydantic or numpy type; else
     `value`."""
+    if isinstance(value, Decision | ModelDecision):
+        return value.to_dict()
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, str):

@@ -191,8 +191,10 @@ def least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
 
 
 def is_repeatable(request: Generate) -> bool:
-    """Whether `request` gives the same answer each time, because it is greedy or has a seed."""
-    return request.sampling.temperature == 0.0 or request.sampling.seed is not None
+    """Whether `request` gives the same answer each time, because it is greedy, has a seed, or generates
+    nothing."""
+    sampling = request.sampling
+    return sampling.temperature == 0.0 or sampling.seed is not None or request.decide is not None
 
 
 def key_of(request: Generate, info: ModelInfo, lora: str = "") -> bytes | None:

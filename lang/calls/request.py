@@ -28,6 +28,7 @@ from ramify.messages import (
     Violation,
     concatenated,
 )
+from ramify.questions import DecisionScores
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class Output:
     logprobs: TokenLogprobs | None
     prompt_logprobs: TokenLogprobs | None
     choices: tuple[ChoiceScore, ...]
+    decisions: DecisionScores | None
     thinking: str = ""
     """The thoughts before the answer `text`. `ids` and `kept_ids` include the tokens of the thoughts."""
     thought: Thought | None = None
@@ -133,6 +135,7 @@ async def send(
         logprobs=concatenated([chunk.logprobs for chunk in received]),
         prompt_logprobs=call.scores,
         choices=last.choices,
+        decisions=last.decisions,
         thinking=call.thinking or "",
         thought=None if thinking is None else _thought(target, thinking, call, last.kept_ids, split),
         enforcement=next((chunk.enforcement for chunk in received if chunk.enforcement), None),

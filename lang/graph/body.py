@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from ramify.graph import Argument, Result, argument_at, argument_text
+from ramify.graph import Argument, Result
+from ramify.graph_text import argument_at, argument_text
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission
 from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.execute import Execution, Row, Traced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ramify.errors import InvalidRequest
@@ -25,8 +25,8 @@ def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | 
         s += rm.when(s["kind"], {"bug": rm.user("Which version?") + rm.assistant(rm.gen("version"))})
 
     Args:
-        value: The result of a `select`, a field of type str, bool or Literal, or an argument. ``str(value)``
-            is compared with ``str(case)``. In a compiled program the server compares.
+        value: The result of a `select` or `decide`, a field of type str, bool or Literal, or an argument.
+            ``str(value)`` is compared with ``str(case)``. In a compiled program the server compares.
         cases: Value → the text or node to append.
         default: The text or node to append for any other value; None appends nothing.
 
@@ -113,8 +113,9 @@ def _rounds(s: ProgramState, wanted: Collection[Any], at_most: int) -> Any:
 def _source(value: Any) -> ResultRef | None:
     if not issubclass(type(value), Symbolic):
         return None
-    text = value.as_text() if type(value) is SymbolicValue else value
-    parts = text.parts if text is not None and issubclass(type(text), SymbolicText) else ()
+    text = value.as_text() if issubclass(type(value), SymbolicValue) else value
+    known = text is not None and issubclass(type(text), SymbolicText)
+    parts: Sequence[str | ResultRef] = text.parts if known else ()
     if len(parts) != 1 or not isinstance(parts[0], ResultRef):
         refuse(value, "a comparison")
     return parts[0]

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import ramify.graph as graph
 from ramify.errors import BackendError, InvalidRequest
+from ramify.graph_text import argument_text
 from ramify.lang.calls.limits import LEAVE, Limit, under
 from ramify.lang.program import nodes
 from ramify.lang.program.branch import Branch
@@ -128,6 +129,8 @@ class Execution:
                 return nodes.Gen(node, line=line)
             case graph.Select():
                 return nodes.Select(node, line=line)
+            case graph.Decide():
+                return nodes.Decide.of(node, line)
             case graph.Tools():
                 return nodes.DescribeTools(tuple(map(_tool, node.tools)))
             case graph.CallTools():
@@ -150,7 +153,7 @@ class Execution:
         return tuple(guards)
 
     def _argument(self, part: graph.Argument) -> str:
-        text = graph.argument_text(part.name, self._row[part.name], part.path, part.then)
+        text = argument_text(part.name, self._row[part.name], part.path, part.then)
         self._count(text, part.name)
         return text
 

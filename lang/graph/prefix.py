@@ -25,7 +25,7 @@ from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.body import runs_graphs, stays_here
 from ramify.lang.graph.tracing import GraphPrefix
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.nodes import Interpolated, Step, Text
+from ramify.lang.program.nodes import Decide, Interpolated, Step, Text
 from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Variable
 from ramify.lang.state.state import ProgramState
@@ -44,6 +44,8 @@ def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
     graph = prefix.graph
     if graph is None or not runs_graphs(run.backend) or stays_here(prefix.steps):
         return s
+    if any(isinstance(step, Decide) for step in prefix.steps.values()):
+        return s  # the body's decisions may form other requests than those of a graph, whose steps are known
     try:
         graph.check()
     except InvalidRequest:  # too large for one graph: the body runs without a submitted prefix

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from types import CellType
 from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
@@ -21,6 +21,7 @@ from ramify.lang.graph.symbolic import (
     Symbolic,
     SymbolicArgument,
     SymbolicCalls,
+    SymbolicDecision,
     SymbolicText,
     SymbolicValue,
 )
@@ -32,6 +33,8 @@ from ramify.lang.program.variables import THOUGHTS, ThoughtsVariable, Variable
 from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import descriptions_of
 from ramify.lang.trace.calls import Call
+from ramify.lang.typed.questions import Asked
+from ramify.lang.typed.static_type import KnownType
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
 from ramify.sampling_options import resolve_options
@@ -173,6 +176,12 @@ class GraphBuilder(Run):
             source = nodes.ResultRef(variable, index)
             if isinstance(step, nodes.CallTools):
                 return SymbolicCalls(About(what, CALLS, self.refuse), source)
+            if isinstance(step, nodes.Decide):
+                single = step.asked.get("")
+                about = About(what, FIELDS, self.refuse)
+                return SymbolicDecision(
+                    about, source, _shape_of(step), None if single is None else single.scalar
+                )
             if isinstance(step, nodes.Gen) and not _is_text(step):
                 return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
             return SymbolicText(About(what, APPENDED, self.refuse), (source,))
@@ -185,7 +194,32 @@ def _samples(step: nodes.VariableStep) -> int:
     return resolve_options(step.node.options).n if isinstance(step, nodes.Gen) else 1
 
 
+def _shape_of(step: nodes.Decide) -> KnownType:
+    """The type of a decision, as `Decision` and `ModelDecision` have attributes."""
+
+    def by_field(of: Callable[[Asked], KnownType]) -> KnownType:
+        found = {field: of(asked) for field, asked in step.asked.items()}
+        return found[""] if "" in found else KnownType(parts=found)
+
+    number = {name: by_field(lambda _: KnownType("float")) for name in ("confidence", "option_mass")}
+    shape = {"value": by_field(_value_of), "probabilities": KnownType(), **number}
+    if "" in step.asked and step.asked[""].question.kind == "score":
+        shape["score"] = KnownType("float")
+    return KnownType(parts=shape)
+
+
+def _value_of(asked: Asked) -> KnownType:
+    """The type of a decision's value, whose text is known if it is that of the value in the JSON."""
+    plain = asked.question.kind != "choice"
+    names = [option.name for option in asked.question.options]
+    return KnownType(asked.scalar if plain or list(map(str, asked.values)) == names else None)
+
+
 def _kind_of(step: nodes.VariableStep) -> tuple[str, object]:
+    if isinstance(step, nodes.Decide):
+        return "decision", repr(
+            [(field, asked.question.kind, asked.values) for field, asked in step.asked.items()]
+        )
     if not isinstance(step, nodes.Gen):
         return ("calls" if isinstance(step, nodes.CallTools) else "text"), None
     several = _samples(step)
@@ -366,7 +400,7 @@ class RecordedBranch(Branch, nodes.StepVisitor):
         self.builder.steps[place] = step
         self._resolve(step, variable, place)
 
-    visit_Select = visit_CallTools = _outcome
+    visit_Select = visit_CallTools = visit_Decide = _outcome
 
     def _resolve(self, step: nodes.VariableStep, variable: Variable, place: int) -> None:
         source = self.builder.sources[variable] = graph.Result(node=place)

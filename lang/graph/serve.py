@@ -22,6 +22,7 @@ from ramify.lang.program.run import Run
 from ramify.lang.program.variables import Skipped, Variable
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import CURRENT
+from ramify.lang.typed.decision import Decision, ModelDecision
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
 
@@ -164,9 +165,11 @@ def _summary(run: Run, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """`value` as plain data for JSON. Tool calls become their names and results."""
+    if isinstance(value, Decision | ModelDecision):
+        return value.to_dict()
     if isinstance(value, ToolCalls):
         return [{"name": call.name, "result": call.shown} for call in value]
-    return value
+    return list(map(_plain, value)) if isinstance(value, list) else value
 
 
 def problem_of(error: RamifyError) -> RamifyError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast, get_args
 
-from ramify.graph import Change
+from ramify.graph_text import Change, Scalar
 from ramify.lang.program.nodes import Interpolated, Node, ResultRef, Step
 from ramify.lang.typed.static_type import StaticType, static_type
 
@@ -181,6 +181,19 @@ class SymbolicValue(Symbolic):
         return part.as_text() if shape.scalar == "str" else part
 
 
+class SymbolicDecision(SymbolicValue):
+    """The result of a `decide`. In text, the result of a single question stands for its value's text."""
+
+    def __init__(self, about: About, source: ResultRef, shape: StaticType, text: Scalar | None) -> None:
+        super().__init__(about, source, shape=shape)
+        self._text = text
+
+    def as_text(self) -> SymbolicText | None:
+        if self._text is None:
+            return None
+        return SymbolicText(self._about, (replace(self._source, path=("value",), type=self._text),))
+
+
 class SymbolicCalls(SymbolicValue):
     """The calls of a turn of tool calls. They can be awaited and returned."""
 
@@ -211,7 +224,7 @@ def piece(value: Any, conversion: str, spec: Any) -> Any:
 
 
 def _text_of(value: Any) -> Any:
-    text = value.as_text() if type(value) is SymbolicValue else None
+    text = value.as_text() if issubclass(type(value), SymbolicValue) else None
     return value if text is None else text
 
 

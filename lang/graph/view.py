@@ -9,6 +9,7 @@ from ramify.graph import (
     AnyNode,
     Argument,
     CallTools,
+    Decide,
     Either,
     Fork,
     Gen,
@@ -25,9 +26,12 @@ from ramify.graph import (
     Text,
     Tools,
 )
+from ramify.questions import Question
 from ramify.text import shortened
 
 MAX_TEXT = 40
+
+CALLS = (Gen, Select, CallTools, Decide)
 
 MERMAID = str.maketrans({'"': "#quot;", "#": "#35;", "&": "#amp;", "<": "#lt;", ">": "#gt;"})
 
@@ -99,7 +103,7 @@ class GraphView:
         """
         lines = ["flowchart TD"]
         for place, node in enumerate(self._graph.nodes):
-            if isinstance(node, Gen | Select | CallTools):
+            if isinstance(node, CALLS):
                 label = self._branch(node) + self._conditions(node) + self.label(place)
                 lines.append(f'  n{place}(["{label.translate(MERMAID)}"])')
         for before, after, arrow in self._waits():
@@ -129,7 +133,7 @@ class GraphView:
                         before[node.branch] |= before[child]
                         for call, arrow in pending[child].items():
                             waits.setdefault(call, arrow)
-                case Gen() | Select() | CallTools():
+                case Gen() | Select() | CallTools() | Decide():
                     for call, arrow in waits.items():
                         yield call, place, arrow
                     pending[node.branch] = {place: "-->"}
@@ -139,7 +143,7 @@ class GraphView:
         node = self._graph.nodes[place]
         if isinstance(node, Either):
             return {call for earlier in node.of for call in self._calls(earlier)}
-        return {place} if isinstance(node, Gen | Select | CallTools) else set()
+        return {place} if isinstance(node, CALLS) else set()
 
     def label(self, place: int) -> str:
         """A short description of a node."""
@@ -162,6 +166,11 @@ class GraphView:
             case Select():
                 listed = _in_brackets(map(repr, node.choices))
                 return f"select {node.name or ''}".rstrip() + self._on(place) + listed
+            case Decide():
+                listed = _in_brackets(
+                    f"{field}: {_question(one)}".removeprefix(": ") for field, one in node.asked.items()
+                )
+                return f"decide {node.name or ''}".rstrip() + self._on(place) + listed
             case Tools():
                 return f"describe {', '.join(tool.name for tool in node.tools)}"
             case CallTools():
@@ -195,6 +204,11 @@ class GraphView:
         which = "" if part.index is None else f" {part.index}"
         path = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in part.path)
         return f"‹{self._branch(source)}{name}{which}›{path}"
+
+
+def _question(question: Question) -> str:
+    names = " or ".join(repr(option.name) for option in question.options)
+    return question.instructions or names
 
 
 def _shown(value: object) -> str:

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.errors import ProgramError
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from ramify.lang.calls.request import Output
     from ramify.lang.calls.session import Target
     from ramify.lang.program.run import Run
+
+
+Entry = tuple[Step, Variable | None, Statement]
+"""A queued step, the variable that it sets, and its statement."""
 
 
 class Branch:
@@ -95,7 +99,7 @@ class Branch:
         self.joined = False
         self._end_noted = False
         self._interpreter = Interpreter(self)
-        self._queue: deque[tuple[Step, Variable | None, Statement]] = deque()
+        self._queue: deque[Entry] = deque()
         self._lock = threading.RLock()
         self._busy = parent is not None
         """Whether a task runs the queue or will run it. True also before the parent has reached the fork."""
@@ -181,8 +185,7 @@ class Branch:
                     self._interpreter.visit(step, variable)
                 except Exception as error:
                     self._fail(_as_program_error(error, step), variable, statement)
-        if self.run.stream:
-            self.run.notify()
+        self.run.notify()
         return variable
 
     def fork(self, size: int) -> list[Branch]:
@@ -223,8 +226,7 @@ class Branch:
                     parts.setdefault(name, []).append(variable)
         for name, variables in parts.items():
             self.variables[name] = GatheredVariable(name, variables)
-        if self.run.stream:
-            self.run.notify()
+        self.run.notify()
 
     def splice(self, children: Iterable[Branch]) -> None:
         """Close the children, and append to this branch the content that each child has added, in order."""
@@ -243,10 +245,33 @@ class Branch:
         self._queue.append((step, variable, statement))
         self.run.count_queued(step, 1)
 
-    def _dequeue(self) -> tuple[Step, Variable | None, Statement]:
+    def _dequeue(self) -> Entry:
         entry = self._queue.popleft()
         self.run.count_queued(entry[0], -1)
         return entry
+
+    def take_next(self, fits: Callable[[Step, Statement], bool]) -> Entry | None:
+        """Take the next step out of the queue, if there is one and it `fits`, for the step that runs."""
+        with self._lock:
+            if not self._queue or not fits(self._queue[0][0], self._queue[0][2]):
+                return None
+            entry = self._dequeue()
+            entry[2].note_before(self)
+            return entry
+
+    def put_back(self, entries: Iterable[Entry]) -> None:
+        """Undo `take_next` of these steps, in their order."""
+        with self._lock:
+            for entry in reversed(list(entries)):
+                self._queue.appendleft(entry)
+                self.run.count_queued(entry[0], 1)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the body may append the next step soon. False if a step is queued, if the body waits for a
+        result, and if no step can be appended any more."""
+        closed = self.joined or self.run.body_done.is_set() or self.error is not None
+        return not (self._queue or closed or self.run.is_read(self))
 
     # --- running them ---
 
@@ -272,7 +297,7 @@ class Branch:
         except Exception as error:
             self._fail(_as_program_error(error, step), variable, statement)
 
-    def _next(self) -> tuple[Step, Variable | None, Statement] | None:
+    def _next(self) -> Entry | None:
         with self._lock:
             if self._queue:
                 return self._dequeue()

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from ramify.constraint import choices
-from ramify.errors import InvalidRequest, ProgramError, RamifyError, RequestTimeout, UnsupportedNode
+from ramify.decisions.answers import Answer
+from ramify.errors import (
+    BackendError,
+    InvalidRequest,
+    ProgramError,
+    RamifyError,
+    RequestTimeout,
+    UnsupportedNode,
+)
 from ramify.lang.calls.choices import SCORING, decide, token_length_normalized
 from ramify.lang.calls.limits import Limits, deadline
 from ramify.lang.calls.request import Output, all_of
 from ramify.lang.calls.session import Target
 from ramify.lang.calls.tool_turns import CallTurn, describe, form_of, open_calls
 from ramify.lang.program import nodes
+from ramify.lang.program.decisions import ask, gather
 from ramify.lang.program.retries import attempt, final_value
 from ramify.lang.program.sending import send
 from ramify.lang.program.tool_steps import (
@@ -40,6 +50,8 @@ from ramify.lang.prompt.view import View
 from ramify.lang.tools.forms import TaggedCalls
 from ramify.lang.tools.tool import ToolCalls
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.outputs import meta_info
+from ramify.lang.typed.decision import Decision
 from ramify.messages import Choices, TextChunk
 from ramify.sampling_options import DEFAULT_MAX_TOKENS, resolve_options
 from ramify.sampling_params import SamplingParams
@@ -229,6 +241,50 @@ class Interpreter(nodes.StepVisitor):
         self._append(branch.after(branch.content, output))
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
+    async def visit_Decide(self, step: nodes.Decide, variable: Variable) -> None:
+        branch = self._branch
+        more = [] if step.node.append else await gather(branch, step)
+        try:
+            with self._step("decide", step, variable) as call:
+                view = await self._view(step, call)
+                steps = [step, *(one for one, _, _ in more if isinstance(one, nodes.Decide))]
+                async with _within(step.node.timeout, branch.limits):
+                    try:
+                        rid, answers = await ask(branch, call, view, steps)
+                    except (InvalidRequest, BackendError) as error:
+                        if not more or error.transient:
+                            raise
+                        branch.put_back(more)  # each step asks alone, so that the error names its own line
+                        more = []
+                        rid, answers = await ask(branch, call, view, [step])
+                self._decide(rid, call, step, variable, answers.pop(0))
+            while more:
+                other, result, _ = more.pop(0)
+                assert isinstance(other, nodes.Decide)
+                assert result is not None
+                try:
+                    with self._step("decide", other, result) as shown:
+                        shown.merged, shown.model, shown.prompt_end = True, call.model, call.prompt_end
+                        self._decide(rid, shown, other, result, answers.pop(0))
+                except ProgramError as error:
+                    result.fail(error)
+                    raise
+        finally:
+            branch.put_back(more)
+
+    def _decide(
+        self, rid: str, call: Call, step: nodes.Decide, variable: Variable, answers: Sequence[Answer]
+    ) -> None:
+        """Set `variable` to the decision of `answers`, and append its text if `step` says so."""
+        found = step.decision(answers)
+        call.decisions = (("", found),) if isinstance(found, Decision) else tuple(found.items())
+        call.text = str(found)
+        if step.node.append:
+            self._append_text(str(found))
+        plain, usage = found.to_dict(), call.usage
+        text = json.dumps(plain, ensure_ascii=False)
+        variable.resolve(found, text=text, meta=lambda: meta_info(rid, usage, None) | plain)
+
     async def visit_CallTools(self, step: nodes.CallTools, variable: Variable) -> None:
         branch, turns = self._branch, in_turns(self._branch)
         warn_of_untold(branch, step, turns)
@@ -293,7 +349,7 @@ class Interpreter(nodes.StepVisitor):
 
     @contextlib.contextmanager
     def _step(
-        self, kind: Literal["gen", "select"], step: nodes.ModelStep, variable: Variable
+        self, kind: Literal["gen", "select", "decide"], step: nodes.ModelStep, variable: Variable
     ) -> Iterator[Call]:
         """A ``with`` block whose variable is a new call for `step`. An error in the block is raised as a
         `ProgramError` with the step's line, prompt and output."""

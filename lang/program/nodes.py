@@ -5,13 +5,17 @@ The visitor `Interpreter` runs a program; the visitor `RecordedBranch` in `lang/
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import ramify.graph as graph
-from ramify.graph import Change, Scalar, changed, scalar_text
+from ramify.decisions.answers import Answer
+from ramify.graph_text import Change, Scalar, changed, scalar_text
 from ramify.lang.calls.choices import METHODS, ChoicesSamplingMethod
+from ramify.lang.typed.decision import Decision, ModelDecision
+from ramify.lang.typed.questions import Asked, plain
+from ramify.lang.typed.schema import convert
 
 if TYPE_CHECKING:
     from ramify.lang.backends.base import Backend
@@ -90,7 +94,7 @@ class ModelStep(VariableStep):
     """A step that calls a model: the step's node in a graph, and the arguments that a graph cannot hold."""
 
     waits: ClassVar[bool] = True
-    node: graph.Gen | graph.Select | graph.CallTools
+    node: graph.Gen | graph.Select | graph.CallTools | graph.Decide
     """The options of the step in the form of a graph's node."""
     backend: Backend | str | None = field(default=None, kw_only=True)
     """The backend that the step names. None stands for the run's own backend."""
@@ -158,7 +162,8 @@ class ResultRef:
         value: Any = self.variable.read_thinking() if self.thinking else self.variable.read()
         value = value if self.index is None else value[self.index]
         for key in self.path:
-            value = value[key] if hasattr(value, "__getitem__") else getattr(value, str(key))
+            keyed = hasattr(value, "__getitem__") and not isinstance(value, ModelDecision)
+            value = value[key] if keyed else getattr(value, str(key))
         return value
 
 
@@ -228,6 +233,33 @@ class Select(ModelStep):
     def local(self) -> dict[str, object]:
         own = {} if self.own_method is None else {"choices_method": self.own_method}
         return super().local() | own
+
+
+@dataclass(frozen=True)
+class Decide(ModelStep):
+    """Answer questions about the content so far."""
+
+    node: graph.Decide
+    asked: Mapping[str, Asked]
+    """Field → question; the field of a single question is empty."""
+    kind: Any = None
+    """The type with the fields; None for a single question."""
+
+    @classmethod
+    def of(cls, node: graph.Decide, line: str | None) -> Decide:
+        """The step of a graph's node, whose values are plain data."""
+        return cls(node, {field: plain(question) for field, question in node.asked.items()}, line=line)
+
+    def decision(self, answers: Sequence[Answer]) -> Decision | ModelDecision:
+        """The result of the step. Raises ValueError if the type rejects the values."""
+        found = {
+            field: asked.decision(answer)
+            for (field, asked), answer in zip(self.asked.items(), answers, strict=True)
+        }
+        if "" in found:
+            return found[""]
+        values = {field: one.value for field, one in found.items()}
+        return ModelDecision(values if self.kind is None else convert(values, self.kind), found)
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ class Run(Session):
         """The `backend` of a step → number of queued steps, of all branches, that will call a model on this
         backend."""
         self._keys = itertools.count()
+        self._readers: list[Branch] = []
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
@@ -318,6 +319,23 @@ class Run(Session):
                 "This would block the event loop of an async program; there, "
                 'write await s.aget("name"), await s.wait(), or s.text_async_iter().'
             )
+
+    # --- waiting for more decisions ---
+
+    @contextlib.contextmanager
+    def reading(self, branch: Branch) -> Iterator[None]:
+        """A ``with`` block in which the body waits for a result of `branch`, and appends nothing to it."""
+        self._readers.append(branch)
+        self.notify()
+        try:
+            yield
+        finally:
+            self._readers.remove(branch)
+
+    def is_read(self, branch: Branch) -> bool:
+        """Whether the body waits, and so appends nothing to `branch` meanwhile. A plain function that waits
+        appends to no branch."""
+        return branch in self._readers or (bool(self._readers) and not self.asynchronous)
 
     # --- progress, for iteration over text ---
 

@@ -22,6 +22,7 @@ from ramify.lang.prompt.transcript import ends_on_token, place_of, prompt_of
 from ramify.lang.prompt.view import View
 from ramify.lang.trace.calls import Call
 from ramify.messages import HELD_S, Choices, Generate, NextUse, ProgramHint, TextChunk, Thinking
+from ramify.questions import Decide
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,20 +39,24 @@ async def send(
     next_use: NextUse | None = None,
     choices: Choices | None = None,
     thinking: Thinking | None = None,
+    decide: Decide | None = None,
+    opened: View[Target] | None = None,
 ) -> Output:
-    """Generate after `view`, or score `choices` after it, and record the result in `call`.
+    """Generate after `view`, or score `choices` after it, or ask the questions of `decide` about it, and
+    record the result in `call`.
 
     Args:
         follow: The variable that receives each chunk while it is generated, if the run streams; None if no
             variable receives chunks.
         next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
         thinking: The step's setting of thinking; None if the step has none.
+        opened: `view` with text appended that only this request has; None for `view` itself.
 
     Raises the errors of `ramify.lang.calls.request.send`, and `BudgetExceeded` if a limit does not allow the
     request.
     """
     run, target = branch.run, view.target
-    opened = view
+    opened = opened or view
     if thinking is not None and not target.takes_messages:
         opened = view._replace(content=open_answer(view.content, thinking, target.info))
     call.model, call.prompt_end = target.name, opened.content.tail
@@ -66,12 +71,13 @@ async def send(
         sampling=allowance.sampling,
         constraint=constraint,
         choices=choices,
+        decide=decide,
         hint=hint_of(branch, call, view, opened, next_use),
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_first(call.priority, run.options.get("priority"), target.priority),
         lora=_first(call.lora, lora, target.lora),
-        **_prompt(branch, view, opened, allowance.thinking),
+        **_prompt(branch, view, opened, allowance.thinking, decide),
     )
 
     def show(chunk: TextChunk) -> None:
@@ -85,11 +91,17 @@ async def send(
 
 
 def _prompt(
-    branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None
+    branch: Branch, view: View[Target], opened: View[Target], thinking: Thinking | None, decide: Decide | None
 ) -> dict[str, Any]:
     """The fields of `Generate` for the prompt: segments, or messages for a backend that takes only messages.
-    `opened` is `view` after `open_answer`; `view` itself if the request has no setting of thinking."""
+    `opened` is `view` with the text that only this request has, such as the beginning of thoughts; else
+    `view` itself. Questions without an opening of their own are asked about messages, if there are any."""
     target, dialogue = view.target, view.content.dialogue
+    if decide is not None:
+        messages = opened.content.dialogue.messages
+        if target.takes_messages or (messages and decide.opening is None):
+            return {"chat": messages}
+        return {"prompt": prompt_of(opened.content.tail, view.prompt).segments}
     if not target.takes_messages:
         prompt = prompt_of(opened.content.tail, view.prompt)
         branch.remember(view, prompt)
@@ -118,7 +130,7 @@ def hint_of(
 
     Args:
         view: The content before the request.
-        opened: `view` after `open_answer`; `view` itself if the request has no setting of thinking.
+        opened: `view` with the text that only this request has; else `view` itself.
         next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
     """
     run, target = branch.run, view.target

@@ -31,6 +31,7 @@ from ramify.lang.state.fork import ForkGroup
 from ramify.lang.state.streaming import ObjectStream, snapshot
 from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, descriptions_of
 from ramify.lang.trace.calls import Call
+from ramify.lang.typed.decision import Decision, ModelDecision
 from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.schema import convert, schema_of
 from ramify.messages import Usage
@@ -233,7 +234,8 @@ class ProgramState:
                     if self._declared(name):
                         break
         variable = self._branch.variable(name)
-        await variable.ready.wait()
+        with self._reading():
+            await variable.ready.wait()
         return self._value(variable, kind)
 
     def thinking(self, name: str) -> Any:
@@ -285,7 +287,8 @@ class ProgramState:
 
     async def wait(self) -> None:
         """Wait as `sync` does, for async programs."""
-        await self._all_done().wait()
+        with self._reading():
+            await self._all_done().wait()
 
     def error(self) -> ProgramError | None:
         """The error of this branch, else of the program's body, else of a branch forked from this one; None
@@ -420,10 +423,14 @@ class ProgramState:
             return
         self._branch.run.check_may_block()
         try:
-            event.block()
+            with self._reading():
+                event.block()
         except BaseException:  # Ctrl-C
             self._branch.run.request_cancel()
             raise
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._outside else self._branch.run.reading(self._branch)
 
     def _raise(self) -> None:
         error = self._branch.error or self._branch.run.error
@@ -435,6 +442,8 @@ def _as(variable: Variable, kind: Any) -> Any:
     value = variable.read()
     if kind is None or (isinstance(kind, type) and type(value) is kind):
         return value
+    if isinstance(value, Decision | ModelDecision):
+        return convert(value.value, kind)
     if variable.text is None:
         return convert(value, kind)
     return schema_of(kind).parse(variable.text)

@@ -13,6 +13,7 @@ import msgspec
 
 from ramify.lang.prompt.transcript import Piece, text_of
 from ramify.lang.trace.outputs import Tokens, add_usage
+from ramify.lang.typed.decision import Decision
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 from ramify.text import shortened
 
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from ramify.lang.tools.forms import TaggedCalls
     from ramify.lang.trace.misses import Misses
 
-CallKind = Literal["program", "fork", "gen", "select", "tool", "sample", "attempt"]
-"""The kind of a call. program and fork: containers of other calls. gen and select: steps of the program.
-tool: a call of a function by the model; not a request. sample (n > 1) and attempt (retries > 0): the children
-of a step that makes several requests, one for each request."""
+CallKind = Literal["program", "fork", "gen", "select", "decide", "tool", "sample", "attempt", "prior"]
+"""The kind of a call. program and fork: containers of other calls. gen, select and decide: steps of the
+program. tool: a call of a function by the model; not a request. The children of a step that makes several
+requests, one for each request: sample (n > 1), attempt (retries > 0), and for a decide with "pmi" sample and
+prior (the questions behind an empty state)."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -50,7 +52,8 @@ class Call:
     followed: bool = False
     """Whether the text is streamed while it is generated."""
     text: str = ""
-    """The text generated so far. For a select: the choice. For a tool: the result that the model is shown."""
+    """The text generated so far. For a select: the choice. For a decide: the text of its value. For a tool:
+    the result that the model is shown."""
     thinking: str | None = None
     """The thoughts before `text`; None if the step has no setting of thinking."""
     before: str = ""
@@ -67,6 +70,13 @@ class Call:
     """Log-probabilities of the prompt's last tokens; None if they were not requested."""
     choices: tuple[tuple[str, ChoiceScore], ...] = field(default=(), repr=False)
     """The choices of a select and their scores."""
+    asked: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
+    """The name and the fields of each step whose questions are in this request; the field of a single
+    question is empty."""
+    merged: bool = False
+    """Whether the step's questions were in the request of an earlier step."""
+    decisions: tuple[tuple[str, Decision], ...] = field(default=(), repr=False)
+    """The fields of a decide and their decisions."""
     form: TaggedCalls | None = field(default=None, repr=False)
     """The form of the step's tool calls; None in a step that calls no tools."""
     priority: int | None = None
@@ -88,8 +98,8 @@ class Call:
 
     @property
     def output(self) -> str:
-        """The whole generated text, thoughts included."""
-        return self.before + self.text
+        """The whole generated text, thoughts included. Empty for a decide, which generates nothing."""
+        return "" if self.asked else self.before + self.text
 
     @property
     def spent(self) -> Usage:
@@ -120,8 +130,11 @@ class Call:
         return usage.prompt_tokens - usage.cached_tokens
 
     @property
-    def tokens_of_prompt(self) -> int:
-        """Number of tokens of `prompt`, without the tokens of scored choices."""
+    def tokens_of_prompt(self) -> int | None:
+        """Number of tokens of `prompt`, without the tokens of scored choices. None for a decide, whose usage
+        counts its questions as well."""
+        if self.asked:
+            return None
         inner = {
             score.tokens.ids[:end] for _, score in self.choices for end in range(1, len(score.tokens.ids))
         }
@@ -157,7 +170,8 @@ class Call:
     @property
     def sent(self) -> bool:
         """Whether this call is itself a request to the backend."""
-        return self.kind not in ("program", "fork", "tool") and not self.children and not self.stored
+        steps = self.kind not in ("program", "fork", "tool") and not self.merged
+        return steps and not self.children and not self.stored
 
     @property
     def requests(self) -> int:
@@ -198,6 +212,8 @@ class Call:
             "resent": self.resent,
             "text": self.text,
             "thinking": self.thinking,
+            "decisions": {field: one.to_dict() for field, one in self.decisions},
+            "merged": self.merged,
             "finish_reason": self.finish.reason if self.finish else None,
             "error": self.error,
             "miss": None if miss is None else miss.to_dict(),
@@ -225,7 +241,7 @@ CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
 """The call for which the method `generate` of a backend is running. A scripted backend looks up its answer by
 the name of this call."""
 
-STEPS = ("program", "fork", "gen", "select", "tool")
+STEPS = ("program", "fork", "gen", "select", "decide", "tool")
 MAX_TEXT = 40
 
 
@@ -254,6 +270,14 @@ def label_of(call: Call) -> str:
     return call.name if call.kind in ("program", "fork") else f"{call.kind} {call.name}"
 
 
+def decided(call: Call) -> str:
+    """The values of a decide with their probabilities, such as ``urgent True 0.91, team billing 0.64``."""
+    shown = [
+        f"{field} {one.text} {one.probabilities[one.value]:.2f}".lstrip() for field, one in call.decisions
+    ]
+    return shortened(", ".join(shown), 2 * MAX_TEXT)
+
+
 def _figures(call: Call) -> str:
     usage = call.usage
     time = "  running" if call.duration_s is None else f"{call.duration_s:7.3f} s"
@@ -261,6 +285,8 @@ def _figures(call: Call) -> str:
     outcome = repr(text) if call.error is None else f"failed: {text}"
     if call.kind == "tool":
         outcome = f"{shortened(call.arguments or '', MAX_TEXT)} → {outcome}"
+    if call.decisions and call.error is None:
+        outcome = decided(call)
     if call.kind == "tool" and not call.requests:
         return f"{time}  {outcome}"
     thought = f", thinking {usage.reasoning_tokens}" if usage.reasoning_tokens else ""
@@ -272,4 +298,5 @@ def _figures(call: Call) -> str:
     if call.kind in ("program", "fork"):
         return figures
     how = f"  sent again {call.resent}x" if call.resent else f"  stored {usage.stored_tokens}" * call.stored
+    how += "  asked with the step before" * call.merged
     return f"{figures}{how}  {outcome}"

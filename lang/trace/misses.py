@@ -121,7 +121,7 @@ class Misses:
     def _explain(self, call: Call) -> None:
         prompt = call.prompt
         nearest, shared = self._nearest(call.model, prompt)
-        known = {0: 0, len(prompt): call.tokens_of_prompt}
+        known = {0: 0} | self._known_end(call)
         if nearest is not None:
             known |= {place: tokens for place, tokens in self._known(nearest).items() if place <= shared}
         if call.end_s is not None and call.own_usage.prompt_tokens:
@@ -148,7 +148,7 @@ class Misses:
         usage, length = call.own_usage, len(call.prompt)
         if not usage.prompt_tokens:
             return {}
-        found = {length: call.tokens_of_prompt}
+        found = self._known_end(call)
         if call.tokens is not None:
             tokens, place = usage.prompt_tokens, length
             for count, chars in zip(call.tokens.counts, call.tokens.chars, strict=True):
@@ -156,6 +156,10 @@ class Misses:
                 if chars:
                     found[place] = tokens
         return found
+
+    def _known_end(self, call: Call) -> dict[int, int]:
+        count = call.tokens_of_prompt
+        return {} if count is None else {len(call.prompt): count}
 
     def _miss(
         self, call: Call, prompt: str, nearest: Call | None, shared: int, computed: int, known: dict[int, int]

@@ -86,6 +86,15 @@ def report_data(root: Call) -> dict[str, Any]:
             data["choices"] = [
                 [text, [list(score) for score in scores_of(found.tokens)]] for text, found in call.choices
             ]
+        if call.decisions:
+            data["merged"] = call.merged
+            data["decisions"] = [
+                [
+                    *(field, one.text, one.confidence, one.option_mass, one.layout),
+                    list(zip(one.texts, one.probabilities.values(), strict=True)),
+                ]
+                for field, one in call.decisions
+            ]
         if cached is not None:
             data["cached_chars"], data["exact"] = cached.chars, cached.exact
         if miss is not None:

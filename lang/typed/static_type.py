@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ramify.graph import Scalar
+from ramify.graph_text import Scalar
 from ramify.lang.typed.adapters import adapter_of
 
 SCALARS: dict[str, frozenset[str]] = {
@@ -82,6 +82,23 @@ class StaticType:
         if field is None or "validation_alias" in field or not field.get("init", True):
             return None
         return StaticType(field["schema"], self._definitions)
+
+
+class KnownType(StaticType):
+    """A type with given parts, which are read as attributes and as items."""
+
+    def __init__(self, scalar: Scalar | None = None, parts: Mapping[Any, StaticType] | None = None) -> None:
+        self._scalar, self._parts = scalar, parts or {}
+
+    def attribute(self, name: str) -> StaticType | None:
+        return self._parts.get(name)
+
+    def item(self, key: object) -> StaticType | None:
+        return self._parts.get(key)
+
+    @property
+    def scalar(self) -> Scalar | None:
+        return self._scalar
 
 
 def static_type(kind: Any) -> StaticType | None:

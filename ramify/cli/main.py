@@ -23,6 +23,7 @@ COMMANDS = {
     "pull": "fetch a model and print its path",
     "inspect": "say what a model is, what it needs, and what of it fits this machine",
     "quantize": "write a model with quantised weights",
+    "calibrate": "measure decisions on labelled questions, and fit temperatures to them",
     "cache": "list what is kept on disk, and remove it",
     "bench": "load-test an OpenAI-compatible endpoint",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import functools
 import importlib.util
 import inspect
@@ -16,7 +15,7 @@ from typing import Any
 
 from ramify.cli.row_files import json_or_text
 from ramify.cli.run_rows import InputRows, required
-from ramify.cli.target import add_target_flags, engine_of
+from ramify.cli.target import add_target_flags, target
 from ramify.errors import InvalidRequest, NotFound, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.output import STANDARD_OUTPUT, check_file, check_out, descriptor, is_stream
@@ -105,18 +104,11 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _on_target(work: Callable[[Any], int], options: argparse.Namespace) -> int:
-    engine = engine_of(options)
-    if engine is not None:
-        with engine:
-            return work(engine)
-    from ramify.lang.backends.endpoint import RuntimeEndpoint
-
     retry_for = (
         RETRY_FOR_S if options.give_up_after is None else min(max(options.give_up_after, 0), RETRY_FOR_S)
     )
-    backend = RuntimeEndpoint(options.endpoint, api_key=options.endpoint_key, retry_for=retry_for)
-    with contextlib.closing(backend) as endpoint:
-        return work(endpoint)
+    with target(options, retry_for=retry_for) as backend:
+        return work(backend)
 
 
 def _once(options: argparse.Namespace) -> Callable[[Any], int]:
@@ -266,7 +258,7 @@ def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:
     if inspect.isawaitable(state):
         state = asyncio.run(_await(state))
     error = state.error()
-    names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select")]
+    names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select", "decide")]
     for name in dict.fromkeys(names):
         if name not in state:
             continue  # a variable of a branch; the tree below shows it

@@ -1,8 +1,10 @@
-"""The target of `run` and `chat`: an engine started for the command, or a server."""
+"""The target of `run`, `chat` and `calibrate`: an engine started for the command, or a server."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.cli.flags import add_config_flags, configured, given_fields
@@ -10,6 +12,7 @@ from ramify.errors import BackendError, InvalidRequest
 from ramify.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
+    from ramify.lang.backends.endpoint import RuntimeEndpoint
     from ramify.runtime.engine.engine import Engine
 
 
@@ -52,3 +55,21 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
     from ramify.runtime.engine.engine import Engine
 
     return configured(Engine, given)
+
+
+@contextlib.contextmanager
+def target(options: argparse.Namespace, **endpoint: Any) -> Iterator[Engine | RuntimeEndpoint]:
+    """The engine that the flags describe, started, or the server that --endpoint names.
+
+    `endpoint`: options of `RuntimeEndpoint`.
+    """
+    engine = engine_of(options)
+    if engine is not None:
+        with engine:
+            yield engine
+        return
+    from ramify.lang.backends.endpoint import RuntimeEndpoint
+
+    backend = RuntimeEndpoint(options.endpoint, api_key=options.endpoint_key, **endpoint)
+    with contextlib.closing(backend):
+        yield backend

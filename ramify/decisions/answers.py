@@ -11,6 +11,7 @@ Example: a choice with the spellings "Yes" and "yes" of its first option and "no
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -24,6 +25,9 @@ from ramify.questions import (
     QuestionKind,
     QuestionScores,
 )
+
+_LEAST = math.log(sys.float_info.min)
+"""Least logarithm of a probability by which "pmi" divides."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,21 +88,30 @@ def answer(
     than "sum" if a remote endpoint gave probabilities, which have no scores to normalise.
     """
     n = len(question.options)
+    heat, each_form = 1.0, False
+    if calibration is not None and calibration.layout == scores.layout:
+        heat, each_form = temperature(calibration, question.kind, n), calibration.each_form
+
+    def of_form(form: FormScores, count: int, other: FormScores | None) -> list[float]:
+        weights = _weights(form, count, normalise, other)
+        return [weight / heat for weight in weights] if each_form else weights
+
     if not scores.forms:
         probabilities = list(_given(scores, normalise))
     elif scores.forms[0].about >= 0:
-        yes = [0.0] * n
+        yes = [-math.inf] * n
         for form in scores.forms:
-            yes[form.about] = _normalised(_weights(form, 2, normalise, _same(empty, form)))[0]
-        probabilities = [each / sum(yes) for each in yes]
+            weights = of_form(form, 2, _same(empty, form))
+            yes[form.about] = weights[0] - total if (total := _log_sum(weights)) > -math.inf else total
+        probabilities = _normalised(yes)
     else:
         orders = [
-            _normalised(_weights(form, n, normalise, other))
+            _normalised(of_form(form, n, other))
             for form, other in zip(scores.forms, _forms(empty, len(scores.forms)), strict=True)
         ]
         probabilities = [math.fsum(column) / len(orders) for column in zip(*orders, strict=True)]
-    if calibration is not None and calibration.layout == scores.layout:
-        probabilities = tempered(probabilities, temperature(calibration, question.kind, n))
+    if not each_form:
+        probabilities = tempered(probabilities, heat)
     mass = scores.option_mass
     if scores.forms:
         total = math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
@@ -143,7 +156,8 @@ def _weights(form: FormScores, n: int, normalise: Normalisation, empty: FormScor
     if normalise != "pmi":
         return weights
     assert empty is not None
-    return [here - there for here, there in zip(weights, _weights(empty, n, "sum", None), strict=True)]
+    alone = _weights(empty, n, "sum", None)
+    return [here - max(there, _LEAST) for here, there in zip(weights, alone, strict=True)]
 
 
 def _normalised(logs: Sequence[float]) -> list[float]:

@@ -17,8 +17,6 @@ from ramify.questions import (
     Decide,
     LayoutName,
     OptionEnd,
-    Question,
-    QuestionKind,
 )
 from ramify.spelling import check_word
 
@@ -42,8 +40,8 @@ def place_of(field: str | None) -> Place | None:
     found = _PLACE.fullmatch(field or "")
     if found is None:
         return None
-    question, option, name = found.groups()
-    return Place(question and int(question), option and int(option), name or "")
+    question, option = (None if index is None else int(index) for index in found.groups()[:2])
+    return Place(question, option, found[3] or "")
 
 
 def check_decide(request: Generate) -> Decide | None:
@@ -60,7 +58,7 @@ def check_decide(request: Generate) -> Decide | None:
             field="decide.questions",
         )
     for index, question in enumerate(decide.questions):
-        _check_question(question, f"decide.questions[{index}]")
+        question.check(f"decide.questions[{index}]")
     check_word("decide.layout", decide.layout, get_args(LayoutName))
     check_word("decide.end", decide.end, get_args(OptionEnd))
     if not 0 < decide.permutations <= MAX_OPTIONS:
@@ -101,29 +99,4 @@ def check_template_variables(variables: dict[str, object]) -> None:
                 f"{name} has no effect where questions are answered: an answer without thoughts is begun.",
                 field=f"template_kwargs.{name}",
                 remedy="Leave it out.",
-            )
-
-
-def _check_question(question: Question, field: str) -> None:
-    options = question.options
-    check_word(f"{field}.kind", question.kind, get_args(QuestionKind))
-    if question.kind == "predicate":
-        if len(options) != 2:
-            raise InvalidRequest(
-                f"A predicate has {len(options)} options; it has two, true and then false.",
-                field=f"{field}.options",
-            )
-        return
-    if not 0 < len(options) <= MAX_OPTIONS:
-        raise InvalidRequest(
-            f"A question has {len(options)} options; it has 1 to {MAX_OPTIONS}.", field=f"{field}.options"
-        )
-    first: dict[str, int] = {}
-    for index, option in enumerate(options):
-        place = f"{field}.options[{index}].name"
-        if not option.name:
-            raise InvalidRequest("An option is empty: it has no tokens.", field=place)
-        if first.setdefault(option.name, index) != index:
-            raise InvalidRequest(
-                f"Two options are named {option.name!r:.80}: {first[option.name]} and {index}.", field=place
             )

@@ -12,15 +12,13 @@ Example: a choice "Which team?" with the options billing and returns (described 
 A `Form` is the text between `Decide.opening` and `Decide.closing`. A layout writes the forms of one question;
 it sees neither other questions nor their number. A change of any text needs a new version.
 
-The layout of a trained checkpoint is a `Layout` too. The tokenizer process asks `ramify.decisions.trained`
-for it, and uses it in place of those here. A trained layout has no opening and closing (`Layout.bare`): its
-forms begin right behind the state, and its `state` writes the state's segments.
+The layout of a trained checkpoint (`ramify.decisions.trained`) is a `Layout` too. It has no opening and
+closing: its forms begin right behind the state, and its `state` writes the state's segments.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -136,20 +134,6 @@ def orders(question: Question, permutations: int) -> list[list[int]]:
     n = len(question.options)
     count = min(permutations, n) if question.kind == "choice" else 1
     return [[(shift * n // count + place) % n for place in range(n)] for shift in range(count)]
-
-
-def option_names(values: Sequence[str | bool]) -> list[str]:
-    """Names of the options of a choice whose values may be of both types.
-
-    A bool is written as in JSON. Beside a text that spells a bool, all texts are written as JSON strings, so
-    that true and "true" differ.
-    """
-    bools = {json.dumps(value) for value in values if isinstance(value, bool)}
-    quoted = any(value in bools for value in values if isinstance(value, str))
-    return [
-        value if isinstance(value, str) and not quoted else json.dumps(value, ensure_ascii=False)
-        for value in values
-    ]
 
 
 def _label_names() -> Iterator[str]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint, checked
+from ramify.decisions.calibration import read_calibration
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
@@ -51,10 +52,13 @@ DRAIN_S = 30.0
 
 
 def _check_names(config: EngineConfig) -> None:
-    """Raise `NotFound` if a model or an adapter does not exist, as far as this machine can tell."""
+    """Raise `NotFound` if a model, an adapter or the calibration does not exist, as far as this machine can
+    tell, and `InvalidRequest` if the calibration is no such file."""
     check_name(config.model)
     if config.draft_model is not None:
         check_name(config.draft_model, "draft_model")
+    if config.calibration is not None:
+        read_calibration(config.calibration)
     for name, path in config.loras.items():
         if not Path(path).expanduser().is_dir():
             raise NotFound(

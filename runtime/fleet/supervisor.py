@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from ramify.decisions.calibration import check_calibration, read_calibration
+from ramify.decisions.layouts import LAYOUTS
 from ramify.engine_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
 from ramify.model_info import ModelInfo
@@ -94,7 +96,10 @@ class EngineSupervisor:
         self.page_bytes = 0
 
     async def start(self) -> None:
-        """Find the model's files and start the engine core. Raises when either fails."""
+        """Find the model's files and start the engine core. Raises when either fails, and for a wrong
+        calibration."""
+        if self._config.calibration is not None:
+            read_calibration(self._config.calibration)  # fails before the model is loaded
         weights = self._config.load_format != "dummy"
         self._files = await asyncio.to_thread(resolve, self._config.model, weights=weights)
         if self._config.draft_model is not None:
@@ -160,16 +165,21 @@ class EngineSupervisor:
             died=self._worker_died,
         )
         ready = await engine.start()
+        self._engine = engine
         info = ready["scheduler"].model_info
         assert info is not None
+        model, calibration = fingerprint(self._files, self._config, info), info.calibration
+        if (path := self._config.calibration) is not None:
+            calibration = read_calibration(path)
+            check_calibration(calibration, path, model, {one.name for one in LAYOUTS.values()})
         self.info = msgspec.structs.replace(
             info,
             chat_format=ready["tokenizer"].chat_format,
-            fingerprint=fingerprint(self._files, self._config, info),
+            fingerprint=model,
+            calibration=calibration,
         )
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
         self.page_bytes = ready["scheduler"].page_bytes
-        self._engine = engine
         self._unheard = 0
         self._running = True
         self._last_message = time.monotonic()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ramify import cache
+from ramify.decisions.trained import FILES as TRAINED_FILES
 from ramify.errors import NotFound
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.machine import this_machine
@@ -31,6 +32,7 @@ _SMALL_FILES = {
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    *TRAINED_FILES,
 }
 
 _MOVED = {"distilgpt2": "distilbert/distilgpt2"} | {
@@ -274,7 +276,7 @@ def _paths_on_hub(listing: Listing, progress: bool) -> tuple[Sequence[str], str 
         quant = _chosen(name, quants, lambda quant: _why_not_on_hub(listing, quant), progress)
     else:
         raise NotFound(f"the Hugging Face hub: {name.repository} holds neither safetensors nor GGUF weights")
-    return quant.files, quant.files[0]
+    return [*quant.files, *TRAINED_FILES & listing.files.keys()], quant.files[0]
 
 
 def _why_not(weights: Path) -> str | None:

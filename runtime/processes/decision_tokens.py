@@ -13,8 +13,8 @@ in two batches.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -24,14 +24,12 @@ from ramify.engine_messages import DecisionForm, DecisionTokens, WrittenQuestion
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Segment
 from ramify.model_info import ThinkingFormat
-from ramify.questions import Decide
+from ramify.questions import Decide, Question
 
 PLACE = "\U0010fffd"
 """A private-use character that holds the place of a question in a chat, while the template renders it."""
 BLANK_LINE = "\n\n"
 PLAIN_CLOSING = "\nAnswer:"
-_LAST_WORD = re.compile(r"\S*\s*$")
-"""The end of a closing that may share a token with an option: tokens span no earlier white space."""
 MAX_AUTO_TOKENS = 8
 """Most tokens of an option that the layout "auto" writes verbatim."""
 MAX_FORM_CHARACTERS = 8 << 20
@@ -41,6 +39,10 @@ EncodeAll = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """Texts → token ids of each. The texts do not begin the prompt."""
 Paths = dict[str, tuple[int, ...]]
 """Text of a spelling → its token ids behind the closing."""
+
+
+MAX_KNOWN_IDS = 1_000_000
+"""Most token ids of questions that are kept for later requests, about 36 bytes each."""
 
 
 class Surroundings(NamedTuple):
@@ -85,6 +87,10 @@ def _without_thoughts(closing: str, thinking: ThinkingFormat | None) -> str:
     return closing.removesuffix(longest) + thinking.off
 
 
+_Key = tuple[Layout | None, Question, int, Surroundings]
+"""Layout, None if it is chosen; question; permutations; texts around it."""
+
+
 class DecisionTokenizer:
     """Writes questions in their layouts, and tokenises them.
 
@@ -107,18 +113,39 @@ class DecisionTokenizer:
         self._encode_all = encode_all
         self._marked = marked
         self._trained = trained
+        self._known: OrderedDict[_Key, WrittenQuestion] = OrderedDict()
+        """Questions and their ids, least recently used first: the same are often asked of many states."""
+        self._known_ids = 0
 
     def layout(self, decide: Decide) -> Layout | None:
-        """The layout of all questions; None if one is chosen for each. Raises `UnsupportedField` for
-        "trained" if the checkpoint has no layout."""
+        """The layout of all questions; None if one is chosen for each.
+
+        "auto" takes no trained layout if the client has written the texts around the questions. Raises
+        `UnsupportedField` for "trained" if the checkpoint has no layout, and for fields that a trained layout
+        does not have.
+        """
         if decide.layout in LAYOUTS:
             return LAYOUTS[decide.layout]
-        if decide.layout == "trained" and self._trained is None:
-            raise UnsupportedField(
-                "No layout is known that this checkpoint was trained with.",
-                field="decide.layout",
-                remedy="Use auto.",
-            )
+        surrounded = decide.opening is not None or decide.closing is not None
+        if self._trained is None or (decide.layout == "auto" and surrounded):
+            if decide.layout == "trained":
+                raise UnsupportedField(
+                    "No layout is known that this checkpoint was trained with.",
+                    field="decide.layout",
+                    remedy="Use auto.",
+                )
+            return None
+        for field, given in (
+            ("opening", decide.opening is not None),
+            ("closing", decide.closing is not None),
+            ("end", decide.end != "prefix"),
+        ):
+            if given:
+                raise UnsupportedField(
+                    f"{field} has no effect in the layout that this checkpoint was trained with.",
+                    field=f"decide.{field}",
+                    remedy="Leave it out, or name another layout.",
+                )
         return self._trained
 
     def tokens(self, decide: Decide, around: Surroundings) -> DecisionTokens:
@@ -127,22 +154,43 @@ class DecisionTokenizer:
         Raises `InvalidRequest` for options without tokens or with equal tokens, and for questions that are
         too long together.
         """
-        named = self.layout(decide)
-        layouts = [named or LAYOUTS["verbatim"]] * len(decide.questions)
-        forms = _written(layouts, decide)
+        layout, known = self.layout(decide), self._known
+        keys = [(layout, question, decide.permutations, around) for question in decide.questions]
+        places: dict[_Key, int] = {}
+        for index, key in enumerate(keys):
+            if key in known:
+                known.move_to_end(key)
+            else:
+                places.setdefault(key, index)
+        for key, written in zip(places, self._written(decide, layout, around, places.values()), strict=True):
+            known[key] = written
+            self._known_ids += _ids_of(written)
+        found = tuple([known[key] for key in keys])
+        while self._known_ids > MAX_KNOWN_IDS:
+            self._known_ids -= _ids_of(known.popitem(last=False)[1])
+        return DecisionTokens(questions=found, end=decide.end, prompt_ids=decide.prompt_ids)
+
+    def _written(
+        self, decide: Decide, layout: Layout | None, around: Surroundings, places: Iterable[int]
+    ) -> Iterator[WrittenQuestion]:
+        """The questions of `decide` with the indices `places`."""
+        questions = {index: decide.questions[index] for index in places}
+        layouts = dict.fromkeys(questions, layout or LAYOUTS["verbatim"])
+        forms = _forms(questions, layouts, decide.permutations)
         paths: Paths = {}
-        self._add_paths(paths, forms, around.closing)
-        if named is None:
-            layouts = [LAYOUTS["labels" if _needs_labels(one[0], paths) else "verbatim"] for one in forms]
-            forms = _written(layouts, decide)
-            self._add_paths(paths, forms, around.closing)
-        bodies = iter(self._bodies([form for one in forms for form in one], around))
-        questions = []
-        for index, (layout, one) in enumerate(zip(layouts, forms, strict=True)):
+        self._add_paths(paths, forms.values(), around.closing)
+        if layout is None:
+            labelled = {
+                index: one for index, one in questions.items() if _needs_labels(forms[index][0], paths)
+            }
+            layouts |= dict.fromkeys(labelled, LAYOUTS["labels"])
+            forms |= _forms(labelled, layouts, decide.permutations)
+            self._add_paths(paths, forms.values(), around.closing)
+        bodies = iter(self._bodies([form for one in forms.values() for form in one], around))
+        for index, one in forms.items():
             place = f"decide.questions[{index}]"
             tokenised = [_tokenised(form, next(bodies), paths, place) for form in one]
-            questions.append(WrittenQuestion(layout=layout.name, forms=tuple(tokenised)))
-        return DecisionTokens(questions=tuple(questions), end=decide.end, prompt_ids=decide.prompt_ids)
+            yield WrittenQuestion(layout=layouts[index].name, forms=tuple(tokenised))
 
     def _add_paths(self, paths: Paths, written: Iterable[Sequence[Form]], closing: str) -> None:
         """Add the ids of each spelling that is a text: those that the text adds to the ids of `closing`."""
@@ -157,13 +205,12 @@ class DecisionTokenizer:
             return
         marked = {text: self._marked(text) for text in sorted(texts)}
         gap = " " if closing.endswith(":") else ""
-        tail = _LAST_WORD.findall(closing)[0]
-        before, *joint = map(
-            tuple, self._encode_all([tail, *[tail + gap + text for text in marked.values()]])
-        )
+        stripped = closing.rstrip()
+        tail = "".join(stripped.split()[-1:]) + closing[len(stripped) :]  # tokens span no earlier space
+        before, *joint = self._encode_all([tail, *[tail + gap + text for text in marked.values()]])
         apart = []
         for text, ids in zip(marked, joint, strict=True):
-            paths[text] = ids[len(before) :]
+            paths[text] = tuple(ids[len(before) :])
             if ids[: len(before)] != before:  # the text changes tokens of the closing
                 apart.append(text)
         for text, ids in zip(apart, self._encode_all([gap + marked[text] for text in apart]), strict=True):
@@ -185,11 +232,13 @@ class DecisionTokenizer:
         return self._marked(part) if isinstance(part, str) else part
 
 
-def _written(layouts: Sequence[Layout], decide: Decide) -> list[list[Form]]:
+def _forms(
+    questions: Mapping[int, Question], layouts: Mapping[int, Layout], permutations: int
+) -> dict[int, list[Form]]:
     """The forms of each question. Raises `InvalidRequest` if they are too long together."""
-    written, size = [], 0
-    for layout, question in zip(layouts, decide.questions, strict=True):
-        forms = layout.forms(question, decide.permutations)
+    found, size = {}, 0
+    for index, question in questions.items():
+        forms = found[index] = layouts[index].forms(question, permutations)
         size += sum(len(part) for form in forms for part in form.body)
         if size > MAX_FORM_CHARACTERS:
             raise InvalidRequest(
@@ -198,8 +247,11 @@ def _written(layouts: Sequence[Layout], decide: Decide) -> list[list[Form]]:
                 field="decide.questions",
                 remedy="Send several requests, or fewer permutations.",
             )
-        written.append(forms)
-    return written
+    return found
+
+
+def _ids_of(written: WrittenQuestion) -> int:
+    return sum(len(form.ids) + sum(map(len, form.paths)) for form in written.forms)
 
 
 def _joined(parts: Iterable[Segment]) -> Iterator[Segment]:

@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 from ramify.decisions.checks import check_decide, check_template_variables
+from ramify.decisions.layouts import Layout
+from ramify.decisions.trained import Other, trained
 from ramify.engine_messages import (
     Detokenize,
     Failed,
@@ -50,6 +52,7 @@ from ramify.runtime.processes.decision_tokens import (
 from ramify.runtime.processes.flow_queue import FlowQueue
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
 from ramify.runtime.processes.message_texts import MARK, MessageTexts
+from ramify.runtime.processes.trained_layout import trained_layout
 from ramify.runtime.processes.worker_process import reporting_start_up, take_orders
 from ramify.runtime.processes.worker_start import finish_startup
 
@@ -91,6 +94,7 @@ class PromptTokenizer:
 
     metadata : that of the model's GGUF file
     special_in_messages : see `EngineConfig.special_tokens_in_messages`
+    trained : the layout of questions that the checkpoint was trained with
     template_s, cached_characters : the limits `TEMPLATE_S` and `CACHED_CHARACTERS`
     """
 
@@ -100,6 +104,7 @@ class PromptTokenizer:
         *,
         special_in_messages: bool = True,
         metadata: Mapping[str, Any] = MappingProxyType({}),
+        trained: Layout | None = None,
         template_s: float = TEMPLATE_S,
         cached_characters: int = CACHED_CHARACTERS,
     ) -> None:
@@ -110,7 +115,7 @@ class PromptTokenizer:
         self._messages = None if special_in_messages else MessageTexts(tokenizer)
         self._bos: int | None = tokenizer.bos_token_id
         self._decisions = DecisionTokenizer(
-            self._encode_inside, str if self._messages is None else self._messages.marked_values
+            self._encode_inside, str if self._messages is None else self._messages.marked_values, trained
         )
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
         """(text, whether it begins the prompt) → ids, least recently used first. A program sends its earlier
@@ -209,7 +214,7 @@ class PromptTokenizer:
             return (request.prompt if request.chat is None else (self._render(request),)), None
         layout = self._decisions.layout(decide)
         if layout is not None and layout.state is not None:
-            return layout.state(request), Surroundings("", "", bare=True)
+            return layout.state(self._marked(request)), Surroundings("", "", bare=True)
         prompt, around = request.prompt, Surroundings(BLANK_LINE, PLAIN_CLOSING)
         if request.chat is not None:
             check_template_variables(json.loads(request.template_kwargs or "{}"))
@@ -397,6 +402,14 @@ class PromptTokenizer:
         tokenizer has added another."""
         return self._bos is not None and ids[:2] == [self._bos, self._bos]
 
+    def _marked(self, request: Generate) -> Generate:
+        """`request` with marks in the special tokens that the messages of its chat spell."""
+        if self._messages is None or request.chat is None:
+            return request
+        mark = self._messages.marked_values
+        chat = [msgspec.structs.replace(turn, content=mark(turn.content)) for turn in request.chat]
+        return msgspec.structs.replace(request, chat=tuple(chat))
+
     def _render(self, request: Generate, **more: Any) -> str:
         """The chat as the template renders it. `more`: further variables of the template."""
         if not self._tokenizer.chat_template:
@@ -470,10 +483,15 @@ def main() -> None:
     with reporting_start_up("tokenizer", frontend):
         tokenizer = load_tokenizer(Path(orders.tokenizer))
         weights = Path(orders.weights)
+        metadata = {} if weights.is_dir() else read_header(weights).metadata
+        found = trained(weights, metadata)
+        if isinstance(found, Other):
+            log.warning("This is %s (%s): decisions need a named layout.", found.kind, found.source)
         prompts = PromptTokenizer(
             tokenizer,
             special_in_messages=orders.config.special_tokens_in_messages,
-            metadata={} if weights.is_dir() else read_header(weights).metadata,
+            metadata=metadata,
+            trained=trained_layout(found, tokenizer),
         )
         ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=prompts.chat_format)
     frontend.send(ready)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ramify.decisions.decider import DeciderConfig
+from ramify.decisions.trained import trained
 from ramify.engine_messages import CompilerDied, GetTree, Ready, ToScheduler
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
@@ -30,6 +32,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.loading.load import (
     BY_TRANSFORMERS,
     FAMILIES,
@@ -253,6 +256,8 @@ def _load(
 def _model_info(orders: Orders, config: EngineConfig, runner: Runner, limits: Limits) -> ModelInfo:
     assert config.max_running is not None
     assert config.chunk_tokens is not None
+    weights = Path(orders.weights)
+    found = trained(weights, {} if weights.is_dir() else read_header(weights).metadata)
     return ModelInfo(
         name=orders.model_name,
         path=orders.weights,
@@ -265,8 +270,10 @@ def _model_info(orders: Orders, config: EngineConfig, runner: Runner, limits: Li
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
         page_size=runner.pool.page_size,
-        pooling=pooling_of(Path(orders.weights)),
-        sampling_defaults=sampling_defaults_of(Path(orders.weights)),
+        pooling=pooling_of(weights),
+        sampling_defaults=sampling_defaults_of(weights),
+        trained_layout="" if found is None else found.layout,
+        calibration=found.calibration if isinstance(found, DeciderConfig) else None,
         model_impl="native" if isinstance(runner.model, Model) else "transformers",
         chat_format=None,  # filled in by the tokenizer process
     )

@@ -1,8 +1,8 @@
 """The endpoint ``POST /v1/calls``: one call of a program, sent by Ramify's own client as runtime structs.
 
-``request`` is a `Generate` with a prompt of segments. ``model`` is the fingerprint of the model that the
-program started on: the prompt may contain token ids of that model, so a server that has another model by now
-refuses the request.
+``request`` is a `Generate` with a prompt of segments, or with a chat and questions about it. ``model`` is the
+fingerprint of the model that the program started on: the prompt may contain token ids of that model, so a
+server that has another model by now refuses the request.
 
 The response is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
 before the first event is sent as a response with its own status. A later error is sent as an event
@@ -31,7 +31,8 @@ router = APIRouter()
 
 PATH = "/v1/calls"
 UNSUPPORTED = ("chat", "tools", "template_kwargs", "thinking")
-"""Fields of `Generate` that are refused, since programs write the turns of a chat themselves."""
+"""Fields of `Generate` that are refused, since programs write the turns of a chat themselves. A chat is taken
+with questions, which are written into its turns."""
 
 
 class _StrictGenerate(Generate, frozen=True, kw_only=True, tag="Generate", forbid_unknown_fields=True):
@@ -63,13 +64,14 @@ router.add_route(PATH, answer_call, methods=["POST"])
 def _check(generate: Generate, service: Service) -> None:
     """Raise `InvalidRequest` for a wrong value of a field that the frontend does not check."""
     for field in UNSUPPORTED:
-        if getattr(generate, field):
+        if getattr(generate, field) and (field != "chat" or generate.decide is None):
             raise UnsupportedField(
                 f"{field} is not taken here.", field=field, remedy="Use /v1/chat/completions."
             )
     if not generate.rid:
         raise InvalidRequest("rid is empty.", field="rid")
-    check_segments(generate.prompt, "prompt", service.frontend.info.vocab_size)
+    if generate.chat is None or generate.prompt:
+        check_segments(generate.prompt, "prompt", service.frontend.info.vocab_size)
     checked_priority(generate.priority)
     if generate.hint is not None:
         check_hint(generate.hint, "hint")

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ramify.engine_messages import FlushCache, Ready, StepText
-from ramify.errors import EngineClosed, EngineError, WorkerDied
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, WorkerDied
 from ramify.messages import TextChunk
+from ramify.model_info import ModelInfo
+from ramify.questions import Calibration, Temperature
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.fleet.replica import EngineEvents
 from ramify.runtime.fleet.supervisor import EngineSupervisor
@@ -58,6 +61,7 @@ class Supervised:
 
     failures : errors of the first launches, in order; None for a launch that succeeds
     callbacks : callbacks in place of the recording ones
+    calibration : the field of the same name in `EngineConfig`
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Supervised:
         folder: Path,
         failures: Sequence[BaseException | None] = (),
         callbacks: Mapping[str, Any] = {},
+        calibration: str | None = None,
         **options: Any,
     ) -> None:
         self.launched: list[FakeProcesses] = []
@@ -80,7 +85,7 @@ class Supervised:
             "gave_up": self.gave_up.append,
         }
         events = EngineEvents(**(own | callbacks))
-        config = EngineConfig(model=str(folder), load_format="dummy")
+        config = EngineConfig(model=str(folder), load_format="dummy", calibration=calibration)
         self.engine = EngineSupervisor(config, None, events=events, launch=self._launch, **options)
 
     def _launch(self, *arguments: Any, **options: Any) -> Any:
@@ -218,3 +223,45 @@ def test_an_engine_that_hangs_with_a_request_is_replaced(folder: Path) -> None:
         await found.engine.aclose()
 
     asyncio.run(run())
+
+
+def test_a_calibration_belongs_to_the_model_and_a_layout(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+
+    async def start(**fields: Any) -> ModelInfo:
+        """The info of an engine that starts with this calibration."""
+        calibration = Calibration(temperatures={"choice": Temperature(base=2.0)}, **fields)
+        path.write_bytes(msgspec.json.encode(calibration))
+        found = Supervised(folder, calibration=str(path))
+        try:
+            await found.engine.start()
+            assert found.engine.info is not None
+            return found.engine.info
+        finally:
+            await found.engine.aclose()
+            assert all(one.stopped_by for one in found.launched)
+
+    async def run() -> None:
+        plain = Supervised(folder)
+        await plain.engine.start()
+        await plain.engine.aclose()
+        assert plain.engine.info is not None
+        assert plain.engine.info.calibration is None
+        own = plain.engine.info.fingerprint
+        info = await start(model=own, layout="verbatim-1")
+        assert info.fingerprint == own
+        assert info.calibration is not None
+        assert info.calibration.temperatures == {"choice": Temperature(base=2.0)}
+        with pytest.raises(InvalidRequest, match="fitted to the model 'other'"):
+            await start(model="other", layout="verbatim-1")
+        with pytest.raises(InvalidRequest, match="fitted to the layout 'verbatim-0'"):
+            await start(model=own, layout="verbatim-0")
+
+    asyncio.run(run())
+
+
+def test_a_wrong_calibration_is_refused_before_the_model_is_loaded(folder: Path, tmp_path: Path) -> None:
+    found = Supervised(folder, calibration=str(tmp_path / "none.json"))
+    with pytest.raises(NotFound, match=r"none\.json cannot be read"):
+        asyncio.run(found.engine.start())
+    assert not found.launched

@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 import ramify as rm
-from ramify.graph import Gen, Graph, Result, Text, scalar_text
+from ramify.graph import Gen, Graph, Result, Text
+from ramify.graph_text import scalar_text
 from ramify.lang.typed.static_type import static_type
 from tests.lang.compiling import refusal
 from tests.lang.test_programs import outcome

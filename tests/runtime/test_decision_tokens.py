@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from ramify.messages import ChatMessage, Choices, Generate, ProgramHint
 from ramify.questions import PREDICATE_OPTIONS, Decide, Option, Question
 from ramify.runtime.frontend import prompts as prompt_checks
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.processes import decision_tokens
+from ramify.runtime.processes.decision_tokens import DecisionTokenizer, Surroundings
 from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import SamplingParams
 from tests.lang.chat_templates import ALL
@@ -188,6 +191,30 @@ def test_a_question_does_not_depend_on_the_others(prompts: PromptTokenizer) -> N
     among = submit(prompts, *others, TEAM, URGENT)
     assert among.ids == alone.ids
     assert forms(among, 20) == forms(alone)
+
+
+def test_known_questions_are_not_tokenised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def encode_all(texts: Sequence[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return [list(map(ord, text)) for text in texts]
+
+    tokenizer = DecisionTokenizer(encode_all)
+    around = Surroundings("", "!")
+    first = tokenizer.tokens(Decide(questions=(TEAM, URGENT, TEAM)), around)
+    assert [form.ids for form in first.questions[0].forms] == [form.ids for form in first.questions[2].forms]
+    assert sum("Urgent?" in text for text in asked) == 1
+    asked.clear()
+    assert tokenizer.tokens(Decide(questions=(URGENT, TEAM)), around).questions == first.questions[1::-1]
+    assert not any(asked)
+    tokenizer.tokens(Decide(questions=(URGENT,)), Surroundings("", "?"))
+    assert any("Urgent?" in text for text in asked)
+    monkeypatch.setattr(decision_tokens, "MAX_KNOWN_IDS", 100)
+    tokenizer.tokens(Decide(questions=(TEAM,)), around)
+    asked.clear()
+    tokenizer.tokens(Decide(questions=(TEAM, URGENT)), around)
+    assert any("Urgent?" in text for text in asked)  # it was forgotten
 
 
 @pytest.mark.parametrize("special", [True, False])

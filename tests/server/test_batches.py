@@ -30,6 +30,11 @@ from tests.server.test_hostile_bodies import HOSTILE
 
 EMBEDDING = {"model": MODEL, "input": "hi"}
 DECISIONS = EMBEDDING | {"questions": [{"type": "predicate", "instructions": "Is it?"}]}
+SYSTEM_ONE = {
+    "model": MODEL,
+    "state": "hi",
+    "questions": {"q": {"type": "noul", "instructions": "Is it?"}},
+}
 BATCH_OBJECT: dict[str, Any] = {
     "id": store.new_id("batch_"),
     "endpoint": "/v1/completions",
@@ -105,6 +110,7 @@ def content(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
         ("/v1/embeddings", EMBEDDING, "list"),
         ("/v1/messages", CHAT, "message"),
         ("/v1/decisions", DECISIONS, None),
+        ("/v1/systemone", SYSTEM_ONE, None),
         ("/v1/rerank", {"model": MODEL, "query": "q", "documents": ["a"]}, None),
         ("/v1/score", {"model": MODEL, "text_1": "q", "text_2": "a"}, "list"),
     ],
@@ -126,7 +132,7 @@ def test_each_endpoint(client: openai.OpenAI, endpoint: str, body: Any, kind: st
     assert answer.get("object", answer.get("type")) == kind
     assert batch.usage.input_tokens > 0
     assert bad["line 2"]["response"]["status_code"] == 404
-    assert "no such model" in bad["line 2"]["response"]["body"]["error"]["message"]
+    assert "no such model" in json.dumps(bad["line 2"]["response"]["body"])
     assert bad["line 2"]["error"] is None
 
 

@@ -12,6 +12,7 @@ import pytest
 from ramify.constraint import regex
 from ramify.errors import WorkerDied
 from ramify.messages import ChatMessage, Generate, LimitHint, ProgramHint, TextChunk, Thinking
+from ramify.questions import PREDICATE_OPTIONS, Decide, Question
 from ramify.sampling_params import SamplingParams
 from tests.server.conftest import refused
 from tests.server.fake_frontend import VOCAB_SIZE, FakeFrontend, LiveServer, events, raw_post
@@ -48,6 +49,20 @@ def test_each_chunk_is_an_event(http: httpx.Client) -> None:
     assert [chunk.ids for chunk in told] == [(ord(char),) for char in "SAY "] + [()]
     assert told[-1].finish is not None
     assert told[-1].finish.reason == "length"
+
+
+def test_a_chat_comes_with_questions(http: httpx.Client, frontend: FakeFrontend) -> None:
+    question = Question(kind="predicate", instructions="Is it?", options=PREDICATE_OPTIONS)
+    chat = (ChatMessage(role="user", content="x"),)
+    asked = Generate(
+        rid="r", chat=chat, decide=Decide(questions=(question,)), sampling=SamplingParams(max_tokens=0)
+    )
+    ((last,),) = chunks(events(post(http, asked)))
+    assert last.decisions is not None
+    assert len(last.decisions.questions) == 1
+    assert frontend.requests[0].chat == chat
+    wrong = msgspec.structs.replace(asked, prompt=((VOCAB_SIZE,),))
+    assert refused(post(http, wrong))["param"] == "prompt"
 
 
 def test_an_error_after_chunks_is_an_event(http: httpx.Client, frontend: FakeFrontend) -> None:

@@ -234,6 +234,9 @@ def test_the_calibration_of_the_server_is_applied(http: httpx.Client, frontend: 
     found = ask(http)["answers"][0]["probability"]
     assert found == pytest.approx(plain**0.5 / (plain**0.5 + (1 - plain) ** 0.5))
     assert ask(http, layout="labels")["answers"][0]["probability"] == plain
+    assert ask(http, end="turn")["answers"][0]["probability"] == plain, "it was fitted to another end"
+    http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/y"})
+    assert ask(http, model=f"{MODEL}:a")["answers"][0]["probability"] == plain, "an adapter is another model"
 
 
 def test_a_cache_key_holds_the_state(http: httpx.Client, frontend: FakeFrontend) -> None:

@@ -11,6 +11,7 @@ import pytest
 from ramify.decisions.answers import answer
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, FormScores, Option, Question, QuestionScores
+from ramify.runtime.server.decisions.ask import Answered
 from ramify.runtime.server.decisions.systemone_questions import (
     answer_body,
     take_questions,
@@ -84,6 +85,13 @@ def test_nouls_need_words() -> None:
 )
 def test_state_is_text_or_a_line_of_json(sent: str, text: str) -> None:
     assert take_state(Fields.parse(b'{"state": %s}' % sent.encode())) == text
+
+
+def test_state_of_a_decider() -> None:
+    fields = b'{"state": {"a": [1, 2], "b": [0, 1, 2, 3, 4, 5, 6, {"c": 7}]}}'
+    numbered = ", ".join(f'{{"_index": {n}, "value": {n}}}' for n in range(7)) + ', {"_index": 7, "c": 7}'
+    assert take_state(Fields.parse(fields), "decider-1") == f'{{"a": [1, 2], "b": [{numbered}]}}'
+    assert take_state(Fields.parse(fields)) == '{"a": [1, 2], "b": [0, 1, 2, 3, 4, 5, 6, {"c": 7}]}'
 
 
 @pytest.mark.parametrize("sent", ["{}", '{"state": null}', '{"state": 5}', '{"state": true}'])
@@ -177,7 +185,7 @@ def test_answers() -> None:
     )
     scores = {"n": (0.3, 0.1), "c": (0.1, 0.3), "s": (0.25, 0.25, 0.5), "one": (0.5,)}
     bodies = {
-        name: answer_body(one, answer(one.question, written(scores[name])), written(scores[name]))
+        name: answer_body(one, Answered(answer(one.question, written(scores[name])), [], ()))
         for name, one in take_questions(fields).items()
     }
     own = {"layout": "verbatim-1"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
+from ramify.decisions.calibration import calibration_for
 from ramify.errors import EngineError, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
+    MAX_OPTIONS,
     Calibration,
     Decide,
     DecisionScores,
@@ -22,13 +24,14 @@ from ramify.questions import (
     QuestionScores,
 )
 from ramify.runtime.server.fields import Fields
-from ramify.runtime.server.openai.request import parse_request, refuse_abort
+from ramify.runtime.server.openai.request import lora_of, parse_request, refuse_abort
 from ramify.runtime.server.params import explain_by_field
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect, while_connected
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 
+_Orders = Annotated[int, msgspec.Meta(ge=1, le=MAX_OPTIONS)]
 States = Sequence[tuple[Generate, Sequence[Question]]]
 """States, each with the questions about it. A state is a `Generate` that has only an id and a prompt or a
 chat."""
@@ -45,13 +48,26 @@ class Asked(NamedTuple):
     calibration: Calibration | None
 
 
+class Answered(NamedTuple):
+    """The answer to a question."""
+
+    answer: Answer
+    form_ids: list[tuple[int, ...]]
+    """Token ids of each written form of the question, which follow those of the state. Empty unless
+    ``return_prompt_ids`` asks for them, as is `state_ids`."""
+    state_ids: tuple[int, ...]
+
+    def own_fields(self) -> dict[str, Any]:
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
+        ``prompt_ids`` if there are token ids."""
+        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
+
+
 class Answers(NamedTuple):
     """The answers to all questions of a request, in their order."""
 
-    answers: list[Answer]
-    scores: list[QuestionScores]
-    state_ids: list[tuple[int, ...]]
-    """Token ids of each question's state; empty unless ``return_prompt_ids`` asks for them."""
+    answers: list[Answered]
     prompt_tokens: int
     """Tokens of the states and of the questions, as `Usage` counts them, those behind an empty state
     included."""
@@ -75,7 +91,7 @@ def ask(
         questions=(),
         layout=fields.take("layout", LayoutName, "auto"),
         end=fields.take("end", OptionEnd, "prefix"),
-        permutations=fields.take("permutations", int, 1),
+        permutations=fields.take("permutations", _Orders, 1),
         prompt_ids=fields.take("return_prompt_ids", bool, False),
     )
     normalise: Normalisation = fields.take("normalise", Normalisation, "sum")
@@ -84,7 +100,7 @@ def ask(
         for state, questions in states
     ]
     if normalise == "pmi":
-        generations += [_emptied(generation) for generation in generations]
+        generations += [emptied(generation) for generation in generations]
     service.check_count(len(generations))
     parsed = parse_request(
         service,
@@ -99,7 +115,9 @@ def ask(
     if parsed.stream:
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
-    return Asked(parsed.streams, questions, normalise, service.frontend.info.calibration)
+    lora = lora_of(service, header["model"])
+    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
+    return Asked(parsed.streams, questions, normalise, calibration)
 
 
 async def answers_of(request: Request, asked: Asked) -> Answers:
@@ -111,36 +129,24 @@ async def answers_of(request: Request, asked: Asked) -> Answers:
         if result.decisions is None:
             raise EngineError("The engine has answered no questions.")
         found.append(result.decisions)
-    answers: list[Answer] = []
-    scores: list[QuestionScores] = []
-    state_ids: list[tuple[int, ...]] = []
+    answers = []
     for index, questions in enumerate(asked.questions):
         here = found[index]
         empty: Sequence[QuestionScores | None] = [None] * len(questions)
         if asked.normalise == "pmi":
             empty = found[len(asked.questions) + index].questions
         for question, own, without in zip(questions, here.questions, empty, strict=True):
-            answers.append(answer(question, own, asked.normalise, without, asked.calibration))
-        scores += here.questions
-        state_ids += [here.state_ids] * len(questions)
+            given = answer(question, own, asked.normalise, without, asked.calibration)
+            form_ids = [form.ids for form in own.forms if form.ids]
+            answers.append(Answered(given, form_ids, here.state_ids))
     return Answers(
         answers,
-        scores,
-        state_ids,
         sum(result.usage.prompt_tokens for result in results),
         sum(result.usage.cached_tokens for result in results),
     )
 
 
-def own_fields(answer: Answer, scores: QuestionScores) -> dict[str, Any]:
-    """Fields of an answer beyond those of each API: ``option_mass``, ``layout``, and ``prompt_ids`` if
-    `scores` has the token ids of the question's forms."""
-    ids = [form.ids for form in scores.forms]
-    own = {"option_mass": answer.option_mass, "layout": answer.layout}
-    return own | ({"prompt_ids": ids} if any(ids) else {})
-
-
-def _emptied(generation: Generate) -> Generate:
+def emptied(generation: Generate) -> Generate:
     """`generation` with an empty state: a user turn or a prompt without text."""
     if generation.chat is None:
         return msgspec.structs.replace(generation, prompt=("",))

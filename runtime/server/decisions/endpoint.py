@@ -41,9 +41,10 @@ async def decisions(request: Request) -> Response:
         error.field = field_of(error.field, parsed.questions)
         raise
     named = {name: value for name, value in parsed.header.items() if name in ("model", "service_tier")}
-    answers = map(answer_body, parsed.questions, found.answers, found.scores)
-    ids = {"prompt_ids": found.state_ids[0]} if found.state_ids[0] else {}
-    return json_response({"answers": [*answers], "usage": usage_body(found)} | named | ids, headers)
+    answers = [answer_body(*each) for each in zip(parsed.questions, found.answers, strict=True)]
+    state_ids = found.answers[0].state_ids
+    ids = {"prompt_ids": state_ids} if state_ids else {}
+    return json_response({"answers": answers, "usage": usage_body(found)} | named | ids, headers)
 
 
 def _parse(service: Service, fields: Fields) -> _Parsed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ramify.decisions.answers import Answer
 from ramify.decisions.checks import place_of
 from ramify.decisions.values import option_names
 from ramify.errors import InvalidRequest
@@ -16,9 +15,8 @@ from ramify.questions import (
     Option,
     Question,
     QuestionKind,
-    QuestionScores,
 )
-from ramify.runtime.server.decisions.ask import own_fields
+from ramify.runtime.server.decisions.ask import Answered
 from ramify.runtime.server.decisions.state import take_parts
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.decisions import CHOICE, INSTRUCTIONS_PART, LEVEL, QUESTION
@@ -42,10 +40,11 @@ def take_questions(fields: Fields) -> list[NamedQuestion]:
     """Take the field ``questions``."""
     questions = fields.take_objects("questions") or []
     _check_count(fields, "questions", len(questions), 1, MAX_QUESTIONS)
-    return [_take_question(one) for one in questions]
+    return [take_question(one) for one in questions]
 
 
-def _take_question(fields: Fields) -> NamedQuestion:
+def take_question(fields: Fields) -> NamedQuestion:
+    """Read the object of one question."""
     kind: QuestionKind = fields.need("type", QuestionKind)
     name: str | None = fields.take("name", str)
     instructions = take_parts(fields, "instructions", INSTRUCTIONS_PART)
@@ -103,8 +102,9 @@ def _check_count(fields: Fields, field: str, count: int, least: int, most: int) 
         raise InvalidRequest(f"{path} has {count} items; it must have from {least} to {most}.", field=path)
 
 
-def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) -> dict[str, Any]:
-    """The JSON of an answer, with `own_fields` beyond OpenAI's."""
+def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
+    """The JSON of an answer."""
+    answer = found.answer
     body: dict[str, Any] = {"type": answer.kind, "name": asked.name}
     if answer.kind == "predicate":
         body["probability"] = answer.probabilities[0]
@@ -119,7 +119,7 @@ def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) ->
             body["probabilities"] = [
                 {"label": label, "value": level, "probability": p} for level, (label, p) in enumerate(pairs)
             ]
-    return body | own_fields(answer, scores)
+    return body | found.own_fields()
 
 
 _OPTIONS = {"choice": ("choices", "value"), "score": ("levels", "label")}

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ramify.decisions.checks import place_of
 from ramify.errors import InvalidRequest
 from ramify.questions import MAX_QUESTIONS, PREDICATE_OPTIONS, Question
-from ramify.runtime.server.decisions.ask import Answers, Asked, States, answers_of, ask, own_fields
+from ramify.runtime.server.decisions.ask import Answered, Answers, Asked, States, answers_of, ask
 from ramify.runtime.server.decisions.state import text_state
 from ramify.runtime.server.fields import MAX_OBJECTS, Fields, json_response
 from ramify.runtime.server.openai.request import take_header
@@ -50,14 +50,14 @@ class _Ranked(NamedTuple):
 async def rerank(request: Request) -> Response:
     ranked, headers = await parse_body(request, RERANK, _parse_rerank)
     found = await _answers_of(request, ranked.asked, "documents")
-    relevance = [answer.probabilities[0] for answer in found.answers]
+    relevance = [one.answer.probabilities[0] for one in found.answers]
     # Equal ones stay in the order of the request.
     order = sorted(range(len(relevance)), key=relevance.__getitem__, reverse=True)
     results = []
     for index in order[: ranked.top_n or None]:
         shown = {} if ranked.shown is None else {"document": ranked.shown[index]}
         own = {"index": index, "relevance_score": relevance[index]}
-        results.append(own | shown | _beside(found, index))
+        results.append(own | shown | _beside(found.answers[index]))
     body = {"id": ranked.header["id"], "model": ranked.header["model"], "results": results}
     return json_response(body | {"usage": _usage(found)}, headers)
 
@@ -111,9 +111,9 @@ async def score(request: Request) -> Response:
     scored, headers = await parse_body(request, SCORE, _parse_score)
     found = await _answers_of(request, scored.asked, scored.field)
     data: list[Any] = [None] * len(scored.order)
-    for place, (index, answer) in enumerate(zip(scored.order, found.answers, strict=True)):
-        own = {"index": index, "object": "score", "score": answer.probabilities[0]}
-        data[index] = own | _beside(found, place)
+    for index, one in zip(scored.order, found.answers, strict=True):
+        own = {"index": index, "object": "score", "score": one.answer.probabilities[0]}
+        data[index] = own | _beside(one)
     header = {name: scored.header[name] for name in ("id", "created", "model")}
     return json_response({"object": "list", "data": data, "usage": _usage(found)} | header, headers)
 
@@ -197,12 +197,10 @@ async def _answers_of(request: Request, asked: Asked, texts: str) -> Answers:
         raise
 
 
-def _beside(found: Answers, index: int) -> dict[str, Any]:
+def _beside(one: Answered) -> dict[str, Any]:
     """`own_fields` of an answer. ``prompt_ids`` has the state before each written form."""
-    own = own_fields(found.answers[index], found.scores[index])
-    if "prompt_ids" in own:
-        own["prompt_ids"] = [[*found.state_ids[index], *form] for form in own["prompt_ids"]]
-    return own
+    whole = [(*one.state_ids, *form) for form in one.form_ids]
+    return one._replace(form_ids=whole).own_fields()
 
 
 def _usage(found: Answers) -> dict[str, Any]:

@@ -50,7 +50,7 @@ async def system_one(request: Request) -> Response:
     except InvalidRequest as error:
         error.field = field_of(error.field, parsed.questions)
         raise
-    bodies = map(answer_body, parsed.questions.values(), found.answers, found.scores)
+    bodies = map(answer_body, parsed.questions.values(), found.answers)
     body = {
         "model": parsed.header["model"],
         "answers": dict(zip(parsed.questions, bodies, strict=True)),
@@ -60,13 +60,15 @@ async def system_one(request: Request) -> Response:
             "output_tokens": 0,
         },
     }
-    ids = {"prompt_ids": found.state_ids[0]} if found.state_ids[0] else {}
+    state_ids = found.answers[0].state_ids
+    ids = {"prompt_ids": state_ids} if state_ids else {}
     return json_response(body | ids, headers | {SYSTEM_ONE_ID: request_id})
 
 
 def _parse(service: Service, fields: Fields) -> _Parsed:
     header = _take_header(service, fields)
-    state = text_state(take_state(fields), header["id"], service.frontend.info.chat_format)
+    info = service.frontend.info
+    state = text_state(take_state(fields, info.trained_layout), header["id"], info.chat_format)
     questions = take_questions(fields)
     states = [(state, [one.question for one in questions.values()])]
     return _Parsed(ask(service, fields, header, states, SYSTEM_ONE, _SPELLED), questions, header)

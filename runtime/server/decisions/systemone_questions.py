@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ramify.decisions.answers import Answer
 from ramify.decisions.checks import place_of
+from ramify.decisions.decider import state_text
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import (
     MAX_OPTIONS,
@@ -27,9 +27,8 @@ from ramify.questions import (
     Option,
     Question,
     QuestionKind,
-    QuestionScores,
 )
-from ramify.runtime.server.decisions.ask import own_fields
+from ramify.runtime.server.decisions.ask import Answered
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.systemone import OUTCOMES, QUESTION
 from ramify.text import quoted
@@ -63,12 +62,18 @@ def key_path(name: str) -> str:
     return f".{name}" if re.fullmatch(r"[\w-]+", name) else f"[{json.dumps(name, ensure_ascii=False)}]"
 
 
-def text_of(content: Content | None, path: str) -> str:
+def text_of(content: Content | None, path: str, trained_layout: str = "") -> str:
     """`content`, which stands at `path`, as the model reads it. Objects and arrays are one line of JSON, as
-    in `state.json_text`, with their keys in the order of the body. None is an empty text."""
+    in `state.json_text`, with their keys in the order of the body. None is an empty text.
+
+    trained_layout : `ModelInfo.trained_layout` if `content` is a state, which decider checkpoints write in
+        their own way
+    """
     if content is None or isinstance(content, str):
         return content or ""
     try:
+        if trained_layout.startswith("decider-"):
+            return state_text(content)
         return json.dumps(content, ensure_ascii=False)
     except RecursionError:
         raise InvalidRequest(f"{path} is nested too deeply.", field=path) from None
@@ -78,11 +83,14 @@ def _take_text(fields: Fields, field: str) -> str:
     return text_of(fields.take(field, Content), fields.path(field))
 
 
-def take_state(fields: Fields) -> str:
-    """The text of the field ``state``. Raises `InvalidRequest` if it is missing."""
+def take_state(fields: Fields, trained_layout: str = "") -> str:
+    """The text of the field ``state``. Raises `InvalidRequest` if it is missing.
+
+    trained_layout : `ModelInfo.trained_layout`
+    """
     if not fields.given("state"):
         raise InvalidRequest("state is missing.", field="state")
-    return _take_text(fields, "state")
+    return text_of(fields.take("state", Content), fields.path("state"), trained_layout)
 
 
 def take_questions(fields: Fields) -> dict[str, NamedQuestion]:
@@ -167,8 +175,9 @@ def _check_count(entries: list[Any] | Mapping[str, Any], most: int, path: str) -
         raise InvalidRequest(f"{path} has {len(entries)} entries; it must have 1 to {most}.", field=path)
 
 
-def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) -> dict[str, Any]:
-    """The JSON of an answer, with `own_fields` beyond TypeSafe's."""
+def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
+    """The JSON of an answer."""
+    answer = found.answer
     names = [option.name for option in asked.question.options]
     probabilities = dict(zip(names, answer.probabilities, strict=True))
     body: dict[str, Any]
@@ -181,7 +190,7 @@ def answer_body(asked: NamedQuestion, answer: Answer, scores: QuestionScores) ->
         case "score":
             body = {"type": "score", "score": answer.score, "confidence": answer.confidence}
             body |= {"legend": dict(zip(names, asked.legend, strict=True)), "probabilities": probabilities}
-    return body | own_fields(answer, scores)
+    return body | found.own_fields()
 
 
 def field_of(field: str | None, questions: Mapping[str, NamedQuestion]) -> str | None:

@@ -54,7 +54,7 @@ async def list_models(request: Request) -> Response:
     if "client_version" in request.query_params:  # Codex
         models = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
     else:
-        models = [_system_one_model(card) for card in cards]
+        models = [_metadata(card) for card in cards]
     headers = (
         {SYSTEM_ONE_ID: "req_" + service.frontend.new_rid()} if SYSTEM_ONE_SDK in request.headers else {}
     )
@@ -204,8 +204,8 @@ async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncG
     yield DONE
 
 
-def _system_one_model(card: Body) -> Body:
-    """The entry of a model as TypeSafe's SDK reads it. The release date is the date of ``created``."""
+def _metadata(card: Body) -> Body:
+    """The entry of a model in TypeSafe's API. The release date is the date of ``created``."""
     what = "Model" if card["parent"] is None else f"LoRA adapter of {card['parent']}"
     return {
         "name": card["id"],

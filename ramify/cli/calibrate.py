@@ -1,0 +1,332 @@
+"""`ramify calibrate FILE`: measures decisions on labelled questions, and fits temperatures to them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import itertools
+import secrets
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+import msgspec
+from tqdm import tqdm
+
+from ramify.cli.labelled_file import LabelledQuestion, labelled_questions, read_file, wrong_lines
+from ramify.cli.target import add_target_flags, target
+from ramify.decisions.answers import answer
+from ramify.decisions.calibration import (
+    BINS,
+    EXTREME,
+    FOLDS,
+    LEAST_ITEMS,
+    Fit,
+    LabelledAnswer,
+    calibration_for,
+    fit,
+    held_out,
+    measures,
+)
+from ramify.decisions.checks import place_of
+from ramify.errors import EngineError, InvalidRequest, RamifyError
+from ramify.lang.batch.output import check_file
+from ramify.loop import cancel_at_end, wait
+from ramify.messages import Generate
+from ramify.model_info import ChatFormat, ModelInfo
+from ramify.priority import BATCH
+from ramify.questions import (
+    MAX_QUESTIONS,
+    Calibration,
+    Decide,
+    DecisionScores,
+    LayoutName,
+    Normalisation,
+    OptionEnd,
+    QuestionScores,
+    Temperature,
+)
+from ramify.runtime.server.decisions.ask import emptied
+from ramify.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ramify.lang.backends.endpoint import RuntimeEndpoint
+    from ramify.runtime.engine.engine import Engine
+
+IN_FLIGHT = 64
+"""Most requests at a time."""
+ANY_CHAT = ChatFormat(prefix={}, suffix={}, exact=True)
+"""A format that accepts any input, with which a file is checked before a model is loaded."""
+
+DESCRIPTION = f"""\
+Ask labelled questions, and print how often and how surely the answers are right. With --output, fit
+temperatures that make the probabilities agree with the labels.
+
+FILE has a JSON object on each line: `input` and `question` as in a body of /v1/decisions, and the `label`.
+
+  {{"input": "My order arrived broken.", "label": "returns", "question": {{"type": "choice",
+   "instructions": "Which team?", "choices": [{{"value": "billing"}}, {{"value": "returns"}}]}}}}
+
+The label of a predicate is true or false, that of a choice one of its values, and that of a score the label
+or the number of a level, counted from 0. Flags that may be repeated compare all combinations.
+
+Figures, each before -> after:
+  NLL     mean negative natural logarithm of the right option's probability
+  Brier   mean sum over the options of the squared error of the probability, from 0 to 2
+  ECE     expected calibration error, in {BINS} bins of the largest probability
+  certain share of answers with a probability above {EXTREME}
+Before: as the target answers now, by its own calibration if it has one. After: by temperatures that were
+fitted to the questions about other states ({FOLDS} parts). The file written is fitted to all questions.
+
+A temperature is not fitted to fewer than {LEAST_ITEMS} questions, and is refused if it does not help with the
+questions about other states, or if it makes most answers certain."""
+
+
+class Way(NamedTuple):
+    """A way to ask questions."""
+
+    decide: Decide
+    """Without questions."""
+    normalise: Normalisation
+
+
+class Asked(NamedTuple):
+    """The answers to all labelled questions."""
+
+    layout: str
+    option_mass: float
+    """Mean over the questions."""
+    items: list[LabelledAnswer]
+    now: list[Sequence[float]]
+    """Probabilities as the target answers, by its own calibration if it has one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = DESCRIPTION
+    parser.add_argument("file", metavar="FILE", help="labelled questions, as JSON lines; - is standard input")
+    parser.add_argument(
+        "--output", metavar="FILE", help="a JSON file for the temperatures, for `ramify serve --calibration`"
+    )
+    for flag, kind, text in (
+        ("--layout", LayoutName, "how questions are written (default: auto); may be repeated"),
+        ("--end", OptionEnd, "the event that an option's tokens end (default: prefix); may be repeated"),
+        ("--normalise", Normalisation, "the weight of an option (default: sum); may be repeated"),
+    ):
+        parser.add_argument(flag, action="append", choices=get_args(kind), help=text)
+    parser.add_argument(
+        "--permutations",
+        action="append",
+        type=int,
+        metavar="K",
+        help="orders of the options that are averaged (default: 1); may be repeated",
+    )
+    add_target_flags(parser)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    ways = [
+        Decide(questions=(), layout=layout, end=end, permutations=permutations)
+        for layout, end, permutations in itertools.product(
+            options.layout or ["auto"], options.end or ["prefix"], options.permutations or [1]
+        )
+    ]
+    normalisations: list[Normalisation] = options.normalise or ["sum"]
+    if options.output is not None:
+        if len(ways) * len(normalisations) > 1:
+            raise InvalidRequest(
+                "--output needs one layout, end, normalise and permutations: temperatures hold for one.",
+                field="--output",
+            )
+        check_file(options.output, "--output")
+    content = read_file(options.file)
+    labelled_questions(content, ANY_CHAT)
+    with target(options) as backend:
+        info = wait(backend.info())
+        labelled = labelled_questions(content, info.chat_format)
+        for decide in ways:
+            scores = wait(_scores(backend, labelled, decide))
+            empty = None
+            if "pmi" in normalisations:
+                empty = wait(_scores(backend, _behind_nothing(labelled), decide))
+            for normalise in normalisations:
+                way = Way(decide, normalise)
+                asked = _answered(info, labelled, scores, empty, way)
+                found = fit(asked.items)
+                print(_report(way, asked, found))
+    if options.output is None:
+        return 0
+    if not found.temperatures:
+        print(f"No temperature was fitted: {options.output} is not written.")
+        return 1
+    calibration = Calibration(
+        model=info.fingerprint,
+        layout=asked.layout,
+        temperatures={name: Temperature(base=value) for name, value in found.temperatures.items()},
+        end=way.decide.end,
+        permutations=way.decide.permutations,
+        normalise=way.normalise,
+    )
+    Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")
+    print(f"{options.output} has the temperatures of {info.name} in {asked.layout}.")
+    return 0
+
+
+# --- asking -----------------------------------------------------------------------------------------
+
+
+async def _scores(
+    backend: Engine | RuntimeEndpoint, labelled: Sequence[LabelledQuestion], decide: Decide
+) -> list[QuestionScores]:
+    """The scores of all questions, in their order. Questions about equal states are asked together.
+
+    Raises `InvalidRequest` that names all lines which the engine refuses.
+    """
+    states: dict[Hashable, list[int]] = {}
+    for at, one in enumerate(labelled):
+        states.setdefault(one.key, []).append(at)
+    batches = [
+        places[at : at + MAX_QUESTIONS]
+        for places in states.values()
+        for at in range(0, len(places), MAX_QUESTIONS)
+    ]
+    room = asyncio.Semaphore(IN_FLIGHT)
+    flow = secrets.token_hex(8)
+    found: dict[int, QuestionScores] = {}
+    wrong: dict[int, RamifyError] = {}
+
+    async def ask(number: int, batch: list[int]) -> None:
+        request = msgspec.structs.replace(
+            labelled[batch[0]].state,
+            decide=msgspec.structs.replace(decide, questions=tuple([labelled[at].question for at in batch])),
+            sampling=SamplingParams(max_tokens=0),
+            priority=BATCH,
+            flow=flow,
+        )
+        try:
+            async with room:
+                scores = await _answer_of(backend, request, f"{flow}-{number}")
+        except InvalidRequest as error:
+            place = place_of(error.field)
+            if place is None:
+                places = batch  # the state is wrong
+            elif place.question is not None:
+                places = [batch[place.question]]
+            else:
+                raise
+            wrong.update((labelled[at].line, error) for at in places)
+        else:
+            found.update(zip(batch, scores, strict=True))
+            progress.update(len(batch))
+
+    progress = tqdm(total=len(labelled), unit="question", leave=False, disable=None)  # None: on a terminal
+    tasks = [asyncio.ensure_future(ask(number, batch)) for number, batch in enumerate(batches)]
+    with progress:
+        async with cancel_at_end(tasks):
+            await asyncio.gather(*tasks)
+    if wrong:
+        raise wrong_lines(wrong)
+    return [found[at] for at in range(len(labelled))]
+
+
+async def _answer_of(
+    backend: Engine | RuntimeEndpoint, request: Generate, rid: str
+) -> Sequence[QuestionScores]:
+    """The scores of one request, which is sent again after transient errors."""
+    attempts = itertools.count()
+
+    async def send() -> DecisionScores:
+        sent = msgspec.structs.replace(request, rid=f"{rid}-{next(attempts)}")
+        chunks = [chunk async for chunk in backend.generate(sent)]
+        if not chunks or chunks[-1].decisions is None:
+            raise EngineError("The target has answered no questions.")
+        return chunks[-1].decisions
+
+    return (await backend.retry.call(send)).questions
+
+
+def _behind_nothing(labelled: Sequence[LabelledQuestion]) -> list[LabelledQuestion]:
+    return [one._replace(state=emptied(one.state)) for one in labelled]
+
+
+def _answered(
+    info: ModelInfo,
+    labelled: Sequence[LabelledQuestion],
+    scores: Sequence[QuestionScores],
+    empty: Sequence[QuestionScores] | None,
+    way: Way,
+) -> Asked:
+    """Raises `InvalidRequest` if the questions were written in several layouts."""
+    layouts = collections.Counter(each.layout for each in scores)
+    if len(layouts) > 1:
+        counts = ", ".join(f"{name} ({count})" for name, count in layouts.most_common())
+        raise InvalidRequest(
+            f"The questions were written in several layouts: {counts}.",
+            field="--layout",
+            remedy="Name one, such as --layout labels.",
+        )
+    own = calibration_for(info.calibration, way.decide, way.normalise)
+    states: dict[Hashable, int] = {}
+    items: list[LabelledAnswer] = []
+    now: list[Sequence[float]] = []
+    mass = 0.0
+    for at, (one, each) in enumerate(zip(labelled, scores, strict=True)):
+        without = None if empty is None else empty[at]
+        plain = answer(one.question, each, way.normalise, without)
+        assert plain.option_mass is not None  # only endpoints of other servers give none
+        mass += plain.option_mass
+        items.append(
+            LabelledAnswer(
+                kind=plain.kind,
+                probabilities=plain.probabilities,
+                label=one.label,
+                state=states.setdefault(one.key, len(states)),
+            )
+        )
+        now.append(answer(one.question, each, way.normalise, without, own).probabilities)
+    return Asked(scores[0].layout, mass / len(scores), items, now)
+
+
+# --- the report -------------------------------------------------------------------------------------
+
+
+def _report(way: Way, asked: Asked, found: Fit) -> str:
+    after = held_out(asked.items)
+    states = len({item.state for item in asked.items})
+    lines = [
+        f"{asked.layout}, end {way.decide.end}, normalise {way.normalise}, permutations "
+        f"{way.decide.permutations}: {len(asked.items)} questions about {states} states, mean option mass "
+        f"{asked.option_mass:.3f}",
+        f"{'':<14}{'items':>7}{'accuracy':>10}{'NLL':>17}{'Brier':>17}{'ECE':>17}{'certain':>17}"
+        f"{'temperature':>13}",
+    ]
+    for name, places in _groups(asked.items).items():
+        items = [asked.items[at] for at in places]
+        one = measures(items, [asked.now[at] for at in places])
+        other = measures(items, [after[at] for at in places])
+        pairs = [(one.nll, other.nll), (one.brier, other.brier), (one.ece, other.ece)]
+        figures = [f"{before:.3f} -> {then:.3f}" for before, then in pairs]
+        figures.append(f"{one.extreme:.1%} -> {other.extreme:.1%}")
+        temperature = found.temperatures.get(name)
+        lines.append(
+            f"{name:<14}{one.items:>7}{one.accuracy:>10.1%}"
+            + "".join(f"{each:>17}" for each in figures)
+            + ("" if temperature is None else f"{temperature:>13.2f}")
+        )
+    return "\n".join(
+        lines + [f"no temperature for {name}: {reason}" for name, reason in found.refused.items()]
+    )
+
+
+def _groups(items: Sequence[LabelledAnswer]) -> dict[str, list[int]]:
+    """Indices of the items of each kind, of each number of options of a kind with several, and of all."""
+    kinds: dict[str, dict[int, list[int]]] = {}
+    for at, item in enumerate(items):
+        kinds.setdefault(item.kind, {}).setdefault(len(item.probabilities), []).append(at)
+    found: dict[str, list[int]] = {}
+    for kind, by_number in sorted(kinds.items()):
+        found[kind] = [at for places in by_number.values() for at in places]
+        if len(by_number) > 1:
+            found |= {f"{kind}:{number}": by_number[number] for number in sorted(by_number)}
+    return found | {"all": list(range(len(items)))}

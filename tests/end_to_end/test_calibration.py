@@ -1,0 +1,70 @@
+"""`ramify calibrate` on real weights, and a server that uses the temperatures."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ramify.cli import main
+from ramify.decisions.answers import tempered
+from ramify.decisions.calibration import read_calibration
+from tests.end_to_end.served import Served, serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(300)]
+
+QUESTION: dict[str, Any] = {
+    "type": "choice",
+    "instructions": "Which team handles it?",
+    "choices": [{"value": "billing"}, {"value": "returns"}, {"value": "storage"}],
+}
+THINGS = ("lamp", "parcel", "invoice", "server", "refund", "disk")
+
+
+def labelled(folder: Path) -> str:
+    """Forty questions with labels that are drawn at random: no answer deserves its certainty."""
+    rng = random.Random(1)
+    rows = [
+        {
+            "input": f"Case {number}: the {rng.choice(THINGS)} of customer {rng.randrange(1000)} is broken.",
+            "question": QUESTION,
+            "label": rng.choice(("billing", "returns", "storage")),
+        }
+        for number in range(40)
+    ]
+    path = folder / "labelled.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def probabilities(served: Served) -> list[float]:
+    body = {"model": "default", "input": "The lamp is broken.", "questions": [QUESTION]}
+    answer = httpx.post(served.url + "/v1/decisions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return [each["probability"] for each in answer.json()["answers"][0]["probabilities"]]
+
+
+def test_a_server_uses_the_temperatures_that_were_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "calibration.json")
+    with serve() as served:
+        command = ["calibrate", labelled(tmp_path), "--endpoint", served.url, "--output", out]
+        assert main.main(command) == 0
+        before = probabilities(served)
+    temperature = read_calibration(out).temperatures["choice"].base
+    assert temperature > 1.2
+    assert f"{temperature:.2f}" in capsys.readouterr().out
+    with serve("--calibration", out) as served:
+        after = probabilities(served)
+    assert after == pytest.approx(tempered(before, temperature), rel=1e-9)
+    assert max(after) < max(before)
+    with (
+        pytest.raises(AssertionError, match="was fitted to the model"),
+        serve("--calibration", out, "--dtype", "float32"),
+    ):
+        pass
