@@ -21,6 +21,7 @@ class Extension(NamedTuple):
     `pages[i]` holds positions ``[i * page_size, (i + 1) * page_size)``; together the pages reach to `stop`.
     If `ids` is None, the tokens are in the batch's `next_ids`. `state` is the slot of the request's state,
     for models that have states. `lora` is the slot of the request's LoRA adapter, below 0 without an adapter.
+    `first` is the position of ``ids[0]``.
     """
 
     ids: np.ndarray | None
@@ -29,6 +30,7 @@ class Extension(NamedTuple):
     pages: np.ndarray | Sequence[int]
     state: int | None = None
     lora: int = -1
+    first: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def pack(
 ) -> ForwardBatch:
     """The batch of `extensions`, laid out one after the other."""
     count = len(extensions)
-    _, begins, stops, tables, state_slots, lora_slots = zip(*extensions, strict=True)
+    _, begins, stops, tables, state_slots, lora_slots, _ = zip(*extensions, strict=True)
     starts, kv_lens = np.array(begins, dtype=np.int64), np.array(stops, dtype=np.int32)
     query_starts = np.zeros(count + 1, dtype=np.int32)
     np.cumsum(kv_lens - starts, out=query_starts[1:])
@@ -94,7 +96,11 @@ def pack(
     for row, (pages, width) in enumerate(zip(tables, widths, strict=True)):
         page_table[row, :width] = pages[:width]
     if next_ids is None:
-        known = [each[start:stop] for each, start, stop, *_ in extensions if each is not None]
+        known = [
+            each[start - first : stop - first]
+            for each, start, stop, *_, first in extensions
+            if each is not None
+        ]
         np.concatenate(known, out=ids)
     else:
         ids[:] = 0

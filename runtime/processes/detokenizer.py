@@ -136,6 +136,7 @@ class Detokenizer:
             logprobs=logprobs,
             prompt_logprobs=self._with_texts(chunk.prompt_logprobs),
             choices=tuple([self._score(score) for score in chunk.choices]),
+            decisions=chunk.decisions,
             embedding=chunk.embedding,
             usage=usage,
             finish=finish,

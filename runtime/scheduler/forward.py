@@ -168,7 +168,7 @@ class OverlapScheduling:
             return
         prefills = [
             _Launched(request, request.computed_len, stop)
-            for request, stop in chunks
+            for request, stop, _ in chunks
             if request.pages.copy is None and stop > request.computed_len
         ]
         self._launched, row = decodes + prefills, 0
@@ -255,11 +255,18 @@ class ForwardPass:
         rest = [scheduled for scheduled, row in zip(plan, ahead.rows, strict=True) if row is None]
         copies = []
         extensions = []
-        for request, stop in rest:
+        for request, stop, wave in rest:
             pages = request.pages
             if pages.copy is not None:
                 copies.append(pages.copy)
                 pages.copy = None
+            if wave:
+                copies += [part.copy for part in wave if part.copy is not None]
+                extensions += [
+                    Extension(one.ids, start, end, one.table, one.slot, request.lora, one.start)
+                    for one, start, end, _ in wave
+                ]
+                continue
             start, ids = request.computed_len, request.target_ids
             extensions.append(Extension(ids, start, stop, pages.ids, pages.state, request.lora))
             pages.state_len = stop
@@ -279,4 +286,4 @@ class ForwardPass:
             computed = self._runner.forward(pack(extensions, self._pages.page_size, copies)) if rest else None
         finally:
             self.masks.wait()
-        return ahead.joined(computed, [stop - request.computed_len for request, stop in plan])
+        return ahead.joined(computed, [scheduled.tokens for scheduled in plan])

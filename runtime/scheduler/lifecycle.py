@@ -28,6 +28,7 @@ from ramify.runtime.scheduler.outputs import OutputAppender, StepOutputs
 from ramify.runtime.scheduler.requests.accounts import Budgets, Counters
 from ramify.runtime.scheduler.requests.choices import ChoiceTree, ScoringState
 from ramify.runtime.scheduler.requests.constrained import MAX_TOKENS, ConstrainedOutput, Healer, Healing
+from ramify.runtime.scheduler.requests.decisions import Decisions
 from ramify.runtime.scheduler.requests.flows import Flows
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.requests.pages import RequestPages
@@ -208,7 +209,7 @@ class Arrivals:
     scorer: Scorer
 
     def submit(self, message: Submit) -> None:
-        choices = adapter = None
+        choices = adapter = decisions = None
         try:
             if message.lora:
                 adapter = self.adapters.find(message.lora, message.lora_revision)
@@ -224,10 +225,20 @@ class Arrivals:
                 choices = ChoiceTree(message)
                 self.limits.check_choices(choices.longest, choices.tokens)
                 message = msgspec.structs.replace(message, ids=choices.ids)
+            if message.decide is not None:
+                decisions = Decisions(message, message.decide)
+                self.requests.pages.check_decisions(decisions, self.limits)
+                message, max_tokens = msgspec.structs.replace(message, ids=decisions.ids), 0
         except RamifyError as error:
             self.requests.refuse(message.rid, error)
             return
-        request = Request(message, arrival=self.requests.clock(), max_tokens=max_tokens, adapter=adapter)
+        request = Request(
+            message,
+            arrival=self.requests.clock(),
+            max_tokens=max_tokens,
+            adapter=adapter,
+            decisions=decisions,
+        )
         if message.open_end:
             self._heal(request)
         if choices is not None:

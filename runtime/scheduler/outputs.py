@@ -98,10 +98,12 @@ class StepOutputs:
         choices: tuple[ChoiceScore, ...] = ()
         if request.scoring is not None and whole:
             choices = request.scoring.choices.scores()
+        decisions = request.decisions.scores() if request.decisions is not None and whole else None
         return msgspec.structs.replace(
             chunk,
             prompt_logprobs=prompt_logprobs,
             choices=choices,
+            decisions=decisions,
             embedding=request.pooled.embedding() if request.pooled is not None and whole else b"",
             first=first,
             sampling=request.sampling if first else None,

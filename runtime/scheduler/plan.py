@@ -27,6 +27,7 @@ from typing import NamedTuple
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.scheduler.admission import POLICIES, Admission
 from ramify.runtime.scheduler.lifecycle import Lifecycle
+from ramify.runtime.scheduler.requests.decisions import Part
 from ramify.runtime.scheduler.requests.limits import TUNED, Tuning
 from ramify.runtime.scheduler.requests.request import LEAST_RANK, MOST_RANK, Request, ScheduledRequest
 from ramify.runtime.scheduler.speculation.acceptance import StepCost
@@ -306,6 +307,7 @@ class StepPlanner:
         target = None if config.itl_target_ms is None else config.itl_target_ms / 1e3
         self._requests = requests
         self._pages = requests.pages
+        self._max_running = config.max_running
         self._drafter = drafter = requests.drafter
         self._give_way = give_way
         self._advance = advance
@@ -335,11 +337,13 @@ class StepPlanner:
 
     def ahead(self, requests: Sequence[Request]) -> list[ScheduledRequest] | None:
         """The prompt chunks of the next step, in which each of `requests` computes one more token. None if
-        nothing is to be launched: the next step will have draft tokens, or some of `requests` will sit
-        out."""
+        nothing is to be launched: the next step will have draft tokens or branches, or some of `requests`
+        will sit out."""
         if self._alternation is not None and self._alternation.next_drafts:
             return None
         lists = self._requests
+        if any(request.branching for request in lists.running):
+            return None
         turn = self._precedence.next_turn(lists.running, lists.waiting, lists.flows.share)
         if turn.rule.leaves_out and not set(requests).issubset(turn.first):
             return None
@@ -381,14 +385,16 @@ class StepPlanner:
             joining = (turn.rule.least, turn.rule.most)
             for request in self._admission.admit(requests.waiting, requests.running, budget, now, joining):
                 requests.start(request, now)
-                if request.extend_len == 0:
+                if request.branching:
+                    budget -= self._take_wave(request, budget, plan)
+                elif request.extend_len == 0:
                     self._advance(request, now)
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
         self._share_out(turn.last, budget, plan, self._make_room)
         if self._pages.states.present:  # admissions may have added marks to requests that were planned before
             cut = self._pages.states.cut
-            plan = [ScheduledRequest(request, cut(request, stop)) for request, stop in plan]
+            plan = [ScheduledRequest(request, cut(request, stop), wave) for request, stop, wave in plan]
         if requests.counters.retractions > retractions:
             return [scheduled for scheduled in plan if scheduled.request.pages.lock is not None]
         return plan
@@ -412,6 +418,9 @@ class StepPlanner:
                 continue  # retracted in this step, so that another request gets its pages
             if request.target_len > len(pages.ids) * page_size and not make_room(request):
                 short_of_pages = True
+            elif request.branching:
+                budget -= self._take_wave(request, budget, plan)
+                short_of_pages |= pages.lock is None
             elif request.decoding:
                 plan.append(ScheduledRequest(request, request.length + request.computed_ahead))
             elif budget > 0:
@@ -424,11 +433,29 @@ class StepPlanner:
         plan.append(ScheduledRequest(request, stop))
         return stop - request.computed_len
 
-    def _make_room(self, request: Request) -> bool:
-        """Find pages for all tokens of `request`. If too few are available, drop its draft tokens, abort a
-        transfer, then retract the newest requests of the lowest rank. Returns False if `request` is
-        retracted."""
-        while not self._pages.grow(request):
+    def _take_wave(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
+        """Add a wave of branches of `request`, at most `budget` tokens, to `plan`. Returns the number of
+        tokens. If there are no pages for a single branch, makes room for it."""
+        if budget <= 0:
+            return 0
+        running = len(self._requests.running) + sum(len(other.wave) - 1 for other in plan if other.wave)
+        rows = max(1, self._max_running - running + 1)
+        wave: list[Part] = []
+
+        def take() -> bool:
+            wave[:] = self._pages.branches.take_wave(request, budget, rows)
+            return bool(wave)
+
+        if not self._make_room(request, take):
+            return 0
+        plan.append(ScheduledRequest(request, request.computed_len, wave))
+        return plan[-1].tokens
+
+    def _make_room(self, request: Request, take: Callable[[], bool] | None = None) -> bool:
+        """Find pages for all tokens of `request`, or let `take` take pages for it. If too few are available,
+        drop its draft tokens, abort a transfer, then retract the newest requests of the lowest rank. Returns
+        False if `request` is retracted."""
+        while not (self._pages.grow(request) if take is None else take()):
             if request.drop_draft() or self._give_way():
                 continue
             last = self._requests.running[-1]

@@ -29,6 +29,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.forward import ForwardPass
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.outputs import OutputAppender
+from ramify.runtime.scheduler.path_scores import ComputedWave, PathScorer
 from ramify.runtime.scheduler.requests.choices import ChoiceTree, ScoredSpan, ScoringState
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.requests.parts import Logprob
@@ -190,6 +191,7 @@ class StepResults:
         self._masks = forward.masks
         self._overlap = forward.overlap if config.overlap else None
         self.scorer = Scorer(runner, requests)
+        self._paths = PathScorer(runner, requests)
 
     def advance(self, request: Request, now: float) -> None:
         """Advance or finish `request`, which was admitted and has nothing to compute."""
@@ -209,12 +211,17 @@ class StepResults:
         next_row = 0
         predicting: Predicting = []
         spans: list[ComputedSpan] = []
+        waves: list[ComputedWave] = []
         for scheduled in plan:
-            request, stop = scheduled
+            request, stop, wave = scheduled
             start = request.computed_len
-            first_row, next_row = next_row, next_row + stop - start
+            first_row, next_row = next_row, next_row + scheduled.tokens
             if request.pages.lock is None:
                 continue  # it has ended in this step, when another of its spans failed
+            if wave:
+                requests.programs.serve(request, scheduled.tokens)
+                waves.append(ComputedWave(request, wave, first_row))
+                continue
             try:
                 samples = scheduled.samples
                 if request.wants_logprobs:
@@ -231,13 +238,16 @@ class StepResults:
                     predicting.append((request, first_row + request.length - 1 - start))
                 elif request.scoring is not None:
                     spans.append(ComputedSpan(request, start, stop, first_row))
-                elif request.extend_len == 0:
+                elif request.extend_len == 0 and not request.branching:
                     requests.finish(request, Finish(reason="length"))
             except Exception as error:
                 requests.fail_alone(request, error)
         if spans:
             with requests.counters.model_time():
                 self.scorer.read(spans, hidden, now)
+        if waves:
+            with requests.counters.model_time():
+                self._paths.read(waves, hidden)
         if predicting:
             try:
                 self._choose(predicting, hidden, now, planned_ahead)

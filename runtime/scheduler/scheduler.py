@@ -145,12 +145,12 @@ class Scheduler:
         return output
 
     def _compute(self, plan: Sequence[ScheduledRequest], began: float) -> None:
-        rows = sum([stop - request.computed_len for request, stop in plan if request.decoding])
+        rows = sum([scheduled.tokens for scheduled in plan if scheduled.request.decoding])
         accepted = self.counters.accepted_tokens
         try:
             hidden = self.run_pass(plan)
         except Exception as error:
-            self.results.fail_all([request for request, _ in plan], "The forward pass failed", error)
+            self.results.fail_all([request for request, *_ in plan], "The forward pass failed", error)
         else:
             self.results.read(plan, hidden, self._clock(), self.planner.ahead)
             accepted = self.counters.accepted_tokens - accepted
@@ -163,7 +163,7 @@ class Scheduler:
         with self.counters.model_time():
             hidden = self.forward.run_plan(plan)
         self.counters.computed_tokens += len(hidden)
-        for request, _ in plan:
+        for request, *_ in plan:
             if request.draft_len:
                 self.counters.count_drafts(request)
         return hidden

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import torch
 
-from ramify.engine_messages import ChoiceTokens, Failed, Reply, Submit
+from ramify.engine_messages import ChoiceTokens, DecisionTokens, Failed, Reply, Submit
 from ramify.errors import RamifyError, from_info
 from ramify.messages import ChoiceScore, Continuation, Finish, Pooling, Usage
+from ramify.questions import DecisionScores
 from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
@@ -37,6 +38,7 @@ class Result:
     logprobs: list[Logprob] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[Logprob] = dataclasses.field(default_factory=list)
     choices: tuple[ChoiceScore, ...] = ()
+    decisions: DecisionScores | None = None
     embedding: bytes = b""
     finish: Finish | None = None
     usage: Usage | None = None
@@ -178,6 +180,7 @@ class LocalScheduler:
         choices: Sequence[ChoiceTokens] = (),
         forks: Sequence[int] = (),
         unconditional: bool = False,
+        decide: DecisionTokens | None = None,
         pooling: Pooling | None = None,
         priority: int = 0,
         flow: str = "",
@@ -201,6 +204,7 @@ class LocalScheduler:
                 choices=tuple(choices),
                 forks=tuple(forks),
                 unconditional=unconditional,
+                decide=decide,
                 pooling=pooling,
                 priority=priority,
                 flow=flow,
@@ -229,6 +233,7 @@ class LocalScheduler:
                 if entries is not None:
                     getattr(result, name).extend(zip(entries.ids, entries.logprobs, entries.top, strict=True))
             result.choices += chunk.choices
+            result.decisions = chunk.decisions
             result.embedding += chunk.embedding
             result.finish = chunk.finish
             result.usage = chunk.usage or result.usage

@@ -92,7 +92,7 @@ class Flows:
         for request in running:
             flow = request.flow
             flow.running += 1
-            if request.prefilling:
+            if request.prefilling or request.branching:
                 flow.prefill_tokens += request.uncached
         for request in waiting:
             request.flow.queued += 1

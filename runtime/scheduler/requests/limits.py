@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from ramify.engine_messages import Submit
 from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
+
+if TYPE_CHECKING:
+    from ramify.runtime.scheduler.requests.decisions import Decisions
 
 
 def tokens_apart(message: Submit) -> int:
@@ -93,6 +97,37 @@ class Limits:
                 f" for {self.kv_tokens}.",
                 field="choices.texts",
                 remedy="Score them in several requests, or give the engine a larger kv_memory_gb.",
+            )
+
+    def check_decisions(self, decisions: Decisions, page_size: int) -> None:
+        """Raise `PromptTooLong` for a question that does not fit behind its prompt, or whose branches do not
+        fit into the KV pages one after the other. Raise `InvalidRequest` for wrong token ids."""
+        state = len(decisions.ids)
+        for form in decisions.forms:
+            field, tokens = f"decide.questions[{form.question}]", form.longest
+            if state + tokens > self.context_length:
+                raise PromptTooLong(
+                    f"This model's maximum context length is {self.context_length} tokens. However, the"
+                    f" messages resulted in {state} tokens, and a question with its longest option in"
+                    f" {tokens}.",
+                    field=field,
+                    remedy="Shorten them, or give the engine a larger context_length.",
+                    lengths=(state + tokens, 0, self.context_length),
+                )
+            least, greatest = form.vocabulary
+            if least < 0 or greatest >= self.vocab_size:
+                raise InvalidRequest(
+                    f"{field} has a token id outside of the vocabulary (0 … {self.vocab_size - 1}).",
+                    field=field,
+                )
+        needed = -(-state // page_size) + decisions.most_pages(page_size)
+        if needed * page_size > self.kv_tokens:
+            raise PromptTooLong(
+                f"The state has {state} tokens. With the longest question it needs {needed} KV pages of"
+                f" {page_size} tokens; there are {self.kv_tokens // page_size}.",
+                field="decide.questions",
+                remedy="Shorten them, or give the engine a larger kv_memory_gb.",
+                lengths=(needed * page_size, 0, self.kv_tokens),
             )
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ramify.errors import PromptTooLong
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
-from ramify.runtime.scheduler.requests.limits import TUNED, Tuning
+from ramify.runtime.scheduler.requests.branches import BranchPages
+from ramify.runtime.scheduler.requests.decisions import Decisions
+from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.parts import PageTable
 from ramify.runtime.scheduler.requests.programs import Program, ReuseIntervals
 from ramify.runtime.scheduler.requests.request import Request, common_prefix
@@ -125,6 +128,7 @@ class RequestPages:
         self.page_size = cache.page_size
         self.leases = ProgramLeases(cache)
         self.states = RequestStates(cache, tuning.least_state)
+        self.branches = BranchPages(cache, self.states)
 
     def match(self, request: Request) -> Match:
         return self.cache.match(request.ids, request.scope, limit=request.match_limit)
@@ -134,8 +138,13 @@ class RequestPages:
         states.
 
         Returns False, and takes nothing, if fewer than `reserve` pages would be left or if there is no slot.
+        For a request with questions, there have to be enough pages and slots for one form too.
         """
-        if self.states.present and not self.states.available():
+        slots, decisions = 1, request.decisions
+        if decisions is not None:
+            slots += decisions.slots
+            reserve += decisions.most_pages(self.page_size)
+        if not self.states.available(slots):
             return False
         lock = self.cache.acquire(match)
         full = lock.length // self.page_size
@@ -166,6 +175,17 @@ class RequestPages:
         """
         self.cache.flush()
         return self.try_admit(request, self.match(request), reserve=0)
+
+    def check_decisions(self, decisions: Decisions, limits: Limits) -> None:
+        """Raise `PromptTooLong` for a question that does not fit into the engine behind its prompt."""
+        limits.check_decisions(decisions, self.page_size)
+        slots, total = 1 + decisions.slots, self.cache.state_counts().total
+        if self.states.present and slots > total:
+            raise PromptTooLong(
+                f"The options of a question need {slots} states at a time; this engine has {total}.",
+                field="decide.questions",
+                remedy="Give fewer options, or give the engine a larger state_memory_gb.",
+            )
 
     def grow(self, request: Request, ahead: int = 0) -> bool:
         """Take pages until there is room for all tokens of `request` and `ahead` more. Returns False, and
@@ -210,6 +230,8 @@ class RequestPages:
         pages = request.pages
         if pages.lock is None:
             return
+        if request.decisions is not None:
+            self.branches.drop(request)
         self.states.give_back(request, keep=keep_state)
         self.cache.free(pages.ids[pages.lock.private_from :].tolist())
         self.cache.release(pages.lock)

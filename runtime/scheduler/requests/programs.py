@@ -220,6 +220,8 @@ class Programs:
             paths = (request.ids,) if request.scoring is None else request.scoring.choices.paths()
             calls = program.calls.setdefault(request.scope, TokenTree())
             request.stats.distinct_tokens = sum(len(path) - calls.insert(path) for path in paths)
+            if request.decisions is not None:  # a question's tokens are computed for every request
+                request.stats.distinct_tokens += request.prompt_tokens - request.prompt_len
         program.last_arrival = request.arrival
         program.open_requests += 1
         request.served_before = self.served

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ramify.runtime.model.lora.adapters import Adapter
     from ramify.runtime.scheduler.requests.choices import ScoringState
     from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput, Healing
+    from ramify.runtime.scheduler.requests.decisions import Decisions, Part
 
 FORCED_RUN = 16
 """A request whose prompt is computed counts as decoding while it has at most this number of tokens to
@@ -58,7 +59,13 @@ class Request:
     """
 
     def __init__(
-        self, submit: Submit, *, arrival: float, max_tokens: int, adapter: Adapter | None = None
+        self,
+        submit: Submit,
+        *,
+        arrival: float,
+        max_tokens: int,
+        adapter: Adapter | None = None,
+        decisions: Decisions | None = None,
     ) -> None:
         self.rid = submit.rid
         self.sampling: SamplingParams = submit.sampling
@@ -80,8 +87,9 @@ class Request:
         self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
         self.flow = Flow(submit.priority)
         """The request's flow: one of its own until `Flows.join` sets another."""
-        self.uncached = self.prompt_len
-        """The number of prompt tokens that were not cached when the request was enqueued."""
+        self.uncached = self.prompt_len if decisions is None else decisions.tokens
+        """The number of tokens of the prompt and of questions that were not cached when the request was
+        enqueued."""
         self.rank = 2 * submit.priority
         """Twice the priority, less one while the flow yields. Requests of higher rank go first."""
         self.order = (-self.rank, arrival)
@@ -123,6 +131,8 @@ class Request:
         """The pooled states of the prompt; None unless the request asks for an embedding."""
         self.scoring: ScoringState | None = None
         """The span of choices that the request computes; None unless choices are scored."""
+        self.decisions = decisions
+        """The questions about the prompt; None for other requests."""
         self.constrained: ConstrainedOutput | None = None
         self.healing: Healing | None = None
         """The state of token healing; None unless the known tokens are the end of the prompt."""
@@ -140,7 +150,7 @@ class Request:
     def count_uncached(self, found: int) -> None:
         """Set `uncached` by the first `found` tokens, which need not be computed. If a prefill of the request
         has been broken off, `uncached` does not decrease."""
-        uncached = max(0, self.prompt_len - found)
+        uncached = max(0, (self.prompt_len if self.decisions is None else self.decisions.tokens) - found)
         begun = 0 < self.stats.reached < self.prompt_len
         self.uncached = max(self.uncached, uncached) if begun else uncached
 
@@ -233,8 +243,10 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of tokens of the prompt and, if choices are scored, of all choice tokens that must be
-        computed."""
+        """The number of tokens of the prompt and, if choices or questions are scored, of all their tokens
+        that must be computed."""
+        if self.decisions is not None:
+            return self.decisions.tokens
         return self.prompt_len if self.scoring is None else self.scoring.choices.tokens
 
     @property
@@ -246,6 +258,8 @@ class Request:
     def reached_prompt_tokens(self) -> int:
         """The part of `prompt_tokens` that was found in the tree or computed so far."""
         reached = min(self.reached, self.prompt_len)
+        if self.decisions is not None:
+            return reached + self.decisions.reached
         return reached if self.scoring is None else reached + self.scoring.choices.reached(self)
 
     @property
@@ -279,8 +293,17 @@ class Request:
         return self.computed_len < self.prompt_len
 
     @property
+    def branching(self) -> bool:
+        """True if the prompt is computed, and its questions are not."""
+        return self.decisions is not None and self.computed_len == self.length
+
+    @property
     def decoding(self) -> bool:
-        return self.computed_len >= self.prompt_len and self.length - self.computed_len <= FORCED_RUN
+        return (
+            self.computed_len >= self.prompt_len
+            and self.length - self.computed_len <= FORCED_RUN
+            and self.decisions is None
+        )
 
     def chunk_stop(self, budget: int) -> int:
         """The end of the next chunk of at most `budget` tokens."""
@@ -450,10 +473,17 @@ class Request:
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step: positions ``[computed_len, stop)``."""
+    """One request's share of a step: positions ``[computed_len, stop)``, then a wave of its branches."""
 
     request: Request
     stop: int
+    wave: Sequence[Part] = ()
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that the step computes."""
+        tokens = self.stop - self.request.computed_len
+        return tokens + sum([stop - start for _, start, stop, _ in self.wave]) if self.wave else tokens
 
     @property
     def samples(self) -> bool:

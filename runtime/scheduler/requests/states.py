@@ -72,10 +72,10 @@ class RequestStates:
         self.present = cache.state_counts().total > 0
         """True if the model has states."""
 
-    def available(self) -> bool:
-        """True if a request can be given a slot."""
+    def available(self, slots: int = 1) -> bool:
+        """True if requests can be given `slots` more slots, or if the model has no states."""
         counts = self._cache.state_counts()
-        return counts.in_use < counts.total
+        return not self.present or counts.in_use + slots <= counts.total
 
     def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
         """Give a slot to `request`, which is admitted after the tokens of `lock`. A slot must be

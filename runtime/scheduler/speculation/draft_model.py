@@ -158,15 +158,17 @@ class DraftModel:
         if used:
             self._runner.copy_pages(used)
         size = self._pages.page_size
-        for request, stop in plan:
+        for request, stop, wave in plan:
             kv, start = request.speculation.kv, request.computed_len
             if kv is not None and kv.table is request.pages:
                 start = max(start, kv.computed)  # the rows before keep the draft model's KV
-            if start < stop:
-                page, row = divmod(start, size)
-                table = request.pages.ids
-                self._rows[table[page]] = min(self._rows[table[page]], row)
-                self._rows[table[page + 1 : -(-stop // size)]] = 0
+            written = [(request.pages.ids, start, stop)]
+            written += [(part.branch.table, part.start, part.stop) for part in wave]
+            for table, start, stop in written:
+                if start < stop:
+                    page, row = divmod(start, size)
+                    self._rows[table[page]] = min(self._rows[table[page]], row)
+                    self._rows[table[page + 1 : -(-stop // size)]] = 0
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Note that `pages` hold other tokens now, none of which the draft model has computed."""
