@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ramify.decisions.answers import Answer, answer
+from ramify.decisions.calibration import calibration_for
 from ramify.errors import UnsupportedNode
 from ramify.lang.calls.request import all_of
 from ramify.lang.calls.session import Target
 from ramify.lang.program.nodes import Decide, Step
-from ramify.lang.program.sending import send
+from ramify.lang.program.sending import adapter_of, send
 from ramify.lang.program.statement import Statement
 from ramify.lang.prompt.chat import Content
 from ramify.lang.prompt.question import Place, finished, place_of_question
@@ -98,8 +99,11 @@ async def ask(
             _scores(branch, one, about, steps[0], questions, asked)
             for one, about in zip(calls, (view, nothing), strict=True)
         )
+    calibration = calibration_for(
+        target.info.calibration, node.end, node.permutations, node.normalise, adapter_of(branch, call, target)
+    )
     answers = iter(
-        answer(question, found, node.normalise, empty, target.info.calibration)
+        answer(question, found, node.normalise, empty, calibration)
         for question, found, empty in zip(questions, scores, prior, strict=True)
     )
     return rid, [[next(answers) for _ in step.asked] for step in steps]

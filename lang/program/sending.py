@@ -64,8 +64,6 @@ async def send(
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     allowance = allow_call(branch.limits, sampling, thinking)
     call.followed = follow is not None and run.stream
-    # The run's adapter is one of its own backend.
-    lora = run.options.get("lora") if target is run.home else None
     made = Generate(
         rid=run.next_rid(),
         sampling=allowance.sampling,
@@ -76,7 +74,7 @@ async def send(
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_first(call.priority, run.options.get("priority"), target.priority),
-        lora=_first(call.lora, lora, target.lora),
+        lora=adapter_of(branch, call, target),
         **_prompt(branch, view, opened, allowance.thinking, decide),
     )
 
@@ -88,6 +86,14 @@ async def send(
 
     shown = show if call.followed else None
     return await request.send(run, target, call, made, allowance, allowance.thinking, shown)
+
+
+def adapter_of(branch: Branch, call: Call, target: Target) -> str:
+    """Name of the LoRA adapter of the requests of `call`; "" for none."""
+    # The run's adapter is one of its own backend.
+    own = branch.run.options.get("lora") if target is branch.run.home else None
+    adapter: str = _first(call.lora, own, target.lora)
+    return adapter
 
 
 def _prompt(

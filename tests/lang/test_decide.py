@@ -411,6 +411,9 @@ def test_the_models_calibration_is_applied():
     step = rm.decide("team", ["billing", "returns"], "Which team?")
     state = program_of(step).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
     assert state["team"].probabilities == pytest.approx({"billing": 0.25, "returns": 0.75})  # sqrt(9) = 3
+    other = rm.decide("team", ["billing", "returns"], "Which team?", permutations=2)  # fitted to one order
+    state = program_of(other).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
+    assert state["team"].probabilities == pytest.approx({"billing": 0.1, "returns": 0.9})
 
 
 # --- traces, recordings, stores, batches ---

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
 from ramify.decisions.calibration import calibration_for
-from ramify.errors import EngineError, InvalidRequest, UnsupportedField
+from ramify.errors import EngineError, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
     MAX_OPTIONS,
@@ -31,6 +31,7 @@ from ramify.runtime.server.sse import collect, while_connected
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 
+_Orders = Annotated[int, msgspec.Meta(ge=1, le=MAX_OPTIONS)]
 States = Sequence[tuple[Generate, Sequence[Question]]]
 """States, each with the questions about it. A state is a `Generate` that has only an id and a prompt or a
 chat."""
@@ -93,15 +94,11 @@ def ask(
     header : the result of `take_header`, or another mapping with "id" and "model"
     spelled : our name of a field → the client's name, for errors of the engine
     """
-    permutations: int = fields.take("permutations", int, 1)
-    if not 1 <= permutations <= MAX_OPTIONS:
-        path = fields.path("permutations")
-        raise InvalidRequest(f"{path} is {permutations}; it must be from 1 to {MAX_OPTIONS}.", field=path)
     decide = Decide(
         questions=(),
         layout=fields.take("layout", LayoutName, "auto"),
         end=fields.take("end", OptionEnd, "prefix"),
-        permutations=permutations,
+        permutations=fields.take("permutations", _Orders, 1),
         prompt_ids=fields.take("return_prompt_ids", bool, False),
     )
     normalise: Normalisation = fields.take("normalise", Normalisation, "sum")
@@ -126,7 +123,8 @@ def ask(
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
     lora = lora_of(service, header["model"])
-    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
+    own = service.frontend.info.calibration
+    calibration = calibration_for(own, decide.end, decide.permutations, normalise, lora)
     return Asked(parsed.streams, questions, normalise, calibration)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ramify.decisions.checks import place_of
 from ramify.decisions.logit_score import NAME as RERANKER
 from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage, Generate
@@ -58,7 +59,7 @@ class _Ranked(NamedTuple):
 @router.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
     ranked, headers = await parse_body(request, RERANK, _parse_rerank)
-    found = await answers_of(request, ranked.asked)
+    found = await _answers_of(request, ranked.asked, "documents")
     relevance = [one.answer.probabilities[0] for one in found.answers]
     # Equal ones stay in the order of the request.
     order = sorted(range(len(relevance)), key=relevance.__getitem__, reverse=True)
@@ -110,13 +111,15 @@ class _Scored(NamedTuple):
     header: dict[str, Any]
     order: list[int]
     """Index of the pair that each question is about."""
+    field: str
+    """Name of the field with the texts."""
 
 
 @router.post(SCORE.path)
 @router.post("/score")
 async def score(request: Request) -> Response:
     scored, headers = await parse_body(request, SCORE, _parse_score)
-    found = await answers_of(request, scored.asked)
+    found = await _answers_of(request, scored.asked, scored.field)
     data: list[Any] = [None] * len(scored.order)
     for index, one in zip(scored.order, found.answers, strict=True):
         own = {"index": index, "object": "score", "score": one.answer.probabilities[0]}
@@ -143,7 +146,7 @@ def _parse_score(service: Service, fields: Fields) -> _Scored:
     states = _states(service, fields, header["id"], by_query)
     spelled = {"prompt": first, "messages": first, "chat": first}
     asked = ask(service, fields, header, states, SCORE, spelled)
-    return _Scored(asked, header, [index for each in places.values() for index in each])
+    return _Scored(asked, header, [index for each in places.values() for index in each], second)
 
 
 def _pair_of(fields: Fields) -> tuple[str, str]:
@@ -195,10 +198,20 @@ def _states(service: Service, fields: Fields, rid: str, texts: Mapping[str, Sequ
     return states
 
 
+async def _answers_of(request: Request, asked: Asked, texts: str) -> Answers:
+    """As `answers_of`. The client has written the questions in the field `texts`."""
+    try:
+        return await answers_of(request, asked)
+    except InvalidRequest as error:
+        if (place := place_of(error.field)) is not None:
+            error.field = texts if place.question is not None or place.name == "questions" else place.name
+        raise
+
+
 def _beside(one: Answered) -> dict[str, Any]:
-    """Fields of a result beyond vLLM's. ``prompt_ids``: the token ids of the state and of the question."""
-    ids = [[*one.state_ids, *form] for form in one.form_ids]
-    return {"option_mass": one.answer.option_mass} | ({"prompt_ids": ids} if ids else {})
+    """`own_fields` of an answer. ``prompt_ids`` has the state before each written form."""
+    whole = [(*one.state_ids, *form) for form in one.form_ids]
+    return one._replace(form_ids=whole).own_fields()
 
 
 def _usage(found: Answers) -> dict[str, Any]:
