@@ -472,6 +472,7 @@ def test_the_trace_shows_each_decision(held):
     )
     first, second = state.trace.children
     assert "True 0.90" in str(state.trace)
+    assert "urgent False 0.90, risk 0 0.90" in state.trace._repr_html_()
     assert "urgent False 0.90, risk 0 0.90" in str(state.trace)
     assert (first.sent, second.sent, second.merged) == (True, False, True)
     told = state.trace.to_dict()["children"]
