@@ -306,6 +306,32 @@ def test_a_decision_that_nobody_reads_is_not_held_long():
     assert sent.is_set()
 
 
+def test_a_decision_that_waits_for_more_is_cancelled(held):
+    @rm.function
+    def program(s):
+        s += URGENT
+        s += TEAM
+        begun.set()
+        end.wait(20)
+
+    begun, end = threading.Event(), threading.Event()
+    backend = rm.ScriptedBackend(SCRIPT)
+    state = program.run(backend=backend, stream=True)
+    assert begun.wait(10)
+    state.cancel()
+    for name in ("urgent", "team"):
+        with pytest.raises(rm.ProgramError, match="cancelled"):
+            state[name]
+    assert backend.requests == []
+    end.set()
+
+
+def test_an_appended_value_is_streamed():
+    step = rm.decide("team", ["billing", "returns"], "Which team?", append=True)
+    state = program_of("To ", step, ".").run(backend=rm.ScriptedBackend(SCRIPT), stream=True)
+    assert "".join(state.text_iter()) == "To returns."
+
+
 def test_more_questions_than_a_request_takes_are_two_requests(held, monkeypatch):
     monkeypatch.setattr(decisions, "MAX_QUESTIONS", 2)
     backend = rm.ScriptedBackend(SCRIPT)
