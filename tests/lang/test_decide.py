@@ -519,6 +519,30 @@ def test_a_recording_is_replayed(tmp_path):
     assert (second.text(), replayed.unused) == (first.text(), [])
 
 
+def test_a_recording_is_replayed_whichever_decisions_are_together(tmp_path, monkeypatch):
+    apart = program_of("Order 7.", URGENT, TEAM, RISK)
+    recorder = rm.RecordingBackend(rm.ScriptedBackend(SCRIPT), tmp_path / "run.jsonl")
+    first = apart.run(backend=recorder)
+    monkeypatch.setattr(decisions, "MAX_QUESTIONS", 2)  # two requests in place of one
+    replayed = rm.ReplayBackend(tmp_path / "run.jsonl")
+    second = apart.run(backend=replayed)
+    assert [second[name] for name in SCRIPT] == [first[name] for name in SCRIPT]
+    assert replayed.unused == []
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens
+    with pytest.raises(rm.NotRecorded, match="repeats"):
+        raise apart.run(backend=replayed).error().__cause__
+
+
+def test_a_recorded_refusal_is_replayed(tmp_path):
+    program = program_of(URGENT, TEAM, RISK)
+    first = program.run(backend=rm.RecordingBackend(Refusing(SCRIPT), tmp_path / "run.jsonl"))
+    replayed = rm.ReplayBackend(tmp_path / "run.jsonl")
+    second = program.run(backend=replayed)
+    assert second["urgent"] == first["urgent"]
+    assert str(second.error()) == str(first.error())
+    assert replayed.unused == []
+
+
 def test_a_probability_of_zero_is_replayed(tmp_path):
     recorder = rm.RecordingBackend(rm.ScriptedBackend([{True: 1.0}]), tmp_path / "run.jsonl")
     first = program_of(URGENT).run(backend=recorder)
