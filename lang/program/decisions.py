@@ -21,7 +21,7 @@ from ramify.errors import UnsupportedNode
 from ramify.lang.calls.request import all_of
 from ramify.lang.calls.session import Target
 from ramify.lang.program.nodes import Decide, Step
-from ramify.lang.program.sending import adapter_of, send
+from ramify.lang.program.sending import lora_of, send
 from ramify.lang.program.statement import Statement
 from ramify.lang.prompt.chat import Content
 from ramify.lang.prompt.question import Place, finished, place_of_question
@@ -104,9 +104,9 @@ async def ask(
             _scores(branch, one, about, decide, asked)
             for one, about in zip(calls, (view, nothing), strict=True)
         )
-    adapter = adapter_of(branch, call, target)
+    lora = lora_of(branch, call, target)
     calibration = calibration_for(
-        target.info.calibration, node.end, node.permutations, node.normalise, adapter
+        target.info.calibration, decide.end, decide.permutations, node.normalise, lora
     )
     answers = iter(
         answer(question, found, node.normalise, empty, calibration)

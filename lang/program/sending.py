@@ -75,7 +75,7 @@ async def send(
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_first(call.priority, run.options.get("priority"), target.priority),
-        lora=adapter_of(branch, call, target),
+        lora=lora_of(branch, call, target),
         **prompt,
     )
 
@@ -89,7 +89,7 @@ async def send(
     return await request.send(run, target, call, made, allowance, allowance.thinking, shown)
 
 
-def adapter_of(branch: Branch, call: Call, target: Target) -> str:
+def lora_of(branch: Branch, call: Call, target: Target) -> str:
     """The LoRA adapter of the request of `call`. The run's adapter is one of its own backend."""
     run = branch.run
     of_run = run.options.get("lora") if target is run.home else None
