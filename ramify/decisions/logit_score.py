@@ -1,7 +1,8 @@
 """The layout of rerankers that answer yes or no, such as Qwen3-Reranker.
 
 They have the files of a CrossEncoder of sentence-transformers. `1_LogitScore/config.json` names the tokens
-for yes and no. The chat template writes a message of the role "query" and one of the role "document".
+for yes and no. The chat template writes a message of the role "query" and one of the role "document". An
+instruction is a message of the role "system".
 
     state    <|im_start|>system … <Instruct>: … <Query>: capital of China\\n<Document>:
     form     " Beijing is the capital.<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"
@@ -24,11 +25,12 @@ from ramify.messages import Generate, Segment
 from ramify.questions import Question
 
 FILE = "1_LogitScore/config.json"
+NAME = "logit-score-1"
 
 Render = Callable[[Sequence[Mapping[str, str]]], str]
 """Function from messages to the text that the chat template writes."""
 
-QUERY, DOCUMENT = "\U0010fffb", "\U0010fffc"
+INSTRUCTION, QUERY, DOCUMENT = "\U0010fffa", "\U0010fffb", "\U0010fffc"
 """Private-use characters that hold the places of the texts while the template renders them."""
 
 
@@ -38,28 +40,29 @@ class LogitScoreConfig:
 
     yes: int
     no: int
-    layout = "logit-score-1"
+    layout = NAME
 
 
 def logit_score_config(content: Mapping[str, Any]) -> LogitScoreConfig:
     """The configuration in the JSON object `content`. Raises `InvalidRequest` if it does not name two tokens:
     the logit of one token alone is no probability."""
-    ids = [content.get(name) for name in ("true_token_id", "false_token_id")]
-    if not all(isinstance(token, int) for token in ids):
+    yes, no = content.get("true_token_id"), content.get("false_token_id")
+    if not (isinstance(yes, int) and isinstance(no, int)):
         raise InvalidRequest(
-            f"{FILE} has the tokens {ids[0]!r} for true and {ids[1]!r} for false; two ids are expected.",
+            f"{FILE} has the tokens {yes!r} for true and {no!r} for false; two ids are expected.",
             field="model",
         )
-    return LogitScoreConfig(*ids)
+    return LogitScoreConfig(yes, no)
 
 
 def logit_score_layout(config: LogitScoreConfig, render: Render) -> Layout:
     """The layout that the chat template of a reranker writes. Raises `InvalidRequest` unless the template
     writes the query, and then the document, once each."""
-    text = render([{"role": "query", "content": QUERY}, {"role": "document", "content": DOCUMENT}])
-    before, found_query, rest = text.partition(QUERY)
-    between, found_document, after = rest.partition(DOCUMENT)
-    if not (found_query and found_document) or any(mark in after for mark in (QUERY, DOCUMENT)):
+    pair = [{"role": "query", "content": QUERY}, {"role": "document", "content": DOCUMENT}]
+    text = render(pair)
+    before, _, rest = text.partition(QUERY)
+    between, _, after = rest.partition(DOCUMENT)
+    if text != before + QUERY + between + DOCUMENT + after or rest.count(QUERY) or after.count(DOCUMENT):
         raise InvalidRequest(
             "The chat template of this reranker does not write a query and then a document.", field="model"
         )
@@ -67,12 +70,20 @@ def logit_score_layout(config: LogitScoreConfig, render: Render) -> Layout:
     blanks = between[len(kept) :]
 
     def state(request: Generate) -> tuple[Segment, ...]:
-        if request.chat is not None and len(request.chat) > 1:
+        if request.chat is None:
+            return (before, *request.prompt, kept)
+        *system, query = request.chat
+        if [turn.role for turn in system] not in ([], ["system"]):
             raise UnsupportedField(
                 "This checkpoint is a reranker: its state is a query, not a conversation.", field="messages"
             )
-        query = request.prompt if request.chat is None else (request.chat[0].content,)
-        return (before, *query, kept)
+        start = before
+        for turn in system:
+            start = render([{"role": "system", "content": INSTRUCTION}, *pair]).partition(QUERY)[0]
+            if start.count(INSTRUCTION) != 1:
+                raise UnsupportedField("This reranker's template takes no instruction.", field="messages")
+            start = start.replace(INSTRUCTION, turn.content)
+        return (start, query.content, kept)
 
     def forms(question: Question, permutations: int) -> list[Form]:
         if question.kind != "predicate" or any(option.description for option in question.options):

@@ -159,8 +159,8 @@ def test_extreme_numbers_of_isolated_forms(yes: tuple[float, float]) -> None:
         for index, value in enumerate(yes)
     ]
     found = answer(question(2), scores(*forms)).probabilities
-    odds = 0.5 if yes[0] == yes[1] else 1 / (1 + math.exp(yes[1] - yes[0])) if yes[0] > -math.inf else 0.0
-    assert found == near(odds, 1 - odds)
+    ratio = 0.5 if yes[0] == yes[1] else 1 / (1 + math.exp(yes[1] - yes[0])) if yes[0] > -math.inf else 0.0
+    assert found == near(ratio, 1 - ratio)
 
 
 LOGS = st.lists(st.floats(-700.0, 0.0), min_size=2, max_size=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log
 from pathlib import Path
 from typing import Any
@@ -213,9 +213,9 @@ def test_recognition(tmp_path: Path) -> None:
         trained(tmp_path, {})
 
 
-def render(messages: Sequence[dict[str, str]]) -> str:
-    query, document = (turn["content"] for turn in messages)
-    return f"<|im_start|>Judge.\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+def render(messages: Sequence[Mapping[str, str]]) -> str:
+    *system, query, document = (turn["content"] for turn in messages)
+    return f"<|im_start|>{(system or ['Judge.'])[0]}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
 
 
 def test_rerankers(tmp_path: Path) -> None:
@@ -235,10 +235,20 @@ def test_rerankers(tmp_path: Path) -> None:
     (form,) = layout.forms(asked, 1)
     state = layout.state(Generate(rid="", prompt=("a query?",)))
     assert "".join(map(str, state)) == "<|im_start|>Judge.\n<Query>: a query?\n<Document>:"
+    turns = (ChatMessage(role="system", content="Find."), ChatMessage(role="user", content="q"))
+    state = layout.state(Generate(rid="", chat=turns))
+    assert "".join(map(str, state)) == "<|im_start|>Find.\n<Query>: q\n<Document>:"
+    with pytest.raises(UnsupportedField, match="not a conversation"):
+        layout.state(Generate(rid="", chat=turns[::-1]))
     assert form.body == (" a document<|im_end|>\n",)
     assert form.spellings == ((0, (7,)), (1, (3,)))
-    for wrong in (question(QUESTIONS["noul"]), question(QUESTIONS["pair"])):
+    for asked in (question(QUESTIONS["noul"]), question(QUESTIONS["pair"])):
         with pytest.raises(UnsupportedField, match="reranker"):
-            layout.forms(wrong, 1)
-    with pytest.raises(InvalidRequest, match="does not write a query"):
-        logit_score_layout(config, lambda messages: render(messages[::-1]))
+            layout.forms(asked, 1)
+    for wrong in (lambda turns: render(turns[::-1]), lambda turns: 2 * render(turns), lambda turns: ""):
+        with pytest.raises(InvalidRequest, match="does not write a query"):
+            logit_score_layout(config, wrong)
+    uninstructed = logit_score_layout(config, lambda turns: render(turns[-2:])).state
+    assert uninstructed is not None
+    with pytest.raises(UnsupportedField, match="takes no instruction"):
+        uninstructed(Generate(rid="", chat=turns))

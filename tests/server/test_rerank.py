@@ -159,3 +159,18 @@ def test_refused_by_name(
     answer = http.post(path, json=(SCORE if "score" in path else BODY) | fields)
     assert refused(answer)["param"] == named
     assert not frontend.requests
+
+
+def test_rerankers_get_the_texts_as_they_are(http: httpx.Client, frontend: FakeFrontend) -> None:
+    frontend.info = msgspec.structs.replace(frontend.info, trained_layout="logit-score-1")
+    post(http, "/v1/rerank", BODY)
+    post(http, "/v1/score", SCORE | {"instruction": "Find cities."})
+    plain, instructed = frontend.requests
+    query = ChatMessage(role="user", content=BODY["query"])
+    assert plain.chat == (query,)
+    assert instructed.chat == (ChatMessage(role="system", content="Find cities."), query)
+    for request in (plain, instructed):
+        assert request.decide is not None
+        assert [one.instructions for one in request.decide.questions] == DOCUMENTS
+    post(http, "/v1/rerank", BODY | {"layout": "verbatim"})
+    assert frontend.requests[-1].chat == (ChatMessage(role="user", content=f"Query: {BODY['query']}"),)

@@ -73,6 +73,13 @@ class Answers(NamedTuple):
     cached_tokens: int
 
 
+def trained_layout(service: Service, fields: Fields) -> str:
+    """Name and version of the trained layout in which the questions of a request are written; empty for a
+    layout of other models."""
+    layout: LayoutName = fields.take("layout", LayoutName, "auto")
+    return service.frontend.info.trained_layout if layout in ("auto", "trained") else ""
+
+
 def ask(
     service: Service,
     fields: Fields,
@@ -119,7 +126,8 @@ def ask(
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
     lora = lora_of(service, header["model"])
-    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
+    own = service.frontend.info.calibration
+    calibration = calibration_for(own, decide.end, permutations, normalise, lora)
     return Asked(parsed.streams, questions, normalise, calibration)
 
 

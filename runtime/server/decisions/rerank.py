@@ -15,9 +15,19 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ramify.decisions.logit_score import NAME as RERANKER
 from ramify.errors import InvalidRequest
+from ramify.messages import ChatMessage, Generate
 from ramify.questions import MAX_QUESTIONS, PREDICATE_OPTIONS, Question
-from ramify.runtime.server.decisions.ask import Answered, Answers, Asked, States, answers_of, ask
+from ramify.runtime.server.decisions.ask import (
+    Answered,
+    Answers,
+    Asked,
+    States,
+    answers_of,
+    ask,
+    trained_layout,
+)
 from ramify.runtime.server.decisions.state import text_state
 from ramify.runtime.server.fields import MAX_OBJECTS, Fields, json_response
 from ramify.runtime.server.openai.request import take_header
@@ -73,7 +83,7 @@ def _parse_rerank(service: Service, fields: Fields) -> _Ranked:
     if top_n < 0:
         raise InvalidRequest(f"top_n is {top_n}; it must be 0 or more.", field="top_n")
     repeats: bool = fields.take("return_documents", bool, True)
-    states = _states(service, header["id"], {query: texts}, _take_instruction(fields))
+    states = _states(service, fields, header["id"], {query: texts})
     spelled = {"prompt": "query", "messages": "query", "chat": "query"}
     asked = ask(service, fields, header, states, RERANK, spelled)
     return _Ranked(asked, header, shown if repeats else None, top_n)
@@ -130,7 +140,7 @@ def _parse_score(service: Service, fields: Fields) -> _Scored:
     for index, (query, text) in pairs:
         by_query.setdefault(query, []).append(text)
         places.setdefault(query, []).append(index)
-    states = _states(service, header["id"], by_query, _take_instruction(fields))
+    states = _states(service, fields, header["id"], by_query)
     spelled = {"prompt": first, "messages": first, "chat": first}
     asked = ask(service, fields, header, states, SCORE, spelled)
     return _Scored(asked, header, [index for each in places.values() for index in each])
@@ -161,24 +171,25 @@ def _check_count(field: str, texts: Sequence[Any]) -> None:
         )
 
 
-def _take_instruction(fields: Fields) -> str:
+def _states(service: Service, fields: Fields, rid: str, texts: Mapping[str, Sequence[str]]) -> States:
+    """States for queries with the texts to score, each with at most `MAX_QUESTIONS` questions.
+
+    The layout of a reranker writes query, document and instruction itself.
+    """
     instruction: str = fields.take("instruction", str, "")
-    return instruction or RELEVANCE
-
-
-def _states(service: Service, rid: str, texts: Mapping[str, Sequence[str]], instruction: str) -> States:
-    """States for queries with the texts to score, each with at most `MAX_QUESTIONS` questions."""
     states = []
     for query, documents in texts.items():
-        state = text_state(f"Query: {query}", rid, service.frontend.info.chat_format)
-        for start in range(0, len(documents), MAX_QUESTIONS):
+        if trained_layout(service, fields) == RERANKER:
+            system = (ChatMessage(role="system", content=instruction),) if instruction else ()
+            state = Generate(rid=rid, chat=(*system, ChatMessage(role="user", content=query)))
+            written = documents
+        else:
+            state = text_state(f"Query: {query}", rid, service.frontend.info.chat_format)
+            written = [f"Document: {one}\n\n{instruction or RELEVANCE}" for one in documents]
+        for start in range(0, len(written), MAX_QUESTIONS):
             questions = [
-                Question(
-                    kind="predicate",
-                    instructions=f"Document: {document}\n\n{instruction}",
-                    options=PREDICATE_OPTIONS,
-                )
-                for document in documents[start : start + MAX_QUESTIONS]
+                Question(kind="predicate", instructions=text, options=PREDICATE_OPTIONS)
+                for text in written[start : start + MAX_QUESTIONS]
             ]
             states.append((state, questions))
     return states

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, NotFound
-from ramify.runtime.server.decisions.ask import Asked, answers_of, ask
+from ramify.runtime.server.decisions.ask import Asked, answers_of, ask, trained_layout
 from ramify.runtime.server.decisions.state import text_state
 from ramify.runtime.server.decisions.systemone_questions import (
     NamedQuestion,
@@ -67,8 +67,8 @@ async def system_one(request: Request) -> Response:
 
 def _parse(service: Service, fields: Fields) -> _Parsed:
     header = _take_header(service, fields)
-    info = service.frontend.info
-    state = text_state(take_state(fields, info.trained_layout), header["id"], info.chat_format)
+    text = take_state(fields, trained_layout(service, fields))
+    state = text_state(text, header["id"], service.frontend.info.chat_format)
     questions = take_questions(fields)
     states = [(state, [one.question for one in questions.values()])]
     return _Parsed(ask(service, fields, header, states, SYSTEM_ONE, _SPELLED), questions, header)

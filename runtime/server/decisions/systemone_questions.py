@@ -66,8 +66,7 @@ def text_of(content: Content | None, path: str, trained_layout: str = "") -> str
     """`content`, which stands at `path`, as the model reads it. Objects and arrays are one line of JSON, as
     in `state.json_text`, with their keys in the order of the body. None is an empty text.
 
-    trained_layout : `ModelInfo.trained_layout` if `content` is a state, which decider checkpoints write in
-        their own way
+    trained_layout : for a state, the layout that it is written for: deciders have their own form of JSON
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -86,7 +85,7 @@ def _take_text(fields: Fields, field: str) -> str:
 def take_state(fields: Fields, trained_layout: str = "") -> str:
     """The text of the field ``state``. Raises `InvalidRequest` if it is missing.
 
-    trained_layout : `ModelInfo.trained_layout`
+    trained_layout : the layout that the state is written for; empty for one of other models
     """
     if not fields.given("state"):
         raise InvalidRequest("state is missing.", field="state")
