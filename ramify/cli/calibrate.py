@@ -26,6 +26,7 @@ from ramify.decisions.calibration import (
     LabelledAnswer,
     calibration_for,
     fit,
+    groups,
     held_out,
     measures,
 )
@@ -266,7 +267,7 @@ def _answered(
             field="--layout",
             remedy="Name one, such as --layout labels.",
         )
-    own = calibration_for(info.calibration, way.decide, way.normalise)
+    own = calibration_for(info.calibration, way.decide.end, way.decide.permutations, way.normalise)
     states: dict[Hashable, int] = {}
     items: list[LabelledAnswer] = []
     now: list[Sequence[float]] = []
@@ -301,7 +302,7 @@ def _report(way: Way, asked: Asked, found: Fit) -> str:
         f"{'':<14}{'items':>7}{'accuracy':>10}{'NLL':>17}{'Brier':>17}{'ECE':>17}{'certain':>17}"
         f"{'temperature':>13}",
     ]
-    for name, places in _groups(asked.items).items():
+    for name, places in (groups(asked.items) | {"all": range(len(asked.items))}).items():
         items = [asked.items[at] for at in places]
         one = measures(items, [asked.now[at] for at in places])
         other = measures(items, [after[at] for at in places])
@@ -317,16 +318,3 @@ def _report(way: Way, asked: Asked, found: Fit) -> str:
     return "\n".join(
         lines + [f"no temperature for {name}: {reason}" for name, reason in found.refused.items()]
     )
-
-
-def _groups(items: Sequence[LabelledAnswer]) -> dict[str, list[int]]:
-    """Indices of the items of each kind, of each number of options of a kind with several, and of all."""
-    kinds: dict[str, dict[int, list[int]]] = {}
-    for at, item in enumerate(items):
-        kinds.setdefault(item.kind, {}).setdefault(len(item.probabilities), []).append(at)
-    found: dict[str, list[int]] = {}
-    for kind, by_number in sorted(kinds.items()):
-        found[kind] = [at for places in by_number.values() for at in places]
-        if len(by_number) > 1:
-            found |= {f"{kind}:{number}": by_number[number] for number in sorted(by_number)}
-    return found | {"all": list(range(len(items)))}

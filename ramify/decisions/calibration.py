@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -23,7 +23,7 @@ import msgspec
 
 from ramify.decisions.answers import tempered
 from ramify.errors import InvalidRequest, NotFound
-from ramify.questions import MAX_OPTIONS, Calibration, Decide, Normalisation, QuestionKind
+from ramify.questions import MAX_OPTIONS, Calibration, Normalisation, OptionEnd, QuestionKind
 
 FOLDS = 5
 """Number of parts of cross-validation."""
@@ -124,15 +124,14 @@ def fit(items: Sequence[LabelledAnswer]) -> Fit:
     """
     temperatures: dict[str, float] = {}
     refused: dict[str, str] = {}
-    for kind, members in grouped(items, lambda item: item.kind).items():
-        groups = grouped(members, lambda item: item.group)
-        for name, those in [(kind, members), *(groups.items() if len(groups) > 1 else ())]:
-            found, otherwise = _least_loss(those), temperatures.get(kind, 1.0)
-            reason = _objection(those, found, otherwise)
-            if reason is None:
-                temperatures[name] = found
-            else:
-                refused[name] = reason
+    for name, places in groups(items).items():
+        those = [items[at] for at in places]
+        found, otherwise = _least_loss(those), temperatures.get(those[0].kind, 1.0)
+        reason = _objection(those, found, otherwise)
+        if reason is None:
+            temperatures[name] = found
+        else:
+            refused[name] = reason
     return Fit(temperatures=temperatures, refused=refused)
 
 
@@ -147,13 +146,15 @@ def held_out(items: Sequence[LabelledAnswer]) -> list[list[float]]:
     return [found[at] for at in range(len(items))]
 
 
-def grouped(
-    items: Sequence[LabelledAnswer], key: Callable[[LabelledAnswer], str]
-) -> dict[str, list[LabelledAnswer]]:
-    """`items` by `key`, in the order of the keys."""
-    found: dict[str, list[LabelledAnswer]] = {}
-    for item in sorted(items, key=lambda item: (key(item).partition(":")[0], len(item.probabilities))):
-        found.setdefault(key(item), []).append(item)
+def groups(items: Sequence[LabelledAnswer]) -> dict[str, list[int]]:
+    """Indices of the items of each kind, and behind it of each number of options of a kind with several."""
+    kinds: dict[str, dict[str, list[int]]] = {}
+    for at, item in sorted(enumerate(items), key=lambda pair: len(pair[1].probabilities)):
+        kinds.setdefault(item.kind, {}).setdefault(item.group, []).append(at)
+    found: dict[str, list[int]] = {}
+    for kind, by_number in sorted(kinds.items()):
+        found[kind] = [at for places in by_number.values() for at in places]
+        found |= by_number if len(by_number) > 1 else {}
     return found
 
 
@@ -194,18 +195,23 @@ def _least_loss(items: Sequence[LabelledAnswer]) -> float:
     The loss is convex in b = 1 / temperature. Its derivatives are sums over the items: the expected
     logarithm minus the label's, and the variance of the logarithm. Newton's method, within a bracket.
     """
-    rows = [([math.log(max(p, LEAST_PROBABILITY)) for p in item.probabilities], item.label) for item in items]
+    import numpy as np  # numpy is heavy, and only fitting needs it
+
+    if not items:
+        return 1.0
+    logs = np.full((len(items), max(len(item.probabilities) for item in items)), -np.inf)
+    for row, item in zip(logs, items, strict=True):
+        row[: len(item.probabilities)] = np.log(np.maximum(item.probabilities, LEAST_PROBABILITY))
+    finite = np.where(np.isinf(logs), 0.0, logs)
+    labels = sum(log[item.label] for log, item in zip(logs, items, strict=True))
     low, high, b = 1 / HIGHEST, 1 / LOWEST, 1.0
     for _ in range(60):
-        slope = curvature = 0.0
-        for logs, label in rows:
-            most = max(logs)
-            weights = [math.exp(b * (log - most)) for log in logs]
-            total = sum(weights)
-            mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / total
-            slope += mean - logs[label]
-            curvature += sum(w * (log - mean) ** 2 for w, log in zip(weights, logs, strict=True)) / total
-        if slope == 0:
+        weights = np.exp(b * (logs - logs.max(axis=1, keepdims=True)))
+        weights /= weights.sum(axis=1, keepdims=True)
+        mean = (weights * finite).sum(axis=1, keepdims=True)
+        slope = float(mean.sum() - labels)
+        curvature = float((weights * (finite - mean) ** 2).sum())
+        if abs(slope) < 1e-9 * len(items):
             break
         low, high = (low, b) if slope > 0 else (b, high)
         newton = b - slope / curvature if curvature else math.inf
@@ -219,17 +225,18 @@ def _least_loss(items: Sequence[LabelledAnswer]) -> float:
 
 
 def calibration_for(
-    calibration: Calibration | None, decide: Decide, normalise: Normalisation, lora: str = ""
+    calibration: Calibration | None,
+    end: OptionEnd,
+    permutations: int,
+    normalise: Normalisation,
+    lora: str = "",
 ) -> Calibration | None:
-    """`calibration` if it was fitted to questions that were asked as `decide` and `normalise` say, and no
-    LoRA adapter changes the model; else None. Whether it holds for a question's layout,
-    `ramify.decisions.answers.answer` checks."""
-    if calibration is None or lora:
+    """`calibration` if it was fitted to questions that were asked with these options; else None. Temperatures
+    are those of the model without a LoRA adapter; those of forms hold for any number of orders. Whether it
+    holds for a question's layout, `ramify.decisions.answers.answer` checks."""
+    if calibration is None or lora or (calibration.end, calibration.normalise) != (end, normalise):
         return None
-    # A temperature of each form holds for any number of forms.
-    permutations = decide.permutations if calibration.each_form else calibration.permutations
-    fitted = (calibration.end, permutations, calibration.normalise)
-    return calibration if fitted == (decide.end, decide.permutations, normalise) else None
+    return calibration if calibration.each_form or calibration.permutations == permutations else None
 
 
 def read_calibration(path: str) -> Calibration:

@@ -171,12 +171,8 @@ class EngineSupervisor:
         model, calibration = fingerprint(self._files, self._config, info), info.calibration
         if (path := self._config.calibration) is not None:
             calibration = read_calibration(path)
-            check_calibration(
-                calibration,
-                path,
-                model,
-                {*(one.name for one in LAYOUTS.values()), info.trained_layout} - {""},
-            )
+            layouts = {one.name for one in LAYOUTS.values()} | {info.trained_layout} - {""}
+            check_calibration(calibration, path, model, layouts)
         self.info = msgspec.structs.replace(
             info,
             chat_format=ready["tokenizer"].chat_format,

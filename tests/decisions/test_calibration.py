@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ramify.decisions.answers import temperature, tempered
@@ -23,7 +24,7 @@ from ramify.decisions.calibration import (
     read_calibration,
 )
 from ramify.errors import InvalidRequest, NotFound
-from ramify.questions import Calibration, Decide, QuestionKind
+from ramify.questions import Calibration, QuestionKind
 from ramify.runtime.engine.engine import Engine
 
 
@@ -119,6 +120,10 @@ def test_a_fit_that_makes_answers_extreme_is_refused() -> None:
     assert measures(easy, held_out(easy)) == measures(easy)
 
 
+def test_equal_probabilities_have_no_temperature() -> None:
+    assert not fit(with_share(0.5, 40, 20)).temperatures
+
+
 def test_a_softening_fit_is_kept_though_many_answers_stay_extreme() -> None:
     items = with_share(0.99999, 297, 3)
     found = fit(items)
@@ -206,13 +211,14 @@ def test_another_model_and_another_layout_are_refused(tmp_path: Path) -> None:
 
 def test_a_calibration_holds_for_questions_asked_in_the_same_way() -> None:
     own = Calibration(model="m", layout="verbatim-1", temperatures={}, permutations=2, normalise="mean")
-    asked = Decide(questions=(), permutations=2)
-    assert calibration_for(own, asked, "mean") is own
-    assert calibration_for(None, asked, "mean") is None
-    assert calibration_for(own, asked, "mean", "adapter") is None
-    assert calibration_for(own, asked, "sum") is None
-    assert calibration_for(own, Decide(questions=()), "mean") is None
-    assert calibration_for(own, Decide(questions=(), permutations=2, end="turn"), "mean") is None
+    assert calibration_for(own, "prefix", 2, "mean") is own
+    assert calibration_for(None, "prefix", 2, "mean") is None
+    assert calibration_for(own, "prefix", 2, "mean", "adapter") is None
+    assert calibration_for(own, "prefix", 2, "sum") is None
+    assert calibration_for(own, "prefix", 1, "mean") is None
+    assert calibration_for(own, "turn", 2, "mean") is None
+    of_forms = msgspec.structs.replace(own, each_form=True)
+    assert calibration_for(of_forms, "prefix", 1, "mean") is of_forms
 
 
 def test_an_engine_names_a_missing_file_before_it_starts(tmp_path: Path) -> None:

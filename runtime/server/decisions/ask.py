@@ -126,7 +126,8 @@ def ask(
         raise UnsupportedField("Decisions are not streamed.", field="stream")
     questions = [questions for _, questions in states]
     lora = lora_of(service, header["model"])
-    calibration = calibration_for(service.frontend.info.calibration, decide, normalise, lora)
+    own = service.frontend.info.calibration
+    calibration = calibration_for(own, decide.end, permutations, normalise, lora)
     return Asked(parsed.streams, questions, normalise, calibration)
 
 
