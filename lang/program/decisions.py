@@ -21,13 +21,13 @@ from ramify.errors import UnsupportedNode
 from ramify.lang.calls.request import all_of
 from ramify.lang.calls.session import Target
 from ramify.lang.program.nodes import Decide, Step
-from ramify.lang.program.sending import adapter_of, send
+from ramify.lang.program.sending import lora_of, send
 from ramify.lang.program.statement import Statement
 from ramify.lang.prompt.chat import Content
 from ramify.lang.prompt.question import Place, finished, place_of_question
 from ramify.lang.prompt.view import View
 from ramify.lang.trace.calls import Call
-from ramify.questions import MAX_QUESTIONS, Question, QuestionScores
+from ramify.questions import MAX_QUESTIONS, QuestionScores
 from ramify.questions import Decide as Questions
 from ramify.sampling_params import SamplingParams
 
@@ -88,52 +88,54 @@ async def ask(
     and for each step the answers in the order of its fields."""
     node, target = steps[0].node, view.target
     asked = tuple((step.variable or "", tuple(step.asked)) for step in steps)
-    questions = [one.question for step in steps for one in step.asked.values()]
+    decide = Questions(
+        questions=tuple([one.question for step in steps for one in step.asked.values()]),
+        layout=node.layout,
+        end=node.end,
+        permutations=node.permutations,
+    )
     if node.normalise != "pmi":
-        rid, scores = await _scores(branch, call, view, steps[0], questions, asked)
-        prior: Sequence[QuestionScores | None] = [None] * len(questions)
+        rid, scores = await _scores(branch, call, view, decide, asked)
+        prior: Sequence[QuestionScores | None] = [None] * len(decide.questions)
     else:
         calls = [call.child(kind, call.name, None, branch.run.clock()) for kind in ("sample", "prior")]
         nothing = View(target, Content(), None)
         (rid, scores), (_, prior) = await all_of(
-            _scores(branch, one, about, steps[0], questions, asked)
+            _scores(branch, one, about, decide, asked)
             for one, about in zip(calls, (view, nothing), strict=True)
         )
+    lora = lora_of(branch, call, target)
     calibration = calibration_for(
-        target.info.calibration, node.end, node.permutations, node.normalise, adapter_of(branch, call, target)
+        target.info.calibration, decide.end, decide.permutations, node.normalise, lora
     )
     answers = iter(
         answer(question, found, node.normalise, empty, calibration)
-        for question, found, empty in zip(questions, scores, prior, strict=True)
+        for question, found, empty in zip(decide.questions, scores, prior, strict=True)
     )
     return rid, [[next(answers) for _ in step.asked] for step in steps]
 
 
 async def _scores(
-    branch: Branch, call: Call, view: View[Target], step: Decide, questions: Sequence[Question], asked: Asked
+    branch: Branch, call: Call, view: View[Target], decide: Questions, asked: Asked
 ) -> tuple[str, Sequence[QuestionScores]]:
-    """Ask `questions` about `view`, in one request with the options of `step`. Returns the request's id and
-    the scores."""
-    target, node = view.target, step.node
-    if target.takes_messages:
+    """Ask the questions of `decide` about `view` in one request. Returns the request's id and the scores.
+
+    A trained layout writes the texts around a question itself, and is given messages, as are backends that
+    take messages.
+    """
+    target = view.target
+    if target.takes_messages or (decide.layout in ("auto", "trained") and target.info.trained_layout):
         content = finished(view.content, target.info)
         place = Place(content, content, None, None)
     else:
         place = place_of_question(view.content, target.info)
     call.asked = asked
-    decide = Questions(
-        questions=tuple(questions),
-        layout=node.layout,
-        end=node.end,
-        permutations=node.permutations,
-        opening=place.opening,
-        closing=place.closing,
-    )
+    decide = replace(decide, opening=place.opening, closing=place.closing)
     state = view._replace(content=place.state)
     opened = view._replace(content=place.opened)
     output = await send(branch, call, state, SAMPLING, decide=decide, opened=opened)
     call.finish = None  # nothing was generated
-    if output.decisions is None or len(output.decisions.questions) != len(questions):
+    if output.decisions is None or len(output.decisions.questions) != len(decide.questions):
         raise UnsupportedNode(
             f"{type(target.backend).__name__} answered no questions.",
             remedy="Take Engine, RuntimeEndpoint or OpenAI, or a select.",

@@ -251,7 +251,7 @@ class Interpreter(nodes.StepVisitor):
                 async with _within(step.node.timeout, branch.limits):
                     try:
                         rid, answers = await ask(branch, call, view, steps)
-                    except (InvalidRequest, BackendError) as error:
+                    except (InvalidRequest, UnsupportedNode, BackendError) as error:
                         if not more or error.transient:
                             raise
                         branch.put_back(more)  # each step asks alone, so that the error names its own line

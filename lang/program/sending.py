@@ -64,18 +64,19 @@ async def send(
         sampling = msgspec.structs.replace(sampling, token_healing=False)
     allowance = allow_call(branch.limits, sampling, thinking)
     call.followed = follow is not None and run.stream
+    prompt = _prompt(branch, view, opened, allowance.thinking, decide)
     made = Generate(
         rid=run.next_rid(),
         sampling=allowance.sampling,
         constraint=constraint,
         choices=choices,
         decide=decide,
-        hint=hint_of(branch, call, view, opened, next_use),
+        hint=hint_of(branch, call, view, opened, next_use, "prompt" in prompt),
         scope=run.scope,
         every_s=0.0 if call.followed else HELD_S,
         priority=_first(call.priority, run.options.get("priority"), target.priority),
-        lora=adapter_of(branch, call, target),
-        **_prompt(branch, view, opened, allowance.thinking, decide),
+        lora=lora_of(branch, call, target),
+        **prompt,
     )
 
     def show(chunk: TextChunk) -> None:
@@ -88,12 +89,12 @@ async def send(
     return await request.send(run, target, call, made, allowance, allowance.thinking, shown)
 
 
-def adapter_of(branch: Branch, call: Call, target: Target) -> str:
-    """Name of the LoRA adapter of the requests of `call`; "" for none."""
-    # The run's adapter is one of its own backend.
-    own = branch.run.options.get("lora") if target is branch.run.home else None
-    adapter: str = _first(call.lora, own, target.lora)
-    return adapter
+def lora_of(branch: Branch, call: Call, target: Target) -> str:
+    """The LoRA adapter of the request of `call`. The run's adapter is one of its own backend."""
+    run = branch.run
+    of_run = run.options.get("lora") if target is run.home else None
+    name: str = _first(call.lora, of_run, target.lora)
+    return name
 
 
 def _prompt(
@@ -130,7 +131,12 @@ program ends."""
 
 
 def hint_of(
-    branch: Branch, call: Call, view: View[Target], opened: View[Target], next_use: NextUse | None
+    branch: Branch,
+    call: Call,
+    view: View[Target],
+    opened: View[Target],
+    next_use: NextUse | None,
+    places: bool,
 ) -> ProgramHint:
     """The hint of the request of `call`.
 
@@ -138,6 +144,7 @@ def hint_of(
         view: The content before the request.
         opened: `view` with the text that only this request has; else `view` itself.
         next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
+        places: Whether the request has a prompt, in which the hint can name places.
     """
     run, target = branch.run, view.target
     if branch.is_last_step:
@@ -153,7 +160,7 @@ def hint_of(
         branch=branch.key,
         forks=branch.forks,
         ended=run.take_ended(target),
-        parts=_parts(branch, view, opened),
+        parts=_parts(branch, view, opened) if places else (),
         calls_left=run.queued_calls(target) if run.body_done.is_set() else None,
         limits=tuple([limit.hint(target.backend) for limit in branch.limits]),
     )
@@ -166,7 +173,7 @@ def _parts(branch: Branch, view: View[Target], opened: View[Target]) -> tuple[tu
     place is the beginning of the thoughts, which are removed from later prompts.
     """
     target, found = view.target, []
-    if target is not branch.run.home or target.takes_messages:
+    if target is not branch.run.home:
         return ()
     if branch.fork_point is not None and not branch.fork_told:
         branch.fork_told = True

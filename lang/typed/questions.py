@@ -185,7 +185,7 @@ def _options(pairs: Sequence[Described], field: str) -> tuple[Option, ...]:
                 field=field,
             )
     values = [value if isinstance(value, bool) else name_of(value) for value, _ in pairs]
-    names = option_names(values) if any(isinstance(value, bool) for value in values) else values
+    names = option_names(values)
     return tuple(
         [Option(name=name, description=about) for name, (_, about) in zip(names, pairs, strict=True)]
     )

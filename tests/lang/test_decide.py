@@ -128,6 +128,46 @@ def test_behind_text_without_turns_the_question_is_plain(chat_format):
     assert (request.decide.opening, request.decide.closing) == (None, None)
 
 
+def test_a_trained_layout_is_given_messages():
+    class Trained(rm.ScriptedBackend):
+        async def info(self):
+            return msgspec.structs.replace(await super().info(), trained_layout="decider-1")
+
+        def _refuse_unsupported(self, request):
+            """The script takes messages here."""
+
+    backend = Trained(SCRIPT)
+    program_of(rm.user("Hi."), URGENT).run(backend=backend)
+    program_of("Hi.", URGENT).run(backend=backend)
+    program_of(rm.user("Hi."), rm.decide("urgent", bool, "Is it?", layout="labels")).run(backend=backend)
+    chat, plain, labels = backend.requests
+    assert [(turn.role, turn.content) for turn in chat.chat] == [("user", "Hi.")]
+    assert (chat.decide.opening, chat.prompt) == (None, ())
+    assert (plain.chat, plain.prompt, plain.decide.opening) == (None, ("Hi.",), None)
+    assert (labels.chat, labels.decide.opening) == (None, "\n\n")
+
+
+def test_a_backend_of_whole_messages_gets_them():
+    class Messages(rm.ScriptedBackend):
+        takes_messages = True
+
+        def _refuse_unsupported(self, request):
+            """The script takes messages here."""
+
+    backend = Messages(SCRIPT)
+    state = program_of(rm.user("Hi."), rm.assistant("Ho."), rm.user_begin(), "So?", URGENT).run(
+        backend=backend
+    )
+    assert state["urgent"].value is True
+    (request,) = backend.requests
+    assert [(turn.role, turn.content) for turn in request.chat] == [
+        ("user", "Hi."),
+        ("assistant", "Ho."),
+        ("user", "So?"),
+    ]
+    assert request.decide.opening is None
+
+
 def test_thoughts_are_closed_before_the_answer():
     form = pieces_of("qwen3")
     backend = rm.ScriptedBackend(SCRIPT, chat_format=form)
@@ -266,6 +306,32 @@ def test_a_decision_that_nobody_reads_is_not_held_long():
     assert sent.is_set()
 
 
+def test_a_decision_that_waits_for_more_is_cancelled(held):
+    @rm.function
+    def program(s):
+        s += URGENT
+        s += TEAM
+        begun.set()
+        end.wait(20)
+
+    begun, end = threading.Event(), threading.Event()
+    backend = rm.ScriptedBackend(SCRIPT)
+    state = program.run(backend=backend, stream=True)
+    assert begun.wait(10)
+    state.cancel()
+    for name in ("urgent", "team"):
+        with pytest.raises(rm.ProgramError, match="cancelled"):
+            state[name]
+    assert backend.requests == []
+    end.set()
+
+
+def test_an_appended_value_is_streamed():
+    step = rm.decide("team", ["billing", "returns"], "Which team?", append=True)
+    state = program_of("To ", step, ".").run(backend=rm.ScriptedBackend(SCRIPT), stream=True)
+    assert "".join(state.text_iter()) == "To returns."
+
+
 def test_more_questions_than_a_request_takes_are_two_requests(held, monkeypatch):
     monkeypatch.setattr(decisions, "MAX_QUESTIONS", 2)
     backend = rm.ScriptedBackend(SCRIPT)
@@ -300,16 +366,21 @@ def test_an_answer_that_is_no_option_fails_its_own_step(held, script):
 class Refusing(rm.ScriptedBackend):
     """Refuses a question, as a tokenizer does whose options have the same tokens."""
 
+    def __init__(self, answers, error=InvalidRequest):
+        super().__init__(answers)
+        self.error = error
+
     async def generate(self, request):
         for place, question in enumerate(request.decide.questions):
             if question.instructions == "Which team?":
-                raise InvalidRequest("Two options have the same tokens.", field=f"questions[{place}]")
+                raise self.error("Two options have the same tokens.", field=f"decide.questions[{place}]")
         async for chunk in super().generate(request):
             yield chunk
 
 
-def test_a_refused_question_fails_its_own_step_alone(held):
-    state = program_of(URGENT, TEAM, RISK).run(backend=Refusing(SCRIPT))
+@pytest.mark.parametrize("error", [InvalidRequest, UnsupportedNode])
+def test_a_refused_question_fails_its_own_step_alone(held, error):
+    state = program_of(URGENT, TEAM, RISK).run(backend=Refusing(SCRIPT, error))
     assert state["urgent"].value is True
     with pytest.raises(rm.ProgramError, match=f"decide 'team' at {re.escape(TEAM.line)} failed"):
         state["team"]
@@ -411,9 +482,11 @@ def test_the_models_calibration_is_applied():
     step = rm.decide("team", ["billing", "returns"], "Which team?")
     state = program_of(step).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
     assert state["team"].probabilities == pytest.approx({"billing": 0.25, "returns": 0.75})  # sqrt(9) = 3
-    other = rm.decide("team", ["billing", "returns"], "Which team?", permutations=2)  # fitted to one order
-    state = program_of(other).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
-    assert state["team"].probabilities == pytest.approx({"billing": 0.1, "returns": 0.9})
+    # Neither for other orders of the options than those that it was fitted to, nor for an adapter.
+    for options in ({"permutations": 2}, {"lora": "poems"}):
+        other = rm.decide("team", ["billing", "returns"], "Which team?", **options)
+        state = program_of(other).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
+        assert state["team"].probabilities == pytest.approx({"billing": 0.1, "returns": 0.9})
 
 
 # --- traces, recordings, stores, batches ---
@@ -425,6 +498,7 @@ def test_the_trace_shows_each_decision(held):
     )
     first, second = state.trace.children
     assert "True 0.90" in str(state.trace)
+    assert "urgent False 0.90, risk 0 0.90" in state.trace._repr_html_()
     assert "urgent False 0.90, risk 0 0.90" in str(state.trace)
     assert (first.sent, second.sent, second.merged) == (True, False, True)
     told = state.trace.to_dict()["children"]
@@ -443,6 +517,30 @@ def test_a_recording_is_replayed(tmp_path):
     second = program.run(backend=replayed)
     assert [second[name] for name in ("urgent", "team")] == [first[name] for name in ("urgent", "team")]
     assert (second.text(), replayed.unused) == (first.text(), [])
+
+
+def test_a_recording_is_replayed_whichever_decisions_are_together(tmp_path, monkeypatch):
+    apart = program_of("Order 7.", URGENT, TEAM, RISK)
+    recorder = rm.RecordingBackend(rm.ScriptedBackend(SCRIPT), tmp_path / "run.jsonl")
+    first = apart.run(backend=recorder)
+    monkeypatch.setattr(decisions, "MAX_QUESTIONS", 2)  # two requests in place of one
+    replayed = rm.ReplayBackend(tmp_path / "run.jsonl")
+    second = apart.run(backend=replayed)
+    assert [second[name] for name in SCRIPT] == [first[name] for name in SCRIPT]
+    assert replayed.unused == []
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens
+    with pytest.raises(rm.NotRecorded, match="repeats"):
+        raise apart.run(backend=replayed).error().__cause__
+
+
+def test_a_recorded_refusal_is_replayed(tmp_path):
+    program = program_of(URGENT, TEAM, RISK)
+    first = program.run(backend=rm.RecordingBackend(Refusing(SCRIPT), tmp_path / "run.jsonl"))
+    replayed = rm.ReplayBackend(tmp_path / "run.jsonl")
+    second = program.run(backend=replayed)
+    assert second["urgent"] == first["urgent"]
+    assert str(second.error()) == str(first.error())
+    assert replayed.unused == []
 
 
 def test_a_probability_of_zero_is_replayed(tmp_path):

@@ -12,7 +12,14 @@ import pytest
 import ramify as rm
 from ramify.decisions.answers import answer as answered
 from ramify.decisions.layouts import DEFAULT_INSTRUCTIONS
-from ramify.errors import BackendError, InvalidRequest, NotFound, UnsupportedField, UnsupportedNode
+from ramify.errors import (
+    BackendError,
+    InvalidRequest,
+    NotFound,
+    UnsupportedField,
+    UnsupportedNode,
+    WorkerDied,
+)
 from ramify.lang.backends.decisions.apis import openai_body, system_one_body
 from ramify.lang.backends.replay import NotRecorded, RecordingBackend, ReplayBackend
 from ramify.loop import wait
@@ -28,12 +35,14 @@ from ramify.questions import (
 )
 from ramify.sampling_params import SamplingParams
 from tests.lang.remote import RawServer, ScriptedFrontend, answer, live_endpoint, raw_endpoint, raw_openai
+from tests.lang.steps import program_of
 
 TEAM = Question(
     kind="choice",
     instructions="Which team?",
     options=(Option(name="billing"), Option(name="returns", description="goods sent back")),
 )
+
 URGENT = Question(kind="predicate", instructions="Urgent?", options=PREDICATE_OPTIONS)
 SPAM = Question(
     kind="predicate",
@@ -218,7 +227,9 @@ def test_system_one_is_asked_where_there_are_no_decisions():
         "2": {"type": "score", "score": 1.1, "probabilities": {"0": 0.2, "1": 0.5, "2": 0.3}},
         "3": {"type": "noul", "noul": 0.6},
     }
-    reply = says(systemone=data(model="m", answers=answers, usage={"input_tokens": 50, "output_tokens": 1}))
+    usage = {"input_tokens": 50, "output_tokens": 1}
+    masses = {"1": {"label_mass": 0.8, "argmax_is_label": True}}
+    reply = says(systemone=data(model="m", answers=answers, usage=usage, diagnostics=masses))
     with raw_openai(reply) as (backend, server):
         chunk = decided(
             backend, asked(URGENT, TEAM, LEVELS, SPAM, chat=(ChatMessage(role="user", content="x"),))
@@ -246,6 +257,7 @@ def test_system_one_is_asked_where_there_are_no_decisions():
         (0.2, 0.5, 0.3),
         (0.6, 1.0 - 0.6),
     ]
+    assert [scores.option_mass for scores in chunk.decisions.questions] == [None, 0.8, None, None]
     assert chunk.usage == Usage(prompt_tokens=50, completion_tokens=1)
 
 
@@ -278,14 +290,17 @@ def test_an_error_that_is_not_a_missing_route_is_the_answer():
 
 
 @contextlib.contextmanager
-def with_logprobs(window, *, chat=True, **options):
-    """An endpoint without a decision API whose first token has the log-probabilities ``window(prompt)``."""
-    servers = []
+def with_logprobs(window, *, chat=True, failures=(), **options):
+    """An endpoint without a decision API whose first token has the log-probabilities ``window(prompt)``. The
+    first answers are `failures`."""
+    servers, failed = [], list(failures)
 
     def reply(target):
         kind = target.removeprefix("/v1/")
         if kind not in ("chat/completions", "completions"):
             return answer(b"", "405 Method Not Allowed")
+        if failed:
+            return failed.pop()
         body = servers[0].bodies[-1]
         top = window(body["messages"][-1]["content"] if chat else body["prompt"])
         texts = list(top)
@@ -428,6 +443,7 @@ class Deciding(ScriptedFrontend):
 
     def __init__(self, *failures):
         super().__init__([])
+        self.info = msgspec.structs.replace(self.info, fingerprint="one")
         self.failures = list(failures)
 
     async def generate(self, request):
@@ -471,3 +487,79 @@ def test_a_recorded_decision_is_replayed(tmp_path):
         decided(replay, msgspec.structs.replace(PLAIN, decide=other))
     assert decided(replay, msgspec.structs.replace(PLAIN, rid="s")).decisions == SCORES
     assert replay.unused == []
+
+
+# --- programs ---
+
+IS_URGENT = rm.decide("urgent", bool, "Urgent?")
+WHICH_TEAM = rm.decide("team", {"billing": "", "returns": "goods sent back"}, "Which team?")
+
+
+def test_a_program_decides_on_an_endpoint():
+    answers = [
+        {"type": "predicate", "probability": 0.9},
+        {
+            "type": "choice",
+            "probabilities": [
+                {"value": "billing", "probability": 0.25},
+                {"value": "returns", "probability": 0.75},
+            ],
+        },
+    ]
+    with raw_openai(says(decisions=data(answers=answers, usage=USAGE))) as (backend, server):
+        state = program_of(rm.user("It broke."), IS_URGENT, WHICH_TEAM).run(backend=backend)
+    assert state["urgent"].value is True
+    assert (state["team"].value, state["team"].option_mass) == ("returns", None)
+    assert json.loads(json.dumps(state["team"].to_dict()))["option_mass"] is None
+    assert "returns 0.75" in str(state.trace)
+    (body,) = server.bodies
+    assert body["input"] == [{"role": "user", "content": "It broke."}]
+    assert state.usage.prompt_tokens == 50
+
+
+def test_a_refusal_fails_its_own_step():
+    answers = {"predicate": {"type": "predicate", "probability": 0.9}, "choice": {"type": "refusal"}}
+
+    def reply(target):
+        questions = servers[0].bodies[-1]["questions"]
+        return data(answers=[answers[one["type"]] for one in questions], usage=USAGE)
+
+    servers = []
+    with raw_openai(reply) as (backend, server):
+        servers.append(server)
+        state = program_of(rm.user("It broke."), IS_URGENT, WHICH_TEAM).run(backend=backend)
+    assert state["urgent"].probabilities[True] == 0.9
+    with pytest.raises(rm.ProgramError, match="declined") as failed:
+        state["team"]
+    assert failed.value.variable == "team"
+
+
+def test_a_normalisation_of_scores_is_refused_where_there_are_none():
+    step = rm.decide("urgent", bool, "Urgent?", normalise="mean")
+    answers = [{"type": "predicate", "probability": 0.9}]
+    with raw_openai(says(decisions=data(answers=answers))) as (backend, _):
+        failed = program_of(rm.user("It broke."), step).run(backend=backend).error()
+    assert "without the scores" in str(failed)
+
+
+def test_a_decision_is_sent_again_and_kept(tmp_path):
+    frontend = Deciding(WorkerDied("The engine core died."))
+    program = program_of("It broke.", WHICH_TEAM)
+    with live_endpoint(frontend, cache=tmp_path / "answers.db") as (backend, _):
+        first = program.run(backend=backend)
+        second = program.run(backend=backend)
+    assert first["team"].value == "billing"
+    assert second["team"] == first["team"]
+    assert len(frontend.requests) == 2, "one attempt failed, one was answered, and the rest is stored"
+    (call,) = first.trace.children
+    assert call.resent == 1
+    assert second.usage == Usage(stored_tokens=9)
+
+
+def test_questions_by_log_probabilities_are_each_sent_again():
+    failures = [answer(b"", "503 Service Unavailable")]
+    with with_logprobs(by_question, failures=failures) as (backend, server):
+        state = program_of(rm.user("It broke."), WHICH_TEAM, IS_URGENT).run(backend=backend)
+        assert state["team"].value == "billing"
+    asked = [head for head in server.heads if "completions" in head.split()[1]]
+    assert len(asked) == 3, "only the question that failed is asked again"

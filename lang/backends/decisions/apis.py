@@ -10,7 +10,8 @@ System One (``POST /v1/systemone``, typesafe-sdk 0.7.5, ``_schemas/models.py``):
     {"state": "It broke.", "questions": {"0": {"type": "noul", "instructions": "Is it a complaint?"}}}
     {"answers": {"0": {"type": "noul", "noul": 0.9}}, "usage": {…}}
 
-A Ramify server adds ``option_mass`` and ``layout`` to each answer. Names of questions are not sent.
+A Ramify server adds ``option_mass`` and ``layout`` to each answer. vLLM 0.32 gives the option mass beside the
+answers of System One: ``{"diagnostics": {"0": {"label_mass": 0.8}}}``. Names of questions are not sent.
 """
 
 from __future__ import annotations
@@ -68,9 +69,14 @@ class _OpenAIBody(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
 
 
+class _Diagnostics(msgspec.Struct, frozen=True):
+    label_mass: float | None = None
+
+
 class _SystemOneBody(msgspec.Struct, frozen=True):
     answers: dict[str, _SystemOneAnswer]
     usage: _Usage | None = None
+    diagnostics: dict[str, _Diagnostics] = {}
 
 
 # --- OpenAI's form ---
@@ -175,6 +181,8 @@ def system_one_scores(questions: Sequence[Question], answer: Any) -> Answered:
         one = body.answers.get(str(number))
         if one is None:
             raise BackendError(f"{SYSTEM_ONE} did not answer question {number}.")
+        if (told := body.diagnostics.get(str(number))) is not None:
+            one = msgspec.structs.replace(one, option_mass=told.label_mass)
         table: dict[Any, float] = dict(one.probabilities)
         values: list[Any] = [option.name for option in question.options]
         if question.kind == "predicate":

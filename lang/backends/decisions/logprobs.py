@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -37,7 +38,7 @@ USE_ENGINE = "Use Engine or RuntimeEndpoint."
 
 
 async def scores_by_logprobs(
-    generate: Callable[[Generate], AsyncGenerator[TextChunk, None]],
+    generate: Callable[[Generate], AsyncIterator[TextChunk]],
     retry: Retry,
     request: Generate,
     decide: Decide,
@@ -76,7 +77,7 @@ async def scores_by_logprobs(
         )
 
         async def answer() -> list[TextChunk]:
-            async with aclosing(generate(one)) as chunks:
+            async with aclosing(cast("AsyncGenerator[TextChunk, None]", generate(one))) as chunks:
                 return [chunk async for chunk in chunks]
 
         async with places:
@@ -125,11 +126,11 @@ def _form_scores(form: Form, logprobs: TokenLogprobs | None, field: str) -> Form
     missing = {spelling.option for spelling in form.spellings} - {spelling.option for spelling in scored}
     if missing:
         option = min(missing)
-        text = next(spelling.text for spelling in form.spellings if spelling.option == option)
+        spelled = next(spelling.text for spelling in form.spellings if spelling.option == option)
         shown = ", ".join(map(repr, logprobs.top_texts[0][:3]))
         raise _refused(
-            f"does not show the probability of {text!r} among the {len(window)} most probable tokens, which "
-            f"begin with {shown}",
+            f"does not show the probability of {spelled!r} among the {len(window)} most probable tokens, "
+            f"which begin with {shown}",
             f"{field}.options[{option}]",
             f'{USE_ENGINE} If the model thinks first, say OpenAI(thinking="template").',
         )

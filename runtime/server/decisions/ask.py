@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
 from ramify.decisions.calibration import calibration_for
-from ramify.errors import EngineError, UnsupportedField
+from ramify.decisions.checks import Place, place_of
+from ramify.errors import EngineError, InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
     MAX_OPTIONS,
@@ -128,9 +129,18 @@ def ask(
     return Asked(parsed.streams, questions, normalise, calibration)
 
 
-async def answers_of(request: Request, asked: Asked) -> Answers:
-    """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before."""
-    results = await while_connected(request.receive, collect(asked.streams))
+async def answers_of(request: Request, asked: Asked, path_of: Callable[[Place], str]) -> Answers:
+    """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before.
+
+    path_of : a place in a `Decide` → the client's path of it, for errors of the engine
+    """
+    try:
+        results = await while_connected(request.receive, collect(asked.streams))
+    except InvalidRequest as error:
+        if error.field is not None and (place := place_of(error.field)) is not None:
+            ours, error.field = error.field, path_of(place)
+            error.message = error.message.replace(ours, error.field)
+        raise
     found: list[DecisionScores] = []
     for result in results:
         refuse_abort(result.finish)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ramify.decisions.checks import place_of
+from ramify.decisions.checks import Place
 from ramify.decisions.values import option_names
 from ramify.errors import InvalidRequest
 from ramify.questions import (
@@ -126,11 +126,10 @@ _OPTIONS = {"choice": ("choices", "value"), "score": ("levels", "label")}
 """Kind → the client's names of the options, and of the name of an option."""
 
 
-def field_of(field: str | None, questions: Sequence[NamedQuestion]) -> str | None:
-    """The client's path of `field`, a field of a `Generate`."""
-    place = place_of(field)
-    if place is None or place.question is None:
-        return field and field.removeprefix("decide.")
+def path_of(questions: Sequence[NamedQuestion], place: Place) -> str:
+    """The client's path of a place in the `Decide` of `questions`."""
+    if place.question is None:
+        return place.name
     path = f"questions[{place.question}]"
     options, name = _OPTIONS.get(questions[place.question].question.kind, ("", ""))
     path += "" if place.option is None else f".{options}[{place.option}]"

@@ -10,12 +10,13 @@ Both forms are vLLM's. ``/rerank`` and ``/v2/rerank`` take Cohere's and Jina's b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.decisions.checks import place_of
+from ramify.decisions.checks import Place
 from ramify.decisions.logit_score import NAME as RERANKER
 from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage, Generate
@@ -59,7 +60,7 @@ class _Ranked(NamedTuple):
 @router.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
     ranked, headers = await parse_body(request, RERANK, _parse_rerank)
-    found = await _answers_of(request, ranked.asked, "documents")
+    found = await answers_of(request, ranked.asked, partial(_path_of, "documents"))
     relevance = [one.answer.probabilities[0] for one in found.answers]
     # Equal ones stay in the order of the request.
     order = sorted(range(len(relevance)), key=relevance.__getitem__, reverse=True)
@@ -119,7 +120,7 @@ class _Scored(NamedTuple):
 @router.post("/score")
 async def score(request: Request) -> Response:
     scored, headers = await parse_body(request, SCORE, _parse_score)
-    found = await _answers_of(request, scored.asked, scored.field)
+    found = await answers_of(request, scored.asked, partial(_path_of, scored.field))
     data: list[Any] = [None] * len(scored.order)
     for index, one in zip(scored.order, found.answers, strict=True):
         own = {"index": index, "object": "score", "score": one.answer.probabilities[0]}
@@ -198,14 +199,9 @@ def _states(service: Service, fields: Fields, rid: str, texts: Mapping[str, Sequ
     return states
 
 
-async def _answers_of(request: Request, asked: Asked, texts: str) -> Answers:
-    """As `answers_of`. The client has written the questions in the field `texts`."""
-    try:
-        return await answers_of(request, asked)
-    except InvalidRequest as error:
-        if (place := place_of(error.field)) is not None:
-            error.field = texts if place.question is not None or place.name == "questions" else place.name
-        raise
+def _path_of(texts: str, place: Place) -> str:
+    """The client's path of a place. The client has written the questions in the field `texts`."""
+    return place.name if place.question is None and place.name != "questions" else texts
 
 
 def _beside(one: Answered) -> dict[str, Any]:
