@@ -39,7 +39,7 @@ from ramify.runtime.server.tables.decisions import RERANK, SCORE
 
 router = APIRouter()
 
-RELEVANCE = "Is the document relevant to the query?"
+RELEVANCE = "Does the document answer the query?"
 """The question about each document, unless ``instruction`` has another."""
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """Names of the two fields of ``/v1/score``, as versions of vLLM have them."""
