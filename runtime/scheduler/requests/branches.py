@@ -1,8 +1,8 @@
 """Pages and state slots of branches: taken for a wave, given back when a branch is finished.
 
 A branch reads the whole pages of the tokens before it, and copies the last page if it is partly full. The
-last of several branches behind the same tokens goes on in that page itself, and with the state's slot: it is
-their heir. As the span with the most paths comes last, n paths need at most log2(n) more pages and slots than
+last of several branches behind the same tokens inherits that page, and the slot of its state. As the span
+with the most paths comes last, n paths need at most log2(n) more pages and slots than the longest path.
 the longest path.
 
 Several forms are computed side by side while that leaves enough for one form. So the branches of a request
