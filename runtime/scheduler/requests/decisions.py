@@ -30,7 +30,7 @@ class Form:
     ids : (n,) int32, the tokens between the state and the paths
     """
 
-    __slots__ = ("finished", "ids", "question", "tree", "values")
+    __slots__ = ("finished", "ids", "question", "tree", "values", "vocabulary")
 
     def __init__(self, question: int, ids: Path, tree: PathTree) -> None:
         self.question, self.tree, self.finished = question, tree, False
@@ -105,7 +105,8 @@ class Decisions:
         self._decide, self._state_ids = decide, submit.ids
         self.ends = decide.ends
         trees: dict[tuple[Path, ...], PathTree] = {}  # questions often have the same options
-        self.ids, last = submit.ids, ()
+        last: Path = ()
+        self.ids = submit.ids
         """The tokens that all forms follow: the state, but for its last token if a form has no tokens. The
         hidden state of that token is needed then, and the prefix tree keeps none."""
         if not all(form.ids for question in decide.questions for form in question.forms):
