@@ -229,7 +229,7 @@ class OpenAI:
             try:
                 answer = await self._http.post(api.path, body | asked, once=True)
             except (InvalidRequest, NotFound) as error:
-                if len(self._decision_apis) == 1 or not is_missing(error):
+                if len(apis) == 1 or not is_missing(error):
                     raise
                 continue
             self._decision_apis = (api,)

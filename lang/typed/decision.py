@@ -32,7 +32,7 @@ class Decision:
         self.probabilities = dict(probabilities)
         """Value → probability; the sum is 1."""
         self.confidence = confidence
-        """Concentration of the probabilities, from 0 to 1 (definitions: docs/decisions.md)."""
+        """Concentration of the probabilities, from 0 to 1 (definitions: docs/decide-definitions.md)."""
         self.option_mass = option_mass
         """Probability that the model answers with any of the options. Small if no option fits. None if a
         remote endpoint gave probabilities alone."""

@@ -20,7 +20,7 @@ from ramify.errors import (
     UnsupportedNode,
     WorkerDied,
 )
-from ramify.lang.backends.decisions.apis import openai_body, system_one_body
+from ramify.lang.backends.decisions.apis import DECISION_APIS, openai_body, system_one_body
 from ramify.lang.backends.replay import NotRecorded, RecordingBackend, ReplayBackend
 from ramify.loop import wait
 from ramify.messages import ChatMessage, Finish, Generate, TextChunk, ToolCall, Usage
@@ -563,3 +563,18 @@ def test_questions_by_log_probabilities_are_each_sent_again():
         assert state["team"].value == "billing"
     asked = [head for head in server.heads if "completions" in head.split()[1]]
     assert len(asked) == 3, "only the question that failed is asked again"
+
+
+def test_the_way_may_be_found_by_another_request_meanwhile():
+    found = []
+
+    def reply(target):
+        if target.endswith("/systemone"):
+            return data(answers={"0": {"type": "noul", "noul": 0.9}})
+        found[0]._decision_apis = DECISION_APIS[1:]  # the other request was faster
+        return answer(b"", "404 Not Found")
+
+    with raw_openai(reply) as (backend, _):
+        found.append(backend)
+        (scores,) = decided(backend, asked(URGENT)).decisions.questions
+    assert scores.probabilities[0] == 0.9

@@ -11,7 +11,8 @@ System One (``POST /v1/systemone``, typesafe-sdk 0.7.5, ``_schemas/models.py``):
     {"answers": {"0": {"type": "noul", "noul": 0.9}}, "usage": {…}}
 
 A Ramify server adds ``option_mass`` and ``layout`` to each answer. vLLM 0.32 gives the option mass as
-``{"diagnostics": {"0": {"label_mass": 0.8}}}`` beside the answers of System One. Names of questions are not sent.
+``{"diagnostics": {"0": {"label_mass": 0.8}}}`` beside the answers of System One. Names of questions are not
+sent.
 """
 
 from __future__ import annotations
