@@ -28,6 +28,7 @@ BEGIN = "<!-- reference: written by `make docs` from the docstrings -->\n"
 END = "<!-- /reference -->"
 SECTIONS = {
     "Programs": "ramify.lang.functions|ramify.lang.state|ramify.lang.program|ramify.lang.api",
+    "Decisions": "ramify.lang.decide|ramify.lang.typed",
     "Ready grammars": "ramify.lang$",
     "Tools": "ramify.lang.tools",
     "Batches": "ramify.lang.batch",
@@ -37,7 +38,16 @@ SECTIONS = {
     "Errors": "ramify.errors",
 }
 """Title of a section → pattern of the modules whose public names it lists. Other names come last."""
-MADE_FOR_USERS = ("ForkGroup", "ProgramState", "Tool", "ToolCall", "BatchSummary", "Backend")
+MADE_FOR_USERS = (
+    "Decision",
+    "ModelDecision",
+    "ForkGroup",
+    "ProgramState",
+    "Tool",
+    "ToolCall",
+    "BatchSummary",
+    "Backend",
+)
 """Classes that users do not construct."""
 LONGEST_DEFAULT = 30
 """Most characters of a default value in a signature; a longer one is shown as "…"."""

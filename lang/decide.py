@@ -27,6 +27,37 @@ Decisions = Mapping[str, Decision | ModelDecision]
 
 @overload
 def decide(
+    state: State,
+    questions: Mapping[str, tuple[Any, str] | type],
+    /,
+    *,
+    layout: LayoutName = "auto",
+    end: OptionEnd = "prefix",
+    permutations: int = 1,
+    normalise: Normalisation = "sum",
+    timeout: float | None = None,
+    backend: Backend | str | None = None,
+    priority: int | None = None,
+    lora: str | None = None,
+) -> dict[str, Any]: ...
+@overload
+def decide(
+    name_or_state: State | None,
+    kind: type,
+    /,
+    *,
+    append: bool = False,
+    layout: LayoutName = "auto",
+    end: OptionEnd = "prefix",
+    permutations: int = 1,
+    normalise: Normalisation = "sum",
+    timeout: float | None = None,
+    backend: Backend | str | None = None,
+    priority: int | None = None,
+    lora: str | None = None,
+) -> Any: ...
+@overload
+def decide(
     name: str | None,
     kind: Any = None,
     instructions: str | None = None,
@@ -43,21 +74,6 @@ def decide(
     priority: int | None = None,
     lora: str | None = None,
 ) -> Node: ...
-@overload
-def decide(
-    state: State,
-    questions: Mapping[str, Any] | type,
-    /,
-    *,
-    layout: LayoutName = "auto",
-    end: OptionEnd = "prefix",
-    permutations: int = 1,
-    normalise: Normalisation = "sum",
-    timeout: float | None = None,
-    backend: Backend | str | None = None,
-    priority: int | None = None,
-    lora: str | None = None,
-) -> Any: ...
 @suggests
 def decide(
     name: Any,
@@ -133,7 +149,7 @@ def decide(
         if value is not None:
             raise UnsupportedField(f"decide(state, questions) has no {field}.", field=field)
     turns, steps = _turns(name), _steps(kind, line, options)
-    state = Function(_decide).run(turns, steps, backend=backend)
+    state = Function(decisions).run(turns, steps, backend=backend)
     return state.ret_value
 
 
@@ -163,7 +179,7 @@ async def adecide(
         "lora": lora,
     }
     turns, steps = _turns(state), _steps(questions, caller_line(), options)
-    done = await AsyncFunction(_adecide).run(turns, steps, backend=backend)
+    done = await AsyncFunction(adecisions).run(turns, steps, backend=backend)
     return done.ret_value
 
 
@@ -261,12 +277,12 @@ def _turns(state: Any) -> list[tuple[str, str]]:
     return turns
 
 
-def _decide(s: ProgramState, turns: list[tuple[str, str]], steps: dict[str, Decide]) -> Decisions:
+def decisions(s: ProgramState, turns: list[tuple[str, str]], steps: dict[str, Decide]) -> Decisions:
     _append(s, turns, steps)
     return _whole({name: s[name or ANSWER] for name in steps})
 
 
-async def _adecide(s: ProgramState, turns: list[tuple[str, str]], steps: dict[str, Decide]) -> Decisions:
+async def adecisions(s: ProgramState, turns: list[tuple[str, str]], steps: dict[str, Decide]) -> Decisions:
     _append(s, turns, steps)
     return _whole({name: await s.aget(name or ANSWER) for name in steps})
 

@@ -288,7 +288,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens and times of one request. `prompt_tokens` = `cached_tokens` + computed prompt tokens."""
 
     prompt_tokens: int = 0
-    """Tokens of the prompt. If choices are scored, the tokens of the choices that have to be computed are
+    """Tokens of the prompt. If choices or questions are scored, their tokens that have to be computed are
     added, each once."""
     cached_tokens: int = 0
     """Prompt tokens whose KV pages were found in the prefix tree."""

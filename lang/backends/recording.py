@@ -1,9 +1,9 @@
 """The file format of a recorded run, and the differences between two requests.
 
-The file is JSON lines: a header about the backend, then a line for each request with its answer. The line is
-written when the answer has ended. The fields `rid` and `hint` of a request are left out because they differ
-from run to run. The fields `every_s` and `priority` are left out because they affect only the timing and
-chunking of the text.
+The file is JSON lines: a header about the backend, then a line for each request with its answer, or for each
+question of a request. The line is written when the answer has ended. The fields `rid` and `hint` of a request
+are left out because they differ from run to run. The fields `every_s` and `priority` are left out because
+they affect only the timing and chunking of the text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 
 from ramify.errors import ErrorInfo, InvalidRequest
 from ramify.lang.trace.calls import Call
-from ramify.messages import ChatMessage, Generate, TextChunk
+from ramify.messages import ChatMessage, Generate, TextChunk, Usage
 from ramify.model_info import ModelInfo
+from ramify.questions import DecisionScores
 from ramify.text import shortened
 
 VERSION = 1
@@ -58,6 +59,53 @@ def bare(request: Generate) -> Generate:
 def key_of(request: Generate) -> bytes:
     """Bytes that are equal for requests that differ only in fields without effect on the answer."""
     return msgspec.json.encode(bare(request))
+
+
+# --- questions ----------------------------------------------------------------------------------
+
+
+def by_question(request: Generate) -> list[Generate]:
+    """`request` as a request for each of its questions; `request` alone without several questions.
+
+    An answer does not depend on the questions beside it. So a recording has an exchange for each question,
+    and is replayed whichever of them a program asks in one request.
+    """
+    decide = request.decide
+    if decide is None or len(decide.questions) < 2:
+        return [request]
+    alone = [msgspec.structs.replace(decide, questions=(question,)) for question in decide.questions]
+    return [msgspec.structs.replace(request, decide=one) for one in alone]
+
+
+def split(exchange: Exchange) -> list[Exchange]:
+    """`exchange` as one for each question. The first has the usage."""
+    requests = by_question(exchange.request)
+    if len(requests) == 1:
+        return [exchange]
+    found = [msgspec.structs.replace(exchange, request=request, chunks=()) for request in requests]
+    if exchange.chunks and (scores := exchange.chunks[-1].decisions) is not None:
+        for index, one in enumerate(scores.questions):
+            own = msgspec.structs.replace(scores, questions=(one,))
+            usage = exchange.chunks[-1].usage if index == 0 else Usage()
+            chunk = msgspec.structs.replace(exchange.chunks[-1], decisions=own, usage=usage)
+            found[index] = msgspec.structs.replace(found[index], chunks=(chunk,))
+    return found
+
+
+def joined(exchanges: Sequence[Exchange]) -> Exchange:
+    """One exchange with the questions of `exchanges`, which `split` has made, and the first error."""
+    first = exchanges[0]
+    if len(exchanges) == 1:
+        return first
+    failed = next((one for one in exchanges if not one.chunks), None)
+    if failed is not None:
+        return failed
+    scores = [one.chunks[-1].decisions for one in exchanges]
+    questions = tuple([each for one in scores if one is not None for each in one.questions])
+    decisions = DecisionScores(questions=questions)
+    return msgspec.structs.replace(
+        first, chunks=(msgspec.structs.replace(first.chunks[-1], decisions=decisions),)
+    )
 
 
 def call_path(call: Call | None) -> str:

@@ -107,7 +107,8 @@ class RecordingBackend(Wrapper):
 
     def _write(self, exchange: Exchange) -> None:
         with self._lock:
-            self._append(exchange)
+            for one in recording.split(exchange):
+                self._append(one)
 
     def _append(self, line: Header | Exchange) -> None:
         with self.path.open("ab") as file:
@@ -146,7 +147,7 @@ class ReplayBackend:
         return self._header.info
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        exchange = self._take(request)
+        exchange = recording.joined([self._take(one) for one in recording.by_question(request)])
         for chunk in exchange.chunks:
             await asyncio.sleep(0)  # yields to other requests, as a real backend does
             yield msgspec.structs.replace(chunk, rid=request.rid)

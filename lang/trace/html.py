@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramify.html.fragment import details, escaped, fragment, head, table, tag, text
-from ramify.lang.trace.calls import Call, label_of
+from ramify.lang.trace.calls import Call, decided, label_of
 from ramify.messages import Usage
 
 MAX_CALLS = 150
@@ -54,7 +54,7 @@ def _said(call: Call) -> str:
     if call.kind == "tool":
         cell += text([(f"{call.arguments or ''} → {call.text}", False)])
     elif call.text:
-        cell += text([(call.text, True)])
+        cell += text([(decided(call) if call.decisions else call.text, not call.decisions)])
     if call.prompt_end is not None and call.sent:
         cell += details("prompt", text([(call.prompt, False)], end=True))
     if call.line is not None and call.error is not None:

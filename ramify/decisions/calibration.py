@@ -172,6 +172,8 @@ def _objection(items: Sequence[LabelledAnswer], found: float, otherwise: float) 
     extreme = sum(max(tempered(item.probabilities, found)) > EXTREME for item in items) / len(items)
     if found < otherwise and extreme > MOST_EXTREME:
         return f"{found:.2f} would make {extreme:.0%} of the answers more certain than {EXTREME}"
+    if found < 1.001 * LOWEST:
+        return f"{found:.2f} is the bound: the questions ask for more certainty than a temperature may give"
     return None
 
 

@@ -48,7 +48,7 @@ PLACE = f"{INTERNAL}place-"
 EXPECTED_OUTPUT = 64.0
 """Expected number of output tokens of a request. A smaller max_tokens is used instead."""
 CHARACTERS = 4
-"""Estimated characters per token in the texts of choices."""
+"""Estimated characters per token in the texts of choices and questions."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -89,6 +89,9 @@ class FleetRequest:
             ends = digests.page_ends(tokens, scope, page_size)
         most = request.sampling.max_tokens
         scored = 0 if request.choices is None else sum(map(len, request.choices.texts)) // CHARACTERS
+        for question in () if request.decide is None else request.decide.questions:
+            options = sum(len(one.name) + len(one.description) for one in question.options)
+            scored += (len(question.instructions) + options) // CHARACTERS
         known = 0 if request.continues is None else len(request.continues.ids)
         return Work(
             rid=request.rid,

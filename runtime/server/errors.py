@@ -94,11 +94,17 @@ def anthropic_body(problem: Problem) -> bytes:
         prompt, _, most = problem.lengths or (0, 0, 0)
         why = f"{prompt} tokens > {most - 1} maximum" if problem.lengths else message
         message = f"prompt is too long: {why}"
-    elif problem.field and problem.field not in message:
-        message = f"{problem.field}: {message}"
+    else:
+        message = _with_field(problem)
     error = {"type": _ANTHROPIC_TYPES.get(problem.status, default), "message": message}
     request_id = {"request_id": problem.request_id} if problem.request_id else {}
     return msgspec.json.encode({"type": "error", "error": error, **request_id})
+
+
+def _with_field(problem: Problem) -> str:
+    """The message, which names the field."""
+    named = not problem.field or problem.field in problem.message
+    return problem.message if named else f"{problem.field}: {problem.message}"
 
 
 def ollama_body(problem: Problem) -> bytes:
@@ -110,7 +116,7 @@ def systemone_body(problem: Problem) -> bytes:
     """The JSON body of TypeSafe's API. ``detail`` is the message; of a wrong body (422) it is a list with
     {loc, msg, type} of each wrong field."""
     if problem.status != UNPROCESSABLE:
-        return msgspec.json.encode({"detail": problem.message})
+        return msgspec.json.encode({"detail": _with_field(problem)})
     errors = problem.errors or (problem,)
     return msgspec.json.encode(
         {"detail": [{"loc": _loc(one.field), "msg": one.message, "type": one.code} for one in errors]}

@@ -8,6 +8,7 @@ from ramify.cli import main
 from ramify.cli.run import load, read_arguments
 from ramify.errors import InvalidRequest, NotFound
 from tests.cli.conftest import Folder
+from tests.lang.remote import ScriptedFrontend
 from tests.server.fake_frontend import LiveServer
 
 PROGRAM = """
@@ -26,6 +27,11 @@ PROGRAM = """
         s += name
         s += rm.gen("answer", max_tokens=4)
 
+    @rm.function
+    def decides(s, text: str):
+        s += rm.user(text)
+        s += rm.decide("urgent", bool, "Is it urgent?")
+
     def plain(s): ...
 """
 
@@ -39,6 +45,16 @@ def test_prints_outputs_and_trace(
     assert out.startswith("answer = ELLO 123")
     assert "greet" in out
     assert "gen answer" in out
+
+
+def test_decisions_are_printed_with_their_probabilities(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LiveServer(ScriptedFrontend([{True: 0.75, False: 0.25}])) as server:
+        assert main.main(["run", folder.program("decides"), "text=Help!", "--endpoint", server.url]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("urgent = Decision(True, {True: 0.750, False: 0.250}")
+    assert "True 0.75" in out
 
 
 def test_async_program(server: LiveServer, folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,11 @@ def test_a_fit_that_makes_answers_extreme_is_refused() -> None:
     assert measures(easy, held_out(easy)) == measures(easy)
 
 
+def test_a_fit_at_the_lower_bound_is_refused() -> None:
+    """0.505 to the power of 16 stays below 0.6, and nine of ten answers are right."""
+    assert "0.06 is the bound" in fit(with_share(0.505, 90, 10)).refused["predicate"]
+
+
 def test_equal_probabilities_have_no_temperature() -> None:
     assert not fit(with_share(0.5, 40, 20)).temperatures
 

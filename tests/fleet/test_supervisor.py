@@ -42,7 +42,8 @@ class FakeProcesses:
             await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        scheduler = Ready(role="scheduler", pid=1, model_info=model_info(), max_prompt_tokens=9)
+        info = model_info(trained_layout="decider-1")
+        scheduler = Ready(role="scheduler", pid=1, model_info=info, max_prompt_tokens=9)
         return {"scheduler": scheduler, "tokenizer": Ready(role="tokenizer", pid=2)}
 
     def send(self, message: Any) -> None:
@@ -252,6 +253,7 @@ def test_a_calibration_belongs_to_the_model_and_a_layout(folder: Path, tmp_path:
         assert info.fingerprint == own
         assert info.calibration is not None
         assert info.calibration.temperatures == {"choice": Temperature(base=2.0)}
+        assert (await start(model=own, layout="decider-1")).calibration is not None
         with pytest.raises(InvalidRequest, match="fitted to the model 'other'"):
             await start(model="other", layout="verbatim-1")
         with pytest.raises(InvalidRequest, match="fitted to the layout 'verbatim-0'"):

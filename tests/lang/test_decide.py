@@ -306,6 +306,32 @@ def test_a_decision_that_nobody_reads_is_not_held_long():
     assert sent.is_set()
 
 
+def test_a_decision_that_waits_for_more_is_cancelled(held):
+    @rm.function
+    def program(s):
+        s += URGENT
+        s += TEAM
+        begun.set()
+        end.wait(20)
+
+    begun, end = threading.Event(), threading.Event()
+    backend = rm.ScriptedBackend(SCRIPT)
+    state = program.run(backend=backend, stream=True)
+    assert begun.wait(10)
+    state.cancel()
+    for name in ("urgent", "team"):
+        with pytest.raises(rm.ProgramError, match="cancelled"):
+            state[name]
+    assert backend.requests == []
+    end.set()
+
+
+def test_an_appended_value_is_streamed():
+    step = rm.decide("team", ["billing", "returns"], "Which team?", append=True)
+    state = program_of("To ", step, ".").run(backend=rm.ScriptedBackend(SCRIPT), stream=True)
+    assert "".join(state.text_iter()) == "To returns."
+
+
 def test_more_questions_than_a_request_takes_are_two_requests(held, monkeypatch):
     monkeypatch.setattr(decisions, "MAX_QUESTIONS", 2)
     backend = rm.ScriptedBackend(SCRIPT)
@@ -472,6 +498,7 @@ def test_the_trace_shows_each_decision(held):
     )
     first, second = state.trace.children
     assert "True 0.90" in str(state.trace)
+    assert "urgent False 0.90, risk 0 0.90" in state.trace._repr_html_()
     assert "urgent False 0.90, risk 0 0.90" in str(state.trace)
     assert (first.sent, second.sent, second.merged) == (True, False, True)
     told = state.trace.to_dict()["children"]
@@ -490,6 +517,30 @@ def test_a_recording_is_replayed(tmp_path):
     second = program.run(backend=replayed)
     assert [second[name] for name in ("urgent", "team")] == [first[name] for name in ("urgent", "team")]
     assert (second.text(), replayed.unused) == (first.text(), [])
+
+
+def test_a_recording_is_replayed_whichever_decisions_are_together(tmp_path, monkeypatch):
+    apart = program_of("Order 7.", URGENT, TEAM, RISK)
+    recorder = rm.RecordingBackend(rm.ScriptedBackend(SCRIPT), tmp_path / "run.jsonl")
+    first = apart.run(backend=recorder)
+    monkeypatch.setattr(decisions, "MAX_QUESTIONS", 2)  # two requests in place of one
+    replayed = rm.ReplayBackend(tmp_path / "run.jsonl")
+    second = apart.run(backend=replayed)
+    assert [second[name] for name in SCRIPT] == [first[name] for name in SCRIPT]
+    assert replayed.unused == []
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens
+    with pytest.raises(rm.NotRecorded, match="repeats"):
+        raise apart.run(backend=replayed).error().__cause__
+
+
+def test_a_recorded_refusal_is_replayed(tmp_path):
+    program = program_of(URGENT, TEAM, RISK)
+    first = program.run(backend=rm.RecordingBackend(Refusing(SCRIPT), tmp_path / "run.jsonl"))
+    replayed = rm.ReplayBackend(tmp_path / "run.jsonl")
+    second = program.run(backend=replayed)
+    assert second["urgent"] == first["urgent"]
+    assert str(second.error()) == str(first.error())
+    assert replayed.unused == []
 
 
 def test_a_probability_of_zero_is_replayed(tmp_path):

@@ -49,6 +49,16 @@ async def ajudge(s: rm.ProgramState, essay: str) -> int:
     return assert_type(await s.aget("x", int), int)
 
 
+def decisions(s: rm.ProgramState) -> None:
+    s += rm.decide("urgent", bool, "Is it urgent?")
+    s += rm.decide("team", ["a", "b"], "Which team?", append=True)
+    s += rm.decide("place", Place)
+    assert_type(s.get("urgent", rm.Decision).option_mass, float | None)
+    found = rm.decide("A text.", {"urgent": (bool, "Is it urgent?"), "place": Place})
+    assert_type(found, dict[str, Any])
+    rm.decide("urgent", bool, "Is it urgent?", tone="loud")  # type: ignore[call-overload]
+
+
 def backends() -> list[rm.Backend]:
     listed: list[rm.Backend] = [
         rm.ScriptedBackend([]),

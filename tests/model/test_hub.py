@@ -158,15 +158,21 @@ def test_a_folder_of_safetensors_is_fetched_at_a_revision(hub: HubServer, tmp_pa
     save_tokenizer(tmp_path / "made")
     tokenizer = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
     weights = {"config.json": b"{}", "model.safetensors": b"weights", "consolidated.safetensors": b"again"}
-    hub.repositories["someone/tiny"] = {**tokenizer, **weights}
+    hub.repositories["someone/tiny"] = {**tokenizer, **weights, "decider_config.json": b"{}"}
     files = resolve.resolve("someone/tiny@v1", progress=False)
     assert sorted(path.name for path in files.weights.iterdir()) == sorted(
-        {*tokenizer, "config.json", "model.safetensors"}
+        {*tokenizer, "config.json", "decider_config.json", "model.safetensors"}
     )
     assert resolve.resolve("someone/tiny@v1", download=False) == files
     assert resolve.resolve(f"someone/tiny@{COMMIT}", download=False).weights == files.weights
     with pytest.raises(NotFound, match="no revision v2"):
         resolve.resolve("someone/tiny@v2")
+
+
+def test_the_layout_of_questions_comes_with_a_gguf_file(hub: HubServer) -> None:
+    hub.repositories["someone/tiny-GGUF"]["decider_config.json"] = b"{}"
+    weights = resolve.resolve("someone/tiny-GGUF:Q4_K_M", progress=False).weights
+    assert weights.with_name("decider_config.json").is_file()
 
 
 def test_what_the_hub_refuses_is_said(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The default on the CPU: bits of an output depend on the request alone, in eight families and eight formats.
 
-Requests of six kinds come one after the other while others run. The pages are few, the chunks short, prefixes
-shared, some requests aborted, others retracted, and speculation drafts.
+Requests of seven kinds come one after the other while others run. The pages are few, the chunks short,
+prefixes shared, some requests aborted, others retracted, and speculation drafts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization
 from tests.runtime.local import LocalScheduler, Result
+from tests.runtime.test_decisions import decide
 
 from .adapters import write_adapter
 from .own_families import FAMILIES, SCHEMES, reference_of, write_gguf_of
@@ -65,7 +66,7 @@ CASES: dict[str, tuple[str, Write, str, Quantization]] = {
 
 
 def requests() -> list[dict[str, Any]]:
-    """Requests of six kinds, over prompts that share beginnings; some repeat themselves, for prompt
+    """Requests of seven kinds, over prompts that share beginnings; some repeat themselves, for prompt
     lookup."""
     rng = random.Random(3)
 
@@ -84,6 +85,8 @@ def requests() -> list[dict[str, Any]]:
         choices = [ChoiceTokens(shared=len(prompts[2]), ids=tuple(ids(2 + n))) for n in range(3)]
         found.append({"ids": prompts[2], "max_tokens": 0, "choices": choices})
         found.append({"ids": prompts[3], "max_tokens": 0, "pooling": "mean"})
+        asked = [(ids(4 + n), [ids(1 + place) for place in range(3)]) for n in range(4)]
+        found.append({"ids": prompts[turn], "max_tokens": 0, "decide": decide(*asked)})
     for place, request in enumerate(found):
         request.setdefault("seed", place)
         request.setdefault("temperature", 0.0)
@@ -93,7 +96,8 @@ def requests() -> list[dict[str, Any]]:
 
 def bits(result: Result) -> tuple[Any, ...]:
     assert result.error is None
-    return result.ids, result.logprobs, result.prompt_logprobs, result.choices, result.embedding
+    scores = result.choices, result.decisions, result.embedding
+    return result.ids, result.logprobs, result.prompt_logprobs, *scores
 
 
 def together(local: LocalScheduler, wanted: list[dict[str, Any]], seed: int) -> list[Result]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from ramify.decisions.checks import place_of
 from ramify.engine_messages import DecisionForm, Submit, Tokenize
@@ -14,6 +16,7 @@ from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import ChatMessage, Choices, Generate, ProgramHint
 from ramify.questions import PREDICATE_OPTIONS, Decide, Option, Question
 from ramify.runtime.frontend import prompts as prompt_checks
+from ramify.runtime.inspect.resolve import DEFAULT_MODEL, resolve
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes import decision_tokens
 from ramify.runtime.processes.decision_tokens import DecisionTokenizer, Surroundings
@@ -311,3 +314,49 @@ def test_places_of_errors_are_taken_apart() -> None:
     assert place_of("decide.layout") == (None, None, "layout")
     assert place_of("prompt") is None
     assert place_of(None) is None
+
+
+def bpe(merges: Sequence[tuple[str, str]], pre_tokenizer: Any = None) -> Any:
+    """A tokenizer of characters and `merges`."""
+    characters = sorted({*map(chr, range(32, 127)), "\n", "▁", "☺"} | set("".join(map("".join, merges))))
+    vocabulary = [*characters, *map("".join, merges)]
+    backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocabulary)}, merges=list(merges)))
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="~")
+
+
+def tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    return list(tokenizer.convert_ids_to_tokens(ids))
+
+
+def test_a_path_that_changes_the_closing_is_tokenised_apart() -> None:
+    """The closing "Answer:" ends in the token ":", and ": a" is another one."""
+    merging = bpe([(" ", "a"), (":", " a"), ("b", "c")])
+    found = submit(PromptTokenizer(merging), choice("a", "bc"))
+    assert tokens(merging, forms(found)[0].ids)[-1] == ":"
+    assert [tokens(merging, path) for path in forms(found)[0].paths] == [[" a"], [" ", "bc"]]
+
+
+def test_sentencepiece_puts_no_space_before_a_form_or_an_option() -> None:
+    spaced = bpe([("▁", "a"), ("▁a", "b")], pre_tokenizers.Metaspace())
+    assert tokens(spaced, spaced.encode("ab", add_special_tokens=False)) == ["▁ab"]
+    prompts = PromptTokenizer(spaced)
+    behind_a_turn = submit(prompts, choice("ab", "b"), opening="\n", closing="]\n")
+    assert tokens(spaced, forms(behind_a_turn)[0].ids)[:3] == ["\n", "W", "h"]
+    assert [tokens(spaced, path) for path in forms(behind_a_turn)[0].paths] == [["a", "b"], ["b"]]
+    plain = submit(prompts, choice("ab", "b"))
+    assert [tokens(spaced, path) for path in forms(plain)[0].paths] == [["▁ab"], ["▁", "b"]]
+
+
+@pytest.mark.weights
+def test_the_default_models_tokens_are_those_of_the_whole_text() -> None:
+    found = load_tokenizer(resolve(DEFAULT_MODEL).tokenizer)
+    prompts = PromptTokenizer(found)
+    names = ("billing", "Billing dispute", "höflich", "日本", "🙂", "a b", "3.5", "don't", "(x)")
+    for around in ({"chat": chat(("user", "It broke."))}, {"prompt": ("It broke.",)}):
+        (form,) = forms(submit(prompts, choice(*names), layout="verbatim", **around))
+        gap = " " if "prompt" in around else ""
+        for name, path in zip(names, form.paths, strict=True):
+            whole = found.encode(str(found.decode(form.ids)) + gap + name, add_special_tokens=False)
+            assert tuple(whole) == form.ids + path, name

@@ -66,21 +66,26 @@ def logprobs(local: LocalScheduler, state: Sequence[int], *asked: Asked, **more:
     return [list(form.logprobs) for form in forms_of(result.decisions)]
 
 
-def exact(model: Any, before: Sequence[int], paths: Paths, ends: Sequence[int] = ()) -> list[float]:
-    """By plain passes of transformers over each path: the sum over its tokens, and the mass of its end."""
+def exact(
+    model: Any, before: Sequence[int], paths: Paths, ends: Sequence[int] = (), some: Sequence[int] = ()
+) -> list[float]:
+    """By plain passes of transformers over each path: the sum over its tokens, and the mass of its end.
+
+    some : indices of the paths that are scored; empty for all
+    """
     found = []
-    for path in paths:
+    for path in [paths[index] for index in some] if some else paths:
         with torch.inference_mode():
             ids = torch.tensor([[*before, *path]])
             table = model(input_ids=ids).logits[0].float().log_softmax(-1).double()
         value = sum(float(table[len(before) + i - 1, token]) for i, token in enumerate(path))
-        longer = {
-            other[len(path)] for other in paths if len(other) > len(path) and [*other][: len(path)] == [*path]
-        }
+        size = len(path)
+        longer = {other[size] for other in paths if len(other) > size and [*other][:size] == [*path]}
         if ends:
             value += float(table[-1, list(ends)].logsumexp(0))
         elif longer:
-            value += float(table[-1, [t for t in range(table.shape[1]) if t not in longer]].logsumexp(0))
+            others = [token for token in range(table.shape[1]) if token not in longer]
+            value += float(table[-1, others].logsumexp(0))
         found.append(value)
     return found
 

@@ -7,11 +7,12 @@ import copy
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,12 +20,14 @@ import torch
 from ramify.errors import EngineError, UnsupportedField
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
+from ramify.questions import Decide, Option, Question
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
 from ramify.runtime.model.loading.load import read_config
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.shape.config import ModelConfig, Shard
 from ramify.runtime.model.shape.quantised_config import Quantised
+from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.parallel import checks
 from ramify.runtime.parallel.checks import check_ranks
 from ramify.runtime.parallel.ranks import Ranks
@@ -32,6 +35,7 @@ from ramify.runtime.processes import shares
 from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.processes.ipc import Sockets
 from ramify.runtime.processes.shares import Share
+from ramify.runtime.processes.tokenizer import PromptTokenizer
 from ramify.sampling_params import SamplingParams
 from tests.model.adapters import write_adapter
 from tests.runtime.local import LocalScheduler
@@ -83,6 +87,48 @@ def test_log_probabilities_and_embeddings(engine: Engine, tiny_oracle: Any) -> N
     assert found.logprobs.logprobs[0] == pytest.approx(float(wanted[found.ids[0]]), abs=1e-3)
     vector = engine.embed(prompt, normalize=False)
     np.testing.assert_allclose(vector, states[-1].numpy(), atol=2e-3)
+
+
+@pytest.mark.slow
+def test_questions(tiny_folder: Path, tiny_model: Any) -> None:
+    """Branches and their copied pages reach all ranks. After the death of a rank, the request begins anew."""
+    options = [[Option(name=f"{n} {word}") for word in ("ab", "abc", "x")] for n in range(12)]
+    questions = [Question(kind="choice", instructions="Which?", options=tuple(each)) for each in options]
+    request = Generate(
+        rid="asked",
+        prompt=("State.",),
+        decide=Decide(questions=tuple(questions)),
+        sampling=SamplingParams(max_tokens=0),
+    )
+    local = LocalScheduler(tiny_model)
+    submit = PromptTokenizer(load_tokenizer(tiny_folder)).submit(request)
+    assert submit.decide is not None
+    rid = local.submit(submit.ids, decide=submit.decide, max_tokens=0)
+    local.run()
+    wanted = local.results[rid].decisions
+    assert wanted is not None
+
+    async def ask(engine: Engine, *, kill: bool) -> list[TextChunk]:
+        named = msgspec.structs.replace(request, rid=f"killed {kill}")
+        asked = asyncio.ensure_future(collect(engine.generate(named)))
+        if kill:
+            await asyncio.sleep(0.01)
+            os.kill(engine.pids["rank-1"], signal.SIGKILL)
+        return await asyncio.wait_for(asked, 120)
+
+    async def collect(chunks: AsyncIterator[TextChunk]) -> list[TextChunk]:
+        return [chunk async for chunk in chunks]
+
+    few: dict[str, Any] = {"page_size": 4, "num_pages": 128, "chunk_tokens": 32, "overlap": True}
+    with Engine(
+        str(tiny_folder), dtype="float32", threads=1, tensor_parallel=2, check_pages=True, **few
+    ) as engine:
+        answers = [wait(ask(engine, kill=kill)) for kill in (False, True)]
+    for found in answers:
+        decisions = found[-1].decisions
+        assert decisions is not None
+        for one, other in zip(decisions.questions, wanted.questions, strict=True):
+            assert one.forms[0].logprobs == pytest.approx(other.forms[0].logprobs, abs=2e-3)
 
 
 @pytest.mark.slow

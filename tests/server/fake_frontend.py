@@ -12,6 +12,7 @@ import httpx
 import msgspec
 from fastapi import APIRouter
 
+from ramify.decisions.checks import check_decide
 from ramify.engine_messages import (
     AwaitTools,
     Detokenize,
@@ -151,6 +152,7 @@ class FakeFrontend:
         assert request.rid not in self.running
         if self.fail_first is not None:
             raise self.fail_first
+        check_decide(request)
         prompt = prompt_bytes(request)
         if len(prompt) > self.max_prompt_tokens:
             raise InvalidRequest("The prompt is too long.", field="prompt")

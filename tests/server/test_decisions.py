@@ -13,6 +13,7 @@ import msgspec
 import openai
 import pytest
 
+from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage
 from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, Calibration, Option, Temperature
 from ramify.runtime.server.decisions.state import MAX_JSON_BYTES, MAX_LEVELS, MAX_VALUES
@@ -387,6 +388,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"questions": [ANGER | {"levels": [{"label": "a"}] * 11}]}, "questions[0].levels"),
     ({"questions": [ANGER | {"levels": [{"label": "a"}, {"label": 5}]}]}, "questions[0].levels[1].label"),
     ({"questions": [ANGER | {"levels": [{"label": "a"}, {"value": "b"}]}]}, "questions[0].levels[1].label"),
+    (
+        {"questions": [ANGER | {"levels": [{"label": "a"}, {"label": "a", "description": "x"}]}]},
+        "questions[0].levels[1].label",
+    ),
     ({"layout": "letters"}, "layout"),
     ({"end": "eos"}, "end"),
     ({"normalise": "max"}, "normalise"),
@@ -411,6 +416,29 @@ def test_refused_by_name_before_any_work(
     error = refused(http.post("/v1/decisions", json=BODY | fields))
     assert error["param"] == named, error
     assert not frontend.requests
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ("prompt", "input"),
+        ("messages", "input"),
+        ("decide.layout", "layout"),
+        ("decide.questions", "questions"),
+        ("decide.questions[0]", "questions[0]"),
+        ("decide.questions[0].kind", "questions[0].type"),
+        ("decide.questions[1].options", "questions[1].choices"),
+        ("decide.questions[1].options[2].name", "questions[1].choices[2].value"),
+        ("decide.questions[2].options[1].name", "questions[2].levels[1].label"),
+        ("decide.questions[2].options[1].description", "questions[2].levels[1].description"),
+        (None, None),
+    ],
+)
+def test_errors_of_the_engine_name_fields_of_the_body(
+    http: httpx.Client, frontend: FakeFrontend, field: str | None, named: str | None
+) -> None:
+    frontend.fail_first = InvalidRequest("It is wrong.", field=field)
+    assert refused(http.post("/v1/decisions", json=BODY))["param"] == named
 
 
 def test_two_wrong_fields_are_named_by_one_answer(http: httpx.Client) -> None:

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 
+from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage
 from ramify.questions import MAX_QUESTIONS
 from ramify.runtime.server.decisions.rerank import RELEVANCE
@@ -127,6 +128,25 @@ def test_scores_of_pairs(http: httpx.Client, frontend: FakeFrontend) -> None:
     assert [one["score"] for one in found["data"]] == expected
     single = post(http, "/v1/score", {"model": MODEL, "text_1": "a", "text_2": "x"})
     assert [one["score"] for one in single["data"]] == expected[:1]
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ("prompt", "query"),
+        ("decide.layout", "layout"),
+        ("decide.questions", "documents"),
+        ("decide.questions[7].instructions", "documents"),
+    ],
+)
+def test_errors_of_the_engine_name_fields_of_the_body(
+    http: httpx.Client, frontend: FakeFrontend, field: str, named: str
+) -> None:
+    frontend.fail_first = InvalidRequest("It is wrong.", field=field)
+    assert refused(http.post("/v1/rerank", json=BODY))["param"] == named
+    frontend.fail_first = InvalidRequest("It is wrong.", field=field)
+    score = refused(http.post("/v1/score", json=SCORE))["param"]
+    assert score == {"query": "text_1", "documents": "text_2"}.get(named, named)
 
 
 @pytest.mark.parametrize(

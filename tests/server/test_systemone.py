@@ -231,8 +231,10 @@ def test_errors_of_the_engine(
 def test_errors_of_the_engine_have_the_clients_names(
     http: httpx.Client, frontend: FakeFrontend, field: str, loc: list[str | int]
 ) -> None:
-    frontend.fail_first = InvalidRequest("It is wrong.", field=field)
-    assert locs(http.post(PATH, json=BODY)) == [loc]
+    frontend.fail_first = InvalidRequest(f"{field} is wrong.", field=field)
+    answer = http.post(PATH, json=BODY)
+    assert locs(answer) == [loc]
+    assert "decide" not in answer.text
     frontend.fail_first = UnsupportedField("It is wrong.", field=field)
     assert details(http.post(PATH, json=BODY))[0]["type"] == "unsupported_field"
 

@@ -1,9 +1,8 @@
 """Pages and state slots of branches: taken for a wave, given back when a branch is finished.
 
 A branch reads the whole pages of the tokens before it, and copies the last page if it is partly full. The
-last of several branches behind the same tokens goes on in that page itself, and with the state's slot: it is
-their heir. As the span with the most paths comes last, n paths need at most log2(n) more pages and slots than
-the longest path.
+last of several branches behind the same tokens inherits that page, and the slot of its state. As the span
+with the most paths comes last, n paths need at most log2(n) more pages and slots than the longest path.
 
 Several forms are computed side by side while that leaves enough for one form. So the branches of a request
 always come to their ends, one after the other if need be.
@@ -84,12 +83,12 @@ class BranchPages:
         table = request.pages.ids if before is None else before.table
         assert table is not None
         parent = decisions if before is None else before
-        heir = parent.untaken == 1
+        inherits = parent.untaken == 1
         shared = branch.start // cache.page_size
-        if heir:  # the last page is shared even if it is partly full
+        if inherits:  # the last page is shared even if it is partly full
             shared = -(-branch.start // cache.page_size)
         count = -(-branch.stop // cache.page_size) - shared
-        takes_slot = self._states.present and not (heir and before is not None)
+        takes_slot = self._states.present and not (inherits and before is not None)
         if cache.available() < count + kept_pages or not self._states.available(takes_slot + kept_slots):
             return False
         new = cache.allocate(count, request.taker)

@@ -30,10 +30,13 @@ class Form:
     ids : (n,) int32, the tokens between the state and the paths
     """
 
-    __slots__ = ("finished", "ids", "question", "tree", "values")
+    __slots__ = ("finished", "ids", "question", "tree", "values", "vocabulary")
 
     def __init__(self, question: int, ids: Path, tree: PathTree) -> None:
         self.question, self.tree, self.finished = question, tree, False
+        least, greatest = tree.vocabulary
+        self.vocabulary = min(least, *ids), max(greatest, *ids)
+        """The least and the greatest token id of the form and its paths."""
         self.ids = np.array(ids, dtype=np.int32)
         self.values = np.zeros(tree.terms)
         """(terms,) float64, the terms of `PathTree`; unknown ones are 0."""
@@ -47,12 +50,6 @@ class Form:
     def longest(self) -> int:
         """The number of tokens of the form and its longest path."""
         return len(self.ids) + self.tree.longest
-
-    @property
-    def vocabulary(self) -> tuple[int, int]:
-        """The least and the greatest token id of the form and its paths."""
-        least, greatest = self.tree.vocabulary
-        return min(least, int(self.ids.min())), max(greatest, int(self.ids.max()))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -108,7 +105,8 @@ class Decisions:
         self._decide, self._state_ids = decide, submit.ids
         self.ends = decide.ends
         trees: dict[tuple[Path, ...], PathTree] = {}  # questions often have the same options
-        self.ids, last = submit.ids, ()
+        last: Path = ()
+        self.ids = submit.ids
         """The tokens that all forms follow: the state, but for its last token if a form has no tokens. The
         hidden state of that token is needed then, and the prefix tree keeps none."""
         if not all(form.ids for question in decide.questions for form in question.forms):
@@ -129,6 +127,7 @@ class Decisions:
             raise InvalidRequest("There are no questions.", field="decide.questions")
         self.tokens = len(self.ids) + sum(form.computed for form in self.forms)
         """The number of tokens that are computed or found in the prefix tree."""
+        self._longest = max(form.longest for form in self.forms)
         self.slots = max(form.tree.depth for form in self.forms)
         """The most slots for states that the branches of one form need, taken one after the other."""
         self.live: set[Branch] = set()
@@ -159,11 +158,8 @@ class Decisions:
 
     def most_pages(self, page_size: int) -> int:
         """The most pages of their own that the branches of one form need, taken one after the other."""
-        first = len(self.ids) // page_size
-        return max(
-            -(-(len(self.ids) + form.longest) // page_size) - first + form.tree.depth - 1
-            for form in self.forms
-        )
+        state = len(self.ids)
+        return -(-(state + self._longest) // page_size) - state // page_size + self.slots - 1
 
     def scores(self) -> DecisionScores:
         """The scores of all questions, which are finished."""

@@ -42,8 +42,8 @@ class Flow:
     """Number of running and waiting requests. Spans of choices count as requests, so `queued` may exceed
     `open_requests`."""
     prefill_tokens: int = 0
-    """The sum of `Request.uncached` of the flow's waiting and prefilling requests. A long prompt counts in
-    full until all of it is computed."""
+    """The sum of `Request.uncached` of the flow's waiting and prefilling requests, and of requests whose
+    questions are computed. A long prompt counts in full until all of it is computed."""
     heavy: bool = False
     yields: bool = False
     """True if the flow's requests go behind other requests of the same priority."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 
 from ramify.decisions.answers import Answer, answer
 from ramify.decisions.calibration import calibration_for
+from ramify.decisions.checks import Place, place_of
 from ramify.errors import EngineError, InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
@@ -31,6 +32,7 @@ from ramify.runtime.server.sse import collect, while_connected
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 
+_Orders = Annotated[int, msgspec.Meta(ge=1, le=MAX_OPTIONS)]
 States = Sequence[tuple[Generate, Sequence[Question]]]
 """States, each with the questions about it. A state is a `Generate` that has only an id and a prompt or a
 chat."""
@@ -93,15 +95,11 @@ def ask(
     header : the result of `take_header`, or another mapping with "id" and "model"
     spelled : our name of a field → the client's name, for errors of the engine
     """
-    permutations: int = fields.take("permutations", int, 1)
-    if not 1 <= permutations <= MAX_OPTIONS:
-        path = fields.path("permutations")
-        raise InvalidRequest(f"{path} is {permutations}; it must be from 1 to {MAX_OPTIONS}.", field=path)
     decide = Decide(
         questions=(),
         layout=fields.take("layout", LayoutName, "auto"),
         end=fields.take("end", OptionEnd, "prefix"),
-        permutations=permutations,
+        permutations=fields.take("permutations", _Orders, 1),
         prompt_ids=fields.take("return_prompt_ids", bool, False),
     )
     normalise: Normalisation = fields.take("normalise", Normalisation, "sum")
@@ -127,13 +125,22 @@ def ask(
     questions = [questions for _, questions in states]
     lora = lora_of(service, header["model"])
     own = service.frontend.info.calibration
-    calibration = calibration_for(own, decide.end, permutations, normalise, lora)
+    calibration = calibration_for(own, decide.end, decide.permutations, normalise, lora)
     return Asked(parsed.streams, questions, normalise, calibration)
 
 
-async def answers_of(request: Request, asked: Asked) -> Answers:
-    """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before."""
-    results = await while_connected(request.receive, collect(asked.streams))
+async def answers_of(request: Request, asked: Asked, path_of: Callable[[Place], str]) -> Answers:
+    """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before.
+
+    path_of : a place in a `Decide` → the client's path of it, for errors of the engine
+    """
+    try:
+        results = await while_connected(request.receive, collect(asked.streams))
+    except InvalidRequest as error:
+        if error.field is not None and (place := place_of(error.field)) is not None:
+            ours, error.field = error.field, path_of(place)
+            error.message = error.message.replace(ours, error.field)
+        raise
     found: list[DecisionScores] = []
     for result in results:
         refuse_abort(result.finish)

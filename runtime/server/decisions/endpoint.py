@@ -6,13 +6,14 @@ layout of its question. Source: openai-python 3.57, ``types/decision.py``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ramify.runtime.server.decisions.ask import Answers, Asked, answers_of, ask
-from ramify.runtime.server.decisions.questions import NamedQuestion, answer_body, take_questions
+from ramify.runtime.server.decisions.questions import NamedQuestion, answer_body, path_of, take_questions
 from ramify.runtime.server.decisions.state import take_input
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.request import take_header
@@ -34,7 +35,7 @@ class _Parsed(NamedTuple):
 @router.post(DECISIONS.path)
 async def decisions(request: Request) -> Response:
     parsed, headers = await parse_body(request, DECISIONS, _parse)
-    found = await answers_of(request, parsed.asked)
+    found = await answers_of(request, parsed.asked, partial(path_of, parsed.questions))
     named = {name: value for name, value in parsed.header.items() if name in ("model", "service_tier")}
     answers = [answer_body(*each) for each in zip(parsed.questions, found.answers, strict=True)]
     state_ids = found.answers[0].state_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ramify.decisions.checks import Place
 from ramify.decisions.values import option_names
 from ramify.errors import InvalidRequest
 from ramify.questions import (
@@ -64,18 +65,12 @@ def _take_choices(fields: Fields) -> tuple[list[str | bool], tuple[Option, ...]]
     choices = fields.take_objects("choices") or []
     _check_count(fields, "choices", len(choices), MIN_CHOICES, MAX_OPTIONS)
     values: list[str | bool] = []
-    seen: set[tuple[type, str | bool]] = set()
     descriptions: list[str] = []
     for choice in choices:
-        value: str | bool = choice.need("value", str | bool)
-        if (type(value), value) in seen:
-            path = choice.path("value")
-            shown = quoted(value) if isinstance(value, str) else str(value).lower()
-            raise InvalidRequest(f"{path} is {shown}, as an earlier choice is.", field=path)
-        seen.add((type(value), value))
-        values.append(value)
+        values.append(choice.need("value", str | bool))
         descriptions.append(choice.take("description", str, ""))
         choice.finish(CHOICE)
+    _check_unique(choices, "value", values)
     named = zip(option_names(values), descriptions, strict=True)
     return values, tuple(Option(name=name, description=text) for name, text in named)
 
@@ -87,7 +82,18 @@ def _take_levels(fields: Fields) -> tuple[list[str | bool], tuple[Option, ...]]:
     for level in levels:
         options.append(Option(name=level.need("label"), description=level.take("description", str, "")))
         level.finish(LEVEL)
+    _check_unique(levels, "label", [option.name for option in options])
     return [option.name for option in options], tuple(options)
+
+
+def _check_unique(options: Sequence[Fields], field: str, values: Sequence[str | bool]) -> None:
+    seen: set[tuple[type, str | bool]] = set()
+    for option, value in zip(options, values, strict=True):
+        if (type(value), value) in seen:
+            path = option.path(field)
+            shown = quoted(value) if isinstance(value, str) else str(value).lower()
+            raise InvalidRequest(f"{path} is {shown}, as an earlier one is.", field=path)
+        seen.add((type(value), value))
 
 
 def _check_count(fields: Fields, field: str, count: int, least: int, most: int) -> None:
@@ -114,3 +120,18 @@ def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
                 {"label": label, "value": level, "probability": p} for level, (label, p) in enumerate(pairs)
             ]
     return body | found.own_fields()
+
+
+_OPTIONS = {"choice": ("choices", "value"), "score": ("levels", "label")}
+"""Kind → the client's names of the options, and of the name of an option."""
+
+
+def path_of(questions: Sequence[NamedQuestion], place: Place) -> str:
+    """The client's path of a place in the `Decide` of `questions`."""
+    if place.question is None:
+        return place.name
+    path = f"questions[{place.question}]"
+    options, name = _OPTIONS.get(questions[place.question].question.kind, ("", ""))
+    path += "" if place.option is None else f".{options}[{place.option}]"
+    names = {"kind": "type", "options": options, "name": name}
+    return f"{path}.{names.get(place.name, place.name)}" if place.name else path

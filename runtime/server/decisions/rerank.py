@@ -10,11 +10,13 @@ Both forms are vLLM's. ``/rerank`` and ``/v2/rerank`` take Cohere's and Jina's b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ramify.decisions.checks import Place
 from ramify.decisions.logit_score import NAME as RERANKER
 from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage, Generate
@@ -37,7 +39,7 @@ from ramify.runtime.server.tables.decisions import RERANK, SCORE
 
 router = APIRouter()
 
-RELEVANCE = "Is the document relevant to the query?"
+RELEVANCE = "Does the document answer the query?"
 """The question about each document, unless ``instruction`` has another."""
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """Names of the two fields of ``/v1/score``, as versions of vLLM have them."""
@@ -58,7 +60,7 @@ class _Ranked(NamedTuple):
 @router.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
     ranked, headers = await parse_body(request, RERANK, _parse_rerank)
-    found = await answers_of(request, ranked.asked)
+    found = await answers_of(request, ranked.asked, partial(_path_of, "documents"))
     relevance = [one.answer.probabilities[0] for one in found.answers]
     # Equal ones stay in the order of the request.
     order = sorted(range(len(relevance)), key=relevance.__getitem__, reverse=True)
@@ -110,13 +112,15 @@ class _Scored(NamedTuple):
     header: dict[str, Any]
     order: list[int]
     """Index of the pair that each question is about."""
+    field: str
+    """Name of the field with the texts."""
 
 
 @router.post(SCORE.path)
 @router.post("/score")
 async def score(request: Request) -> Response:
     scored, headers = await parse_body(request, SCORE, _parse_score)
-    found = await answers_of(request, scored.asked)
+    found = await answers_of(request, scored.asked, partial(_path_of, scored.field))
     data: list[Any] = [None] * len(scored.order)
     for index, one in zip(scored.order, found.answers, strict=True):
         own = {"index": index, "object": "score", "score": one.answer.probabilities[0]}
@@ -143,7 +147,7 @@ def _parse_score(service: Service, fields: Fields) -> _Scored:
     states = _states(service, fields, header["id"], by_query)
     spelled = {"prompt": first, "messages": first, "chat": first}
     asked = ask(service, fields, header, states, SCORE, spelled)
-    return _Scored(asked, header, [index for each in places.values() for index in each])
+    return _Scored(asked, header, [index for each in places.values() for index in each], second)
 
 
 def _pair_of(fields: Fields) -> tuple[str, str]:
@@ -195,10 +199,15 @@ def _states(service: Service, fields: Fields, rid: str, texts: Mapping[str, Sequ
     return states
 
 
+def _path_of(texts: str, place: Place) -> str:
+    """The client's path of a place. The client has written the questions in the field `texts`."""
+    return place.name if place.question is None and place.name != "questions" else texts
+
+
 def _beside(one: Answered) -> dict[str, Any]:
-    """Fields of a result beyond vLLM's. ``prompt_ids``: the token ids of the state and of the question."""
-    ids = [[*one.state_ids, *form] for form in one.form_ids]
-    return {"option_mass": one.answer.option_mass} | ({"prompt_ids": ids} if ids else {})
+    """`own_fields` of an answer. ``prompt_ids`` has the state before each written form."""
+    whole = [(*one.state_ids, *form) for form in one.form_ids]
+    return one._replace(form_ids=whole).own_fields()
 
 
 def _usage(found: Answers) -> dict[str, Any]:

@@ -5,18 +5,19 @@ Source: docs.typesafe.ai and typesafe-sdk 0.7.5. Errors have that API's form (`e
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.errors import InvalidRequest, NotFound
+from ramify.errors import NotFound
 from ramify.runtime.server.decisions.ask import Asked, answers_of, ask, trained_layout
 from ramify.runtime.server.decisions.state import text_state
 from ramify.runtime.server.decisions.systemone_questions import (
     NamedQuestion,
     answer_body,
-    field_of,
+    path_of,
     take_questions,
     take_state,
 )
@@ -45,11 +46,7 @@ class _Parsed(NamedTuple):
 async def system_one(request: Request) -> Response:
     parsed, headers = await parse_body(request, SYSTEM_ONE, _parse)
     request_id = request.scope["request_id"] = parsed.header["id"]
-    try:
-        found = await answers_of(request, parsed.asked)
-    except InvalidRequest as error:
-        error.field = field_of(error.field, parsed.questions)
-        raise
+    found = await answers_of(request, parsed.asked, partial(path_of, parsed.questions))
     bodies = map(answer_body, parsed.questions.values(), found.answers)
     body = {
         "model": parsed.header["model"],

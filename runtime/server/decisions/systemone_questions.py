@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ramify.decisions.checks import place_of
+from ramify.decisions.checks import Place
 from ramify.decisions.decider import state_text
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import (
@@ -192,11 +192,10 @@ def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
     return body | found.own_fields()
 
 
-def field_of(field: str | None, questions: Mapping[str, NamedQuestion]) -> str | None:
-    """The client's path of `field`, a field of a `Generate`."""
-    place = place_of(field)
-    if place is None or place.question is None:
-        return field and field.removeprefix("decide.")
+def path_of(questions: Mapping[str, NamedQuestion], place: Place) -> str:
+    """The client's path of a place in the `Decide` of `questions`."""
+    if place.question is None:
+        return place.name
     name = list(questions)[place.question]
     path, question = f"questions{key_path(name)}", questions[name].question
     if place.option is not None:

@@ -75,7 +75,7 @@ DECISIONS = Endpoint(
 )
 
 INSTRUCTION = taken(
-    "instruction", "the question about each document, in place of `Is the document relevant to the query?`"
+    "instruction", "the question about each document, in place of `Does the document answer the query?`"
 )
 UNCUT = (
     ignored("truncation truncate", "a document that does not fit is refused, never cut"),
