@@ -34,7 +34,7 @@ class BranchPages:
         most = decisions.most_pages(self._cache.page_size)
         while decisions.pending and budget > 0 and len(wave) < rows:
             branch, copy = decisions.pending[-1], None
-            if branch.table is None:
+            if branch not in decisions.live:
                 kept = (most, decisions.slots) if wave else (0, 0)
                 if not self._take(request, branch, *kept):
                     break
@@ -81,7 +81,6 @@ class BranchPages:
         and `kept_slots` would be left."""
         cache, decisions, before = self._cache, _of(request), branch.before
         table = request.pages.ids if before is None else before.table
-        assert table is not None
         parent = decisions if before is None else before
         inherits = parent.untaken == 1
         shared = branch.start // cache.page_size
@@ -111,11 +110,9 @@ class BranchPages:
         """The copy of the partly full page before `branch`, which has just been given its pages."""
         slot, rows = divmod(branch.start, self._cache.page_size)
         table = request.pages.ids if branch.before is None else branch.before.table
-        assert table is not None
-        assert branch.table is not None
-        source, page = int(table[slot]) if rows else -1, int(branch.table[slot]) if rows else -1
-        if source == page:
+        if not rows or table[slot] == branch.table[slot]:
             return None
+        source, page = int(table[slot]), int(branch.table[slot])
         waiting = request.pages.copy  # made in the same pass, before which every source is read
         return (waiting[0] if waiting is not None and waiting[1] == source else source, page)
 

@@ -22,6 +22,8 @@ from ramify.errors import InvalidRequest
 from ramify.questions import DecisionScores, FormScores, QuestionScores
 from ramify.runtime.scheduler.requests.path_tree import Path, PathTree, Span
 
+NO_PAGES = np.empty(0, np.int32)
+
 
 class Form:
     """One form of a question, and its scores as far as they are known.
@@ -66,8 +68,8 @@ class Branch:
     start: int
     computed: int
     """The position up to which KV is computed."""
-    table: np.ndarray | None = None
-    """The page table, (slots,) int32; None while the branch has no pages."""
+    table: np.ndarray = dataclasses.field(default_factory=lambda: NO_PAGES)
+    """The page table, (slots,) int32; of no use before the branch has pages."""
     own: list[int] = dataclasses.field(default_factory=list)
     """The pages in `table` that are freed with the branch."""
     slot: int | None = None
