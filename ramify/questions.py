@@ -139,6 +139,8 @@ class QuestionScores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Probability of each option, as the endpoint gave it."""
     option_mass: float | None = None
     """Option mass that the endpoint gave with `probabilities`; None if it gave none."""
+    temperature: float = 1.0
+    """Temperature that the endpoint has applied to `probabilities`, as far as it says so."""
 
 
 class DecisionScores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):

@@ -201,7 +201,8 @@ def _shape_of(step: nodes.Decide) -> KnownType:
         found = {field: of(asked) for field, asked in step.asked.items()}
         return found[""] if "" in found else KnownType(parts=found)
 
-    number = {name: by_field(lambda _: KnownType("float")) for name in ("confidence", "option_mass")}
+    numbers = ("confidence", "option_mass", "temperature")
+    number = {name: by_field(lambda _: KnownType("float")) for name in numbers}
     shape = {"value": by_field(_value_of), "probabilities": KnownType(), **number}
     if "" in step.asked and step.asked[""].question.kind == "score":
         shape["score"] = KnownType("float")

@@ -23,6 +23,7 @@ class Decision:
         confidence: float,
         option_mass: float | None,
         layout: str,
+        temperature: float,
         *,
         texts: tuple[str, ...],
         score: float | None = None,
@@ -38,6 +39,8 @@ class Decision:
         remote endpoint gave probabilities alone."""
         self.layout = layout
         """Name and version of the layout in which the question was asked."""
+        self.temperature = temperature
+        """Temperature that a calibration applied; 1 where none holds for the question as it was asked."""
         self.texts = texts
         """The text of each value of `probabilities`, in its order."""
         self._score = score
@@ -64,6 +67,7 @@ class Decision:
             "confidence": self.confidence,
             "option_mass": self.option_mass,
             "layout": self.layout,
+            "temperature": self.temperature,
         }
         return found if self._score is None else {**found, "score": self._score}
 
@@ -113,10 +117,18 @@ class ModelDecision(Mapping[str, Decision]):
     def option_mass(self) -> dict[str, float | None]:
         return {name: one.option_mass for name, one in self.items()}
 
+    @property
+    def layout(self) -> dict[str, str]:
+        return {name: one.layout for name, one in self.items()}
+
+    @property
+    def temperature(self) -> dict[str, float]:
+        return {name: one.temperature for name, one in self.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """The decisions as plain data, for JSON: dicts by field, as the attributes are."""
         fields = {name: one.to_dict() for name, one in self.items()}
-        names = ("value", "probabilities", "confidence", "option_mass", "layout")
+        names = ("value", "probabilities", "confidence", "option_mass", "layout", "temperature")
         return {name: {field: one[name] for field, one in fields.items()} for name in names}
 
     def __getitem__(self, name: str) -> Decision:

@@ -67,6 +67,7 @@ class Asked:
             answer.confidence,
             answer.option_mass,
             answer.layout,
+            answer.temperature,
             texts=tuple(names if question.kind == "choice" else map(str, self.values)),
             score=answer.score if question.kind == "score" else None,
         )

@@ -21,13 +21,16 @@ from ramify.decisions.calibration import (
     BINS,
     EXTREME,
     FOLDS,
+    HIGHEST,
+    KINDS,
     LEAST_ITEMS,
+    LOWEST,
     Fit,
     LabelledAnswer,
     calibration_for,
+    chance,
     fit,
     groups,
-    held_out,
     measures,
 )
 from ramify.decisions.checks import place_of
@@ -66,13 +69,13 @@ temperatures that make the probabilities agree with the labels.
 
 FILE has a JSON object on each line: `input` and `question` as in a body of /v1/decisions, and the `label`.
 
-  {{"input": "My order arrived broken.", "label": "returns", "question": {{"type": "choice",
-   "instructions": "Which team?", "choices": [{{"value": "billing"}}, {{"value": "returns"}}]}}}}
+  {{"input": "It broke.", "label": true, "question": {{"type": "predicate", "instructions": "A complaint?"}}}}
 
 The label of a predicate is true or false, that of a choice one of its values, and that of a score the label
 or the number of a level, counted from 0. Flags that may be repeated compare all combinations.
 
-Figures, each before -> after:
+Figures, the last four before -> after:
+  mass    mean option mass: the probability that the model answers with any of the options
   NLL     mean negative natural logarithm of the right option's probability
   Brier   mean sum over the options of the squared error of the probability, from 0 to 2
   ECE     expected calibration error, in {BINS} bins of the largest probability
@@ -80,8 +83,12 @@ Figures, each before -> after:
 Before: as the target answers now, by its own calibration if it has one. After: by temperatures that were
 fitted to the questions about other states ({FOLDS} parts). The file written is fitted to all questions.
 
-A temperature is not fitted to fewer than {LEAST_ITEMS} questions, and is refused if it does not help with the
-questions about other states, or if it makes most answers certain."""
+A temperature is for a kind of question (choice), or for a kind and a number of options (choice:4). It needs
+{LEAST_ITEMS} questions, and is refused if it does not lower their NLL by more than the standard error, if
+it is at a bound ({LOWEST:g} or {HIGHEST:g}), or if it makes most answers certain. The reasons are printed.
+With --output, the exit status is 1 if no temperature is left to write."""
+LOW_MASS = 0.1
+"""Mean option mass below which a warning is printed: the model means to answer something else."""
 
 
 class Way(NamedTuple):
@@ -96,8 +103,8 @@ class Asked(NamedTuple):
     """The answers to all labelled questions."""
 
     layout: str
-    option_mass: float
-    """Mean over the questions."""
+    masses: list[float]
+    """Option mass of each."""
     items: list[LabelledAnswer]
     now: list[Sequence[float]]
     """Probabilities as the target answers, by its own calibration if it has one."""
@@ -146,6 +153,7 @@ def run_command(options: argparse.Namespace) -> int:
     with target(options) as backend:
         info = wait(backend.info())
         labelled = labelled_questions(content, info.chat_format)
+        reports: list[tuple[float, str]] = []
         for decide in ways:
             scores = wait(_scores(backend, labelled, decide))
             empty = None
@@ -156,6 +164,10 @@ def run_command(options: argparse.Namespace) -> int:
                 asked = _answered(info, labelled, scores, empty, way)
                 found = fit(asked.items)
                 print(_report(way, asked, found))
+                after = measures(asked.items, found.held_out)
+                reports.append((after.nll, _name(way, asked)))
+    if len(reports) > 1:
+        print("Lowest NLL after: {1}, {0:.3f}.".format(*min(reports)))
     if options.output is None:
         return 0
     if not found.temperatures:
@@ -170,7 +182,8 @@ def run_command(options: argparse.Namespace) -> int:
         normalise=way.normalise,
     )
     Path(options.output).write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")
-    print(f"{options.output} has the temperatures of {info.name} in {asked.layout}.")
+    names = ", ".join(found.temperatures)
+    print(f"{options.output} has temperatures of {info.name} in {asked.layout} for {names}.")
     return 0
 
 
@@ -271,12 +284,12 @@ def _answered(
     states: dict[Hashable, int] = {}
     items: list[LabelledAnswer] = []
     now: list[Sequence[float]] = []
-    mass = 0.0
+    masses: list[float] = []
     for at, (one, each) in enumerate(zip(labelled, scores, strict=True)):
         without = None if empty is None else empty[at]
         plain = answer(one.question, each, way.normalise, without)
         assert plain.option_mass is not None  # only endpoints of other servers give none
-        mass += plain.option_mass
+        masses.append(plain.option_mass)
         items.append(
             LabelledAnswer(
                 kind=plain.kind,
@@ -286,35 +299,60 @@ def _answered(
             )
         )
         now.append(answer(one.question, each, way.normalise, without, own).probabilities)
-    return Asked(scores[0].layout, mass / len(scores), items, now)
+    return Asked(scores[0].layout, masses, items, now)
 
 
 # --- the report -------------------------------------------------------------------------------------
 
 
+def _name(way: Way, asked: Asked) -> str:
+    decide = way.decide
+    return f"{asked.layout}, end {decide.end}, normalise {way.normalise}, permutations {decide.permutations}"
+
+
 def _report(way: Way, asked: Asked, found: Fit) -> str:
-    after = held_out(asked.items)
     states = len({item.state for item in asked.items})
     lines = [
-        f"{asked.layout}, end {way.decide.end}, normalise {way.normalise}, permutations "
-        f"{way.decide.permutations}: {len(asked.items)} questions about {states} states, mean option mass "
-        f"{asked.option_mass:.3f}",
-        f"{'':<14}{'items':>7}{'accuracy':>10}{'NLL':>17}{'Brier':>17}{'ECE':>17}{'certain':>17}"
+        f"{_name(way, asked)}: {len(asked.items)} questions about {states} states",
+        f"{'':<14}{'items':>7}{'accuracy':>10}{'mass':>7}{'NLL':>17}{'Brier':>17}{'ECE':>17}{'certain':>17}"
         f"{'temperature':>13}",
     ]
+    warnings = []
     for name, places in (groups(asked.items) | {"all": range(len(asked.items))}).items():
         items = [asked.items[at] for at in places]
         one = measures(items, [asked.now[at] for at in places])
-        other = measures(items, [after[at] for at in places])
+        other = measures(items, [found.held_out[at] for at in places])
+        mass = sum(asked.masses[at] for at in places) / len(places)
         pairs = [(one.nll, other.nll), (one.brier, other.brier), (one.ece, other.ece)]
         figures = [f"{before:.3f} -> {then:.3f}" for before, then in pairs]
         figures.append(f"{one.extreme:.1%} -> {other.extreme:.1%}")
         temperature = found.temperatures.get(name)
         lines.append(
-            f"{name:<14}{one.items:>7}{one.accuracy:>10.1%}"
+            f"{name:<14}{one.items:>7}{one.accuracy:>10.1%}{mass:>7.3f}"
             + "".join(f"{each:>17}" for each in figures)
             + ("" if temperature is None else f"{temperature:>13.2f}")
         )
-    return "\n".join(
-        lines + [f"no temperature for {name}: {reason}" for name, reason in found.refused.items()]
-    )
+        if name in KINDS:
+            warnings += [f"warning: {name}: {text}" for text in _warnings(items, one.accuracy, mass)]
+    for name, reason in found.refused.items():
+        kind = name.partition(":")[0]
+        instead = found.temperatures.get(name, found.temperatures.get(kind))
+        used = "" if instead is None else f"; {instead:.2f} is used"
+        lines.append(f"no temperature for {name}: {reason}{used}")
+    return "\n".join(lines + warnings)
+
+
+def _warnings(items: Sequence[LabelledAnswer], accuracy: float, mass: float) -> list[str]:
+    found = []
+    guessed, lucky = chance(items)
+    if accuracy <= lucky:
+        found.append(
+            f"an accuracy of {accuracy:.1%} is not surely above chance, {guessed:.1%}: a temperature can "
+            "only flatten such probabilities"
+        )
+    if mass < LOW_MASS:
+        found.append(
+            f"a mean option mass of {mass:.3f} is small: the model means to answer something else; compare "
+            "other layouts"
+        )
+    return found

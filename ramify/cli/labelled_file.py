@@ -1,9 +1,8 @@
 """Files of labelled questions: JSON lines.
 
-    {"input": "My order arrived broken.", "label": "returns", "question": {"type": "choice",
-     "instructions": "Which team?", "choices": [{"value": "billing"}, {"value": "returns"}]}}
+    {"input": "It broke.", "label": true, "question": {"type": "predicate", "instructions": "A complaint?"}}
 
-This is one line of a file. ``input`` and ``question`` are as in a body of ``/v1/decisions``. The label of a
+``input`` and ``question`` are as in a body of ``/v1/decisions``. The label of a
 predicate is true or false, that of a choice one of its values, and that of a score the label or the number of
 a level, counted from 0.
 """
@@ -14,6 +13,8 @@ import sys
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from ramify.errors import InvalidRequest, NotFound, RamifyError
 from ramify.messages import Generate
@@ -83,6 +84,10 @@ def wrong_lines(errors: dict[int, RamifyError]) -> InvalidRequest:
 
 
 def _labelled_question(number: int, line: bytes, chat_format: ChatFormat | None) -> LabelledQuestion:
+    try:
+        msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"A line is one JSON object; this is none: {error}.") from None
     fields = Fields.parse(line)
     state = take_input(fields, "", chat_format)
     question = fields.take_object("question")

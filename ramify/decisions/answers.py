@@ -43,6 +43,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     probabilities alone."""
     layout: str
     """Name and version of the layout in which the question was asked."""
+    temperature: float = 1.0
+    """Temperature that a calibration applied; 1 where none holds for the question as it was asked."""
 
     @property
     def best(self) -> int:
@@ -117,7 +119,11 @@ def answer(
         total = math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
         mass = total / len(scores.forms)
     return Answer(
-        kind=question.kind, probabilities=tuple(probabilities), option_mass=mass, layout=scores.layout
+        kind=question.kind,
+        probabilities=tuple(probabilities),
+        option_mass=mass,
+        layout=scores.layout,
+        temperature=heat * scores.temperature,
     )
 
 

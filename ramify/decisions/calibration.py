@@ -7,8 +7,8 @@ Example: ten predicates are answered with P(true) = 0.9, and seven of them are t
     least loss       (0.9 / 0.1) ** (1 / T) = 0.7 / 0.3, so T = ln 9 / ln (7 / 3) = 2.59
 
 Temperature scaling: arXiv 1706.04599. A temperature is refused if it does not lower the loss of questions
-that it was not fitted to, and if it makes most answers extreme: temperatures fitted to an easy benchmark
-drive probabilities to 0 and 1 elsewhere.
+that it was not fitted to by more than a standard error; if it is at a bound; and if it makes most answers
+extreme: temperatures fitted to an easy benchmark drive probabilities to 0 and 1 elsewhere.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     temperatures: dict[str, float]
     """By kind, such as "choice", and by kind and number of options, such as "choice:4"."""
     refused: dict[str, str]
-    """Kind or group without a temperature of its own → reason."""
+    """Kind or group whose fitted temperature is not used → reason."""
+    held_out: list[Sequence[float]]
+    """Probabilities of each item by temperatures fitted to questions about other states, for the kinds and
+    groups in `temperatures`."""
 
     def temperature(self, item: LabelledAnswer) -> float:
         return self.temperatures.get(item.group, self.temperatures.get(item.kind, 1.0))
@@ -104,7 +107,7 @@ def measures(
         right += hit
         extreme += most > EXTREME
         gaps[min(int(most * BINS), BINS - 1)] += hit - most
-        nll -= math.log(max(own[item.label], LEAST_PROBABILITY))
+        nll += _loss(item, own)
         brier += sum((p - (option == item.label)) ** 2 for option, p in enumerate(own))
     n = len(items)
     return Measures(
@@ -118,32 +121,38 @@ def measures(
 
 
 def fit(items: Sequence[LabelledAnswer]) -> Fit:
-    """A temperature for each kind, and for each number of options of a kind with several.
+    """A temperature for each kind, and for each number of options of a kind with several, where it lowers the
+    loss of `Fit.held_out`.
 
-    A group without a temperature of its own gets that of its kind, and a kind without one gets 1.
+    A group without a temperature of its own gets that of its kind, and a kind without one gets 1. A group
+    with enough questions whose loss the kind's temperature does not lower gets 1 as well.
     """
     temperatures: dict[str, float] = {}
     refused: dict[str, str] = {}
+    held_out: list[Sequence[float]] = [item.probabilities for item in items]
     for name, places in groups(items).items():
         those = [items[at] for at in places]
-        found, otherwise = _least_loss(those), temperatures.get(those[0].kind, 1.0)
-        reason = _objection(those, found, otherwise)
+        plain = [item.probabilities for item in those]
+        otherwise, now = temperatures.get(those[0].kind, 1.0), [held_out[at] for at in places]
+        if len(those) >= LEAST_ITEMS and sum(map(_loss, those, plain)) < sum(map(_loss, those, now)):
+            temperatures[name], otherwise, now = 1.0, 1.0, plain  # the kind's temperature is none for it
+        found, unseen = _least_loss(those), _unseen(those)
+        reason = _objection(those, found, otherwise, now, unseen)
         if reason is None:
-            temperatures[name] = found
+            temperatures[name], now = found, unseen
         else:
             refused[name] = reason
-    return Fit(temperatures=temperatures, refused=refused)
+        for at, own in zip(places, now, strict=True):
+            held_out[at] = own
+    return Fit(temperatures=temperatures, refused=refused, held_out=held_out)
 
 
-def held_out(items: Sequence[LabelledAnswer]) -> list[list[float]]:
-    """The probabilities of `items` after calibration by temperatures that were fitted to questions about
-    other states."""
-    found: dict[int, list[float]] = {}
-    for rest, part in _parts(items):
-        fitted = fit([items[at] for at in rest])
-        for at in part:
-            found[at] = tempered(items[at].probabilities, fitted.temperature(items[at]))
-    return [found[at] for at in range(len(items))]
+def chance(items: Sequence[LabelledAnswer]) -> tuple[float, float]:
+    """The expected accuracy of guesses, and the accuracy that 5 % of guesses exceed: 1.645 standard
+    deviations above."""
+    shares = [1 / len(item.probabilities) for item in items]
+    spread = math.sqrt(sum(share * (1 - share) for share in shares))
+    return sum(shares) / len(items), (sum(shares) + 1.645 * spread) / len(items)
 
 
 def groups(items: Sequence[LabelledAnswer]) -> dict[str, list[int]]:
@@ -158,23 +167,52 @@ def groups(items: Sequence[LabelledAnswer]) -> dict[str, list[int]]:
     return found
 
 
-def _objection(items: Sequence[LabelledAnswer], found: float, otherwise: float) -> str | None:
+def _objection(
+    items: Sequence[LabelledAnswer],
+    found: float,
+    otherwise: float,
+    now: Sequence[Sequence[float]],
+    unseen: Sequence[Sequence[float]],
+) -> str | None:
     """The reason to use the temperature `otherwise` for `items` instead of `found`, which was fitted to them;
-    None if there is none."""
+    None if there is none.
+
+    now, unseen : held-out probabilities by `otherwise` and by temperatures fitted as `found` was
+    """
     if len(items) < LEAST_ITEMS:
         return f"{len(items)} questions are fewer than {LEAST_ITEMS}"
-    unseen = 0.0
-    for rest, part in _parts(items):
-        there = _least_loss([items[at] for at in rest])
-        unseen += sum(_loss(items[at], there) for at in part)
-    if unseen >= sum(_loss(item, otherwise) for item in items):
-        return f"{found:.2f} does not lower the loss of questions that it was not fitted to"
+    if found > 0.999 * HIGHEST:
+        return f"{found:.2f} is the bound: the probabilities say nothing about the labels"
+    if not _lowers(items, now, unseen):
+        return f"{found:.2f} does not surely lower the loss of questions that it was not fitted to"
     extreme = sum(max(tempered(item.probabilities, found)) > EXTREME for item in items) / len(items)
     if found < otherwise and extreme > MOST_EXTREME:
         return f"{found:.2f} would make {extreme:.0%} of the answers more certain than {EXTREME}"
     if found < 1.001 * LOWEST:
         return f"{found:.2f} is the bound: the questions ask for more certainty than a temperature may give"
     return None
+
+
+def _lowers(
+    items: Sequence[LabelledAnswer], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
+) -> bool:
+    """Whether the loss falls from `before` to `after` by more than the standard error of its fall. Questions
+    about one state count as one observation."""
+    falls: dict[int, float] = {}
+    for item, old, new in zip(items, before, after, strict=True):
+        falls[item.state] = falls.get(item.state, 0.0) + _loss(item, old) - _loss(item, new)
+    n, total = len(falls), math.fsum(falls.values())
+    squares = math.fsum((fall - total / n) ** 2 for fall in falls.values())
+    return total > math.sqrt(squares * n / max(n - 1, 1))
+
+
+def _unseen(items: Sequence[LabelledAnswer]) -> list[Sequence[float]]:
+    """The probabilities of `items` by temperatures that were fitted to those of them about other states."""
+    found: dict[int, Sequence[float]] = {}
+    for rest, part in _parts(items):
+        there = _least_loss([items[at] for at in rest])
+        found.update((at, tempered(items[at].probabilities, there)) for at in part)
+    return [found[at] for at in range(len(items))]
 
 
 def _parts(items: Sequence[LabelledAnswer]) -> Iterator[tuple[list[int], list[int]]]:
@@ -187,8 +225,8 @@ def _parts(items: Sequence[LabelledAnswer]) -> Iterator[tuple[list[int], list[in
         yield [at for at, item in enumerate(items) if part_of[item.state] != part], inside
 
 
-def _loss(item: LabelledAnswer, temperature: float) -> float:
-    return -math.log(max(tempered(item.probabilities, temperature)[item.label], LEAST_PROBABILITY))
+def _loss(item: LabelledAnswer, probabilities: Sequence[float]) -> float:
+    return -math.log(max(probabilities[item.label], LEAST_PROBABILITY))
 
 
 def _least_loss(items: Sequence[LabelledAnswer]) -> float:

@@ -29,9 +29,9 @@ def choice(instructions: str) -> dict[str, Any]:
     return {"type": "choice", "instructions": instructions, "choices": [{"value": value} for value in VALUES]}
 
 
-def lines(states: int = 50) -> list[dict[str, Any]]:
+def lines(states: int = 50, temperature: float = TRUE_TEMPERATURE, seed: int = 0) -> list[dict[str, Any]]:
     """Questions whose labels are drawn from the byte model's probabilities, softened."""
-    rng, found = random.Random(0), []
+    rng, found = random.Random(seed), []
     for state in range(states):
         for instructions in ASKED:
             options = tuple([Option(name=value) for value in VALUES])
@@ -39,7 +39,7 @@ def lines(states: int = 50) -> list[dict[str, Any]]:
             prompt = f"<user>case {state}".encode()
             (scores,) = decided(prompt, Decide(questions=(question,))).questions
             stated = [math.exp(log) for log in scores.forms[0].logprobs]
-            label = rng.choices(VALUES, tempered(stated, TRUE_TEMPERATURE))[0]
+            label = rng.choices(VALUES, tempered(stated, temperature))[0]
             found.append({"input": f"case {state}", "question": choice(instructions), "label": label})
     rng.shuffle(found)
     return found
@@ -60,7 +60,7 @@ def figures(out: str, name: str) -> dict[str, float]:
     row = next(line for line in out.splitlines() if line.split()[:1] == [name])
     cells = row.replace("->", "").replace("%", "").split()[1:]
     pairs = [name + when for name in ("nll", "brier", "ece", "certain") for when in ("", " after")]
-    return dict(zip(["items", "accuracy", *pairs, "temperature"], map(float, cells), strict=False))
+    return dict(zip(["items", "accuracy", "mass", *pairs, "temperature"], map(float, cells), strict=False))
 
 
 def test_temperatures_are_fitted_and_written(
@@ -123,6 +123,7 @@ def test_combinations_are_compared(
         for layout in ("verbatim", "labels")
         for normalise in ("sum", "pmi")
     ]
+    assert heads == [head for head in heads if "pmi" in head or "sum" in head]
     requests = server.frontend.requests
     assert len(requests) == 2 * (4 + 1), "normalising needs no second run"
     empty = [request for request in requests if request.chat[0].content == ""]  # type: ignore[index]
@@ -142,7 +143,7 @@ def test_all_wrong_lines_are_named_before_anything_is_asked(
         {"input": "a", "question": choice("?"), "label": "billing"},
         {"input": "a", "question": choice("?"), "label": "complaints"},
         "",
-        "{",
+        '{"input": "a",',
         {"input": "a", "question": true, "label": 1},
         {"input": "a", "question": true},
         {"input": "a", "question": level, "label": 2},
@@ -158,6 +159,7 @@ def test_all_wrong_lines_are_named_before_anything_is_asked(
         f"line {number}" for number in (2, 4, 5, 6, 7, 8, 9)
     ]
     assert "label is 'complaints'; the choice has 'billing', 'returns', 'sales'." in said[1]
+    assert "line 4: A line is one JSON object; this is none: " in said[2]
     assert "label is 1; the predicate has True, False." in said[3]
     assert "label is 2; the score has 0, 1." in said[5]
     assert not server.frontend.requests
@@ -190,6 +192,40 @@ def test_a_fit_that_is_refused_is_not_written(
     printed = capsys.readouterr().out
     assert "no temperature for choice: 16 questions are fewer than 30" in printed
     assert not out.exists()
+
+
+def test_a_fit_that_does_not_lower_the_printed_loss_is_not_written(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine sets of few labels, which need a temperature of 1.7: some are too few to show it."""
+    out = tmp_path / "calibration.json"
+    written = 0
+    for seed in range(9):
+        code = calibrate(server, write(tmp_path, *lines(12, 1.7, seed)), "--output", str(out))
+        printed = capsys.readouterr().out
+        row = figures(printed, "choice")
+        assert code == (0 if row["nll after"] < row["nll"] else 1)
+        assert out.exists() == ("temperature" in row) == (code == 0)
+        assert ("no temperature for choice: " in printed) == (code == 1)
+        assert ("is not written" in printed) == (code == 1)
+        assert "temperatures of" not in printed or "verbatim-1 for choice." in printed
+        written += code == 0
+        out.unlink(missing_ok=True)
+    assert 0 < written < 9
+
+
+def test_answers_at_chance_and_a_small_option_mass_are_told(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = lines(20)
+    calibrate(server, write(tmp_path, *rows))
+    assert "chance" not in capsys.readouterr().out
+    for row, label in zip(rows, random.Random(1).choices(VALUES, k=len(rows)), strict=True):
+        row["label"] = label
+    calibrate(server, write(tmp_path, *rows))
+    printed = capsys.readouterr().out
+    assert "warning: choice: an accuracy of " in printed
+    assert "is not surely above chance, 33.3%" in printed
 
 
 def test_a_folder_that_is_missing_is_named_before_anything_is_asked(

@@ -130,9 +130,17 @@ def test_temperatures_hold_by_kind_and_number_of_options_for_their_layout() -> N
         },
     )
 
-    def found(given: FormScores, kind: Any = "choice", **fields: Any) -> tuple[float, ...]:
+    def answered(given: FormScores, kind: Any = "choice", **fields: Any) -> Answer:
         asked = QuestionScores(forms=(given,), **({"layout": "verbatim-1"} | fields))
-        return answer(question(len(given.options), kind), asked, calibration=calibration).probabilities
+        return answer(question(len(given.options), kind), asked, calibration=calibration)
+
+    def found(given: FormScores, kind: Any = "choice", **fields: Any) -> tuple[float, ...]:
+        return answered(given, kind, **fields).probabilities
+
+    assert answered(form(0.09, 0.01)).temperature == 2
+    assert answered(form(0.1, 0.1, 0.2)).temperature == 0.25
+    assert answered(form(0.09, 0.01), "score").temperature == 1, "it has none for scores"
+    assert answered(form(0.09, 0.01), layout="labels-1").temperature == 1
 
     assert found(form(0.09, 0.01)) == near(0.75, 0.25)  # square roots
     assert found(form(0.1, 0.1, 0.2)) == near(1 / 18, 1 / 18, 16 / 18)  # fourth powers

@@ -60,6 +60,8 @@ def test_a_model_is_an_instance_and_a_decision_for_each_field():
     assert found.value == Ticket(urgent=False, risk=1)
     assert found["risk"].probabilities == pytest.approx({0: 0.05, 1: 0.9, 2: 0.05})
     assert found.confidence == {"urgent": found["urgent"].confidence, "risk": found["risk"].confidence}
+    assert found.layout == found.to_dict()["layout"] == dict.fromkeys(found, found["risk"].layout)
+    assert found.temperature == found.to_dict()["temperature"] == {"urgent": 1.0, "risk": 1.0}
     assert asked(backend) == [["Is it urgent?", "How risky is it?"]]
 
 
@@ -482,11 +484,13 @@ def test_the_models_calibration_is_applied():
     step = rm.decide("team", ["billing", "returns"], "Which team?")
     state = program_of(step).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
     assert state["team"].probabilities == pytest.approx({"billing": 0.25, "returns": 0.75})  # sqrt(9) = 3
+    assert state["team"].temperature == state["team"].to_dict()["temperature"] == 2
     # Neither for other orders of the options than those that it was fitted to, nor for an adapter.
     for options in ({"permutations": 2}, {"lora": "poems"}):
         other = rm.decide("team", ["billing", "returns"], "Which team?", **options)
         state = program_of(other).run(backend=Calibrated({"team": {"billing": 0.1, "returns": 0.9}}))
         assert state["team"].probabilities == pytest.approx({"billing": 0.1, "returns": 0.9})
+        assert state["team"].temperature == 1
 
 
 # --- traces, recordings, stores, batches ---

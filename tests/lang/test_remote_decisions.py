@@ -213,11 +213,14 @@ def test_a_refusal_of_one_question_leaves_the_others():
         answered(URGENT, refused)
 
 
-def test_option_mass_and_layout_of_a_ramify_server_are_kept():
-    answers = [{"type": "predicate", "probability": 0.9, "option_mass": 0.5, "layout": "verbatim-1"}]
+def test_the_own_fields_of_a_ramify_server_are_kept():
+    own = {"option_mass": 0.5, "layout": "verbatim-1", "temperature": 2.5}
+    answers = [{"type": "predicate", "probability": 0.9} | own]
     with raw_openai(says(decisions=data(answers=answers))) as (backend, _):
         (scores,) = decided(backend, asked(URGENT)).decisions.questions
-    assert (answered(URGENT, scores).option_mass, scores.layout) == (0.5, "verbatim-1")
+    found = answered(URGENT, scores)
+    assert {name: getattr(found, name) for name in own} == own
+    assert found.probabilities[0] == 0.9, "the endpoint has applied the temperature"
 
 
 def test_system_one_is_asked_where_there_are_no_decisions():

@@ -54,6 +54,7 @@ def decisions(s: rm.ProgramState) -> None:
     s += rm.decide("team", ["a", "b"], "Which team?", append=True)
     s += rm.decide("place", Place)
     assert_type(s.get("urgent", rm.Decision).option_mass, float | None)
+    assert_type(s.get("urgent", rm.Decision).temperature, float)
     found = rm.decide("A text.", {"urgent": (bool, "Is it urgent?"), "place": Place})
     assert_type(found, dict[str, Any])
     rm.decide("urgent", bool, "Is it urgent?", tone="loud")  # type: ignore[call-overload]

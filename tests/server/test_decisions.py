@@ -68,6 +68,7 @@ def test_the_package_reads_all_answers(client: openai.OpenAI, frontend: FakeFron
     # The extra fields.
     assert urgent.model_extra is not None
     assert urgent.model_extra["layout"] == "verbatim-1"
+    assert urgent.model_extra["temperature"] == 1.0
     assert 0 < urgent.model_extra["option_mass"] < 1
     usage = found.usage
     (request,) = frontend.requests
@@ -227,13 +228,17 @@ def test_mean_divides_by_lengths(http: httpx.Client) -> None:
 
 def test_the_calibration_of_the_server_is_applied(http: httpx.Client, frontend: FakeFrontend) -> None:
     plain = ask(http)["answers"][0]["probability"]
+    assert ask(http)["answers"][0]["temperature"] == 1.0
     calibration = Calibration(
         model="m", layout="verbatim-1", temperatures={"predicate": Temperature(base=2.0)}
     )
     frontend.info = msgspec.structs.replace(frontend.info, calibration=calibration)
-    found = ask(http)["answers"][0]["probability"]
+    mine = ask(http)["answers"]
+    assert [one["temperature"] for one in mine] == [2.0] + [1.0] * (len(mine) - 1), "of predicates alone"
+    found = mine[0]["probability"]
     assert found == pytest.approx(plain**0.5 / (plain**0.5 + (1 - plain) ** 0.5))
     assert ask(http, layout="labels")["answers"][0]["probability"] == plain
+    assert ask(http, layout="labels")["answers"][0]["temperature"] == 1.0, "a client can see it"
     assert ask(http, end="turn")["answers"][0]["probability"] == plain, "it was fitted to another end"
     http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/y"})
     assert ask(http, model=f"{MODEL}:a")["answers"][0]["probability"] == plain, "an adapter is another model"

@@ -20,6 +20,7 @@ from ramify.errors import (
     UnsupportedField,
     WorkerDied,
 )
+from ramify.questions import Calibration, Temperature
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
 PATH = "/v1/systemone"
@@ -68,6 +69,9 @@ def locs(answer: httpx.Response) -> list[Sequence[str | int]]:
 
 
 def test_both_forms_have_the_same_numbers(http: httpx.Client, frontend: FakeFrontend) -> None:
+    temperatures = {"choice": Temperature(base=2.0)}
+    calibration = Calibration(model="m", layout="verbatim-1", temperatures=temperatures)
+    frontend.info = msgspec.structs.replace(frontend.info, calibration=calibration)
     mine, theirs = http.post(PATH, json=BODY).json(), http.post("/v1/decisions", json=DECISIONS).json()
     one, other = frontend.requests
     assert msgspec.structs.replace(one, rid="", flow="") == msgspec.structs.replace(other, rid="", flow="")
@@ -78,9 +82,10 @@ def test_both_forms_have_the_same_numbers(http: httpx.Client, frontend: FakeFron
     assert choice["probabilities"] == {one["value"]: one["probability"] for one in second["probabilities"]}
     assert (score["score"], score["confidence"]) == (third["score"], third["confidence"])
     assert list(score["probabilities"].values()) == [one["probability"] for one in third["probabilities"]]
-    assert [one["option_mass"] for one in mine["answers"].values()] == [
-        one["option_mass"] for one in theirs["answers"]
+    assert [(one["option_mass"], one["temperature"]) for one in mine["answers"].values()] == [
+        (one["option_mass"], one["temperature"]) for one in theirs["answers"]
     ]
+    assert [one["temperature"] for one in theirs["answers"]] == [1.0, 2.0, 1.0]
     assert mine["usage"]["input_tokens"] == theirs["usage"]["input_tokens"]
 
 

@@ -188,7 +188,7 @@ def test_answers() -> None:
         name: answer_body(one, Answered(answer(one.question, written(scores[name])), [], ()))
         for name, one in take_questions(fields).items()
     }
-    own = {"layout": "verbatim-1"}
+    own = {"layout": "verbatim-1", "temperature": 1.0}
     assert bodies == {
         "n": {"type": "noul", "noul": pytest.approx(0.75), "option_mass": pytest.approx(0.4)} | own,
         "c": {

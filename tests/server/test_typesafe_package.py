@@ -56,7 +56,7 @@ def test_answers(package: Any) -> None:
     assert result.usage.output_tokens == 0
     assert result.request_id
     answers = result.raw_http_response.json()["answers"].values()
-    assert all(one["option_mass"] and one["layout"] for one in answers)
+    assert all(one["option_mass"] and one["layout"] and one["temperature"] for one in answers)
 
 
 def test_large_bodies_are_compressed(package: Any, frontend: FakeFrontend) -> None:

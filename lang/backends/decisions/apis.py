@@ -10,9 +10,9 @@ System One (``POST /v1/systemone``, typesafe-sdk 0.7.5, ``_schemas/models.py``):
     {"state": "It broke.", "questions": {"0": {"type": "noul", "instructions": "Is it a complaint?"}}}
     {"answers": {"0": {"type": "noul", "noul": 0.9}}, "usage": {…}}
 
-A Ramify server adds ``option_mass`` and ``layout`` to each answer. vLLM 0.32 gives the option mass as
-``{"diagnostics": {"0": {"label_mass": 0.8}}}`` beside the answers of System One. Names of questions are not
-sent.
+A Ramify server adds ``option_mass``, ``layout`` and ``temperature`` to each answer. vLLM 0.32 gives the
+option mass as ``{"diagnostics": {"0": {"label_mass": 0.8}}}`` beside the answers of System One. Names of
+questions are not sent.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     option_mass: float | None = None
     layout: str | None = None
+    temperature: float = 1.0
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -228,6 +229,7 @@ def _scores(
         layout=layout,
         probabilities=tuple([table[value] for value in values]),
         option_mass=answer.option_mass,
+        temperature=answer.temperature,
     )
 
 

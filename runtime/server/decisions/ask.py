@@ -59,9 +59,9 @@ class Answered(NamedTuple):
     state_ids: tuple[int, ...]
 
     def own_fields(self) -> dict[str, Any]:
-        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
-        ``prompt_ids`` if there are token ids."""
-        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``,
+        ``temperature``, and ``prompt_ids`` if there are token ids."""
+        own = {name: getattr(self.answer, name) for name in ("option_mass", "layout", "temperature")}
         return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
 
 
