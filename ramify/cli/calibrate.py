@@ -86,7 +86,8 @@ fitted to the questions about other states ({FOLDS} parts). The file written is 
 A temperature is for a kind of question (choice), or for a kind and a number of options (choice:4). It needs
 {LEAST_ITEMS} questions, and is refused if it does not lower their NLL by more than the standard error, if
 it is at a bound ({LOWEST:g} or {HIGHEST:g}), or if it makes most answers certain. The reasons are printed.
-With --output, the exit status is 1 if no temperature is left to write."""
+A number of options without a temperature has that of its kind, or 1 if it has {LEAST_ITEMS} questions and
+that raises their NLL. With --output, the exit status is 1 if no temperature is left to write."""
 LOW_MASS = 0.1
 """Mean option mass below which a warning is printed: the model means to answer something else."""
 
@@ -167,7 +168,7 @@ def run_command(options: argparse.Namespace) -> int:
                 after = measures(asked.items, found.held_out)
                 reports.append((after.nll, _name(way, asked)))
     if len(reports) > 1:
-        print("Lowest NLL after: {1}, {0:.3f}.".format(*min(reports)))
+        print("Lowest NLL after: {:.3f}, with {}.".format(*min(reports, key=lambda one: one[0])))
     if options.output is None:
         return 0
     if not found.temperatures:
@@ -344,10 +345,10 @@ def _report(way: Way, asked: Asked, found: Fit) -> str:
 
 def _warnings(items: Sequence[LabelledAnswer], accuracy: float, mass: float) -> list[str]:
     found = []
-    guessed, lucky = chance(items)
-    if accuracy <= lucky:
+    expected, surely_above = chance(items)
+    if accuracy <= surely_above:
         found.append(
-            f"an accuracy of {accuracy:.1%} is not surely above chance, {guessed:.1%}: a temperature can "
+            f"an accuracy of {accuracy:.1%} is not surely above chance, {expected:.1%}: a temperature can "
             "only flatten such probabilities"
         )
     if mass < LOW_MASS:

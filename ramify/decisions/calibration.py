@@ -148,8 +148,8 @@ def fit(items: Sequence[LabelledAnswer]) -> Fit:
 
 
 def chance(items: Sequence[LabelledAnswer]) -> tuple[float, float]:
-    """The expected accuracy of guesses, and the accuracy that 5 % of guesses exceed: 1.645 standard
-    deviations above."""
+    """The expected accuracy of options drawn at random, and the accuracy that 5 % of such draws exceed:
+    1.645 standard deviations above."""
     shares = [1 / len(item.probabilities) for item in items]
     spread = math.sqrt(sum(share * (1 - share) for share in shares))
     return sum(shares) / len(items), (sum(shares) + 1.645 * spread) / len(items)

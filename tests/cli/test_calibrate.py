@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.cli import main
+from ramify.cli import labelled_file, main
+from ramify.cli.calibrate import ANY_CHAT, DESCRIPTION, LOW_MASS
 from ramify.decisions.answers import tempered
 from ramify.decisions.calibration import read_calibration
 from ramify.errors import InvalidRequest
@@ -115,15 +116,16 @@ def test_combinations_are_compared(
 ) -> None:
     ways = ["--layout", "verbatim", "--layout", "labels", "--normalise", "sum", "--normalise", "pmi"]
     assert calibrate(server, write(tmp_path, *lines(4)), *ways) == 0
-    heads = [
-        line.split(":")[0] for line in capsys.readouterr().out.splitlines() if " questions about " in line
-    ]
+    printed = capsys.readouterr().out.splitlines()
+    heads = [line.split(":")[0] for line in printed if " questions about " in line]
     assert heads == [
         f"{layout}-1, end prefix, normalise {normalise}, permutations 1"
         for layout in ("verbatim", "labels")
         for normalise in ("sum", "pmi")
     ]
-    assert heads == [head for head in heads if "pmi" in head or "sum" in head]
+    losses = [figures(line, "all")["nll after"] for line in printed if line.startswith("all ")]
+    best = min(range(4), key=losses.__getitem__)
+    assert printed[-1] == f"Lowest NLL after: {losses[best]:.3f}, with {heads[best]}."
     requests = server.frontend.requests
     assert len(requests) == 2 * (4 + 1), "normalising needs no second run"
     empty = [request for request in requests if request.chat[0].content == ""]  # type: ignore[index]
@@ -224,8 +226,23 @@ def test_answers_at_chance_and_a_small_option_mass_are_told(
         row["label"] = label
     calibrate(server, write(tmp_path, *rows))
     printed = capsys.readouterr().out
+    assert "Lowest" not in printed, "there is one way"
     assert "warning: choice: an accuracy of " in printed
     assert "is not surely above chance, 33.3%" in printed
+    # The byte model's options have a mass of up to 0.15, the questions' choice is all that it answers.
+    mass = figures(printed, "choice")["mass"]
+    assert (f"warning: choice: a mean option mass of {mass:.3f} is small" in printed) == (mass < LOW_MASS)
+    assert mass < LOW_MASS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [DESCRIPTION, labelled_file.__doc__, (Path(__file__).parents[2] / "docs" / "decide.md").read_text()],
+)
+def test_examples_can_be_copied(text: str) -> None:
+    examples = [line for line in text.splitlines() if line.strip().startswith('{"input"')]
+    (found,) = labelled_file.labelled_questions("\n".join(examples).encode(), ANY_CHAT)
+    assert (found.question.kind, found.label) == ("predicate", 0)
 
 
 def test_a_folder_that_is_missing_is_named_before_anything_is_asked(
