@@ -254,7 +254,9 @@ class Interpreter(nodes.StepVisitor):
                     except (InvalidRequest, UnsupportedNode, BackendError) as error:
                         if not more or error.transient:
                             raise
-                        branch.put_back(more)  # each step asks alone, so that the error names its own line
+                        answers = []
+                    if not answers:  # each step asks alone, so that the error names its own line
+                        branch.put_back(more)
                         more = []
                         rid, answers = await ask(branch, call, view, [step])
                 self._decide(rid, call, step, variable, answers.pop(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 PREDICATE = ("True", "False")
@@ -12,8 +12,8 @@ PREDICATE = ("True", "False")
 class Decision:
     """The answer to one question.
 
-    It has no truth value and equals nothing but other decisions: read `value`. ``str(decision)`` is the text
-    of the value: the name of the option; of a level its number, of a predicate ``True`` or ``False``.
+    It has no truth value and equals nothing but other decisions: read `value`. ``str(decision)`` is `text`,
+    and ``repr(decision)`` shows the probabilities, the confidence and the option mass.
     """
 
     def __init__(
@@ -51,15 +51,17 @@ class Decision:
 
     @property
     def text(self) -> str:
-        """The text of `value`."""
+        """The text of `value`: the name of the option or level; of a predicate ``True`` or ``False``."""
         return self.texts[list(self.probabilities).index(self.value)]
 
     def to_dict(self) -> dict[str, Any]:
         """The decision as plain data, for JSON. Probabilities are keyed by the names of options, by the
         numbers of levels, or by "true" and "false"."""
-        names = ("true", "false") if self.texts == PREDICATE else self.texts
+        names: Iterable[str] = self.texts if self._score is None else map(str, self.probabilities)
+        names = ("true", "false") if self.texts == PREDICATE else names
         found: dict[str, Any] = {
             "value": self.plain,
+            "text": self.text,
             "probabilities": dict(zip(names, self.probabilities.values(), strict=True)),
             "confidence": self.confidence,
             "option_mass": self.option_mass,
@@ -87,7 +89,7 @@ class Decision:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{value!r}: {p:.3f}" for value, p in self.probabilities.items())
-        mass = "" if self.option_mass is None else f", option_mass={self.option_mass:.3f}"
+        mass = "" if self.option_mass is None else f", option_mass={self.option_mass:.3g}"
         return f"Decision({self.value!r}, {{{shown}}}, confidence={self.confidence:.3f}{mass})"
 
 

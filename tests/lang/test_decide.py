@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import traceback
 from typing import Annotated, Any
 
 import msgspec
@@ -44,11 +45,11 @@ def asked(backend: Any) -> list[list[str]]:
 def test_a_decision_has_the_scripted_probabilities():
     state = program_of("Order 7.", URGENT, TEAM, RISK).run(backend=rm.ScriptedBackend(SCRIPT))
     urgent, team, risk = state["urgent"], state["team"], state["risk"]
-    assert (urgent.value, urgent.probabilities) == (True, pytest.approx({True: 0.9, False: 0.1}))
+    assert (urgent.value, urgent.probabilities) == (True, pytest.approx({True: 1.0, False: 0.0}))
     assert team.value == "returns"
     assert team.probabilities == pytest.approx({"billing": 0.25, "returns": 0.75})
     assert (team.option_mass, team.confidence) == (pytest.approx(0.8), pytest.approx(0.5))
-    assert (risk.value, risk.score) == (2, pytest.approx(0.05 * 0 + 0.05 * 1 + 0.9 * 2))
+    assert (risk.value, risk.score) == (2, 2.0)
     assert state.text() == "Order 7."
     assert state.get("urgent", bool) is True
     assert state.get_meta_info("team")["option_mass"] == team.option_mass
@@ -58,7 +59,7 @@ def test_a_model_is_an_instance_and_a_decision_for_each_field():
     backend = rm.ScriptedBackend({"ticket": {"urgent": False, "risk": "mid"}})
     found = program_of("Order 7.", rm.decide("ticket", Ticket)).run(backend=backend)["ticket"]
     assert found.value == Ticket(urgent=False, risk=1)
-    assert found["risk"].probabilities == pytest.approx({0: 0.05, 1: 0.9, 2: 0.05})
+    assert found["risk"].probabilities == pytest.approx({0: 0.0, 1: 1.0, 2: 0.0})
     assert found.confidence == {"urgent": found["urgent"].confidence, "risk": found["risk"].confidence}
     assert asked(backend) == [["Is it urgent?", "How risky is it?"]]
 
@@ -363,6 +364,28 @@ def test_an_answer_that_is_no_option_fails_its_own_step(held, script):
     assert failed.value.line == line_of(__file__, "the script is wrong here")
 
 
+def test_an_error_of_a_script_is_told_once(held):
+    state = program_of(URGENT, TEAM).run(backend=rm.ScriptedBackend({"urgent": "ja", "team": "returns"}))
+    with pytest.raises(rm.ProgramError) as failed:
+        state["urgent"]
+    assert "".join(traceback.format_exception(failed.value)).count("The script decides for 'ja'") <= 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"urgent": True}, "It has nothing for risk"),
+        ({"urgent": True, "risks": 1}, "risks, which is no field to decide.*Did you mean risk"),
+        ({"urgent": True, "risk": 0, "team": 1}, "It has team, which"),
+        (True, "nothing for urgent, risk"),
+    ],
+)
+def test_a_script_with_other_fields_is_told_which(answer, words):
+    state = program_of(rm.decide("ticket", Ticket)).run(backend=rm.ScriptedBackend({"ticket": answer}))
+    with pytest.raises(rm.ProgramError, match=words):
+        state["ticket"]
+
+
 class Refusing(rm.ScriptedBackend):
     """Refuses a question, as a tokenizer does whose options have the same tokens."""
 
@@ -494,12 +517,15 @@ def test_the_models_calibration_is_applied():
 
 def test_the_trace_shows_each_decision(held):
     state = program_of("Order 7.", URGENT, rm.decide("ticket", Ticket)).run(
-        backend=rm.ScriptedBackend({"urgent": True, "ticket": {"urgent": False, "risk": 0}})
+        backend=rm.ScriptedBackend(
+            {"urgent": {True: 0.0036, False: 0.0004}, "ticket": {"urgent": False, "risk": 0}}
+        )
     )
     first, second = state.trace.children
-    assert "True 0.90" in str(state.trace)
-    assert "urgent False 0.90, risk 0 0.90" in state.trace._repr_html_()
-    assert "urgent False 0.90, risk 0 0.90" in str(state.trace)
+    sure = "1.00 (confidence 1.00, option mass 1)"
+    for shown in (str(state.trace), state.trace._repr_html_()):
+        assert "True 0.90 (confidence 0.80, option mass 0.004)" in shown
+        assert f"urgent False {sure}, risk low {sure}" in shown
     assert (first.sent, second.sent, second.merged) == (True, False, True)
     told = state.trace.to_dict()["children"]
     assert told[0]["decisions"][""]["probabilities"] == pytest.approx({"true": 0.9, "false": 0.1})
@@ -585,7 +611,7 @@ def test_a_batch_writes_decisions_as_json(tmp_path):
     assert summary.failed == 0
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     found = {line["returned"]: line["outputs"] for line in lines if "outputs" in line}
-    assert found[True]["urgent"]["probabilities"] == pytest.approx({"true": 0.9, "false": 0.1})
+    assert found[True]["urgent"]["probabilities"] == pytest.approx({"true": 1.0, "false": 0.0})
     assert found[False]["ticket"]["value"] == {"urgent": False, "risk": 2}
 
 
@@ -617,10 +643,45 @@ def test_an_async_call_asks_about_messages():
 
 def test_a_call_about_a_model_returns_its_decisions():
     backend = rm.ScriptedBackend([{"urgent": True, "risk": 1}])
-    found = rm.decide("Order 7 arrived broken.", Ticket, backend=backend)
+    found = rm.decide("Order 7 arrived broken.", {"ticket": Ticket}, backend=backend)["ticket"]
     assert found.value == Ticket(urgent=True, risk=1)
     assert list(found) == ["urgent", "risk"]
-    assert isinstance(rm.decide("ticket", Ticket), type(URGENT))  # a name: a step
+
+
+@pytest.mark.parametrize("state", ["refund", "I want a refund"])
+def test_the_text_of_a_state_does_not_make_a_step(state):
+    assert rm.decide(state, QUESTIONS, backend=rm.ScriptedBackend(SCRIPT))["urgent"].value is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "words"),
+    [
+        (("refund", {"a": "Is it broken?"}), "kind", r"\{'a': \(bool, 'Is it broken\?'\)\}"),
+        (("It is broken.", {"a": "Is it broken?"}), "kind", r"\{'a': \(bool, 'Is it broken\?'\)\}"),
+        (("team", {"billing": None}), "kind", r"decide\(name, options, instructions\)"),
+        (("It is broken.", [(bool, "Is it broken?")]), "name", r"decide\(state, \{name"),
+        (("It is broken.", bool, "Is it broken?"), "name", r"decide\(state, \{name"),
+        (("It is broken.", Ticket), "name", r"decide\(state, \{name"),
+        (("It is broken.", {"a": "Is it broken?", "b": bool}), "a", r"\(bool, 'Is it broken\?'\)"),
+        (("It is broken.", {"a": ("Is it broken?", bool)}), "a", "type comes first"),
+        (("It is broken.", {1: (bool, "Is it broken?")}), "questions", "a name is a text"),
+    ],
+)
+def test_a_call_that_is_written_wrong_is_no_step(arguments, field, words):
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        rm.decide(*arguments)
+    assert refused.value.field == field
+
+
+def test_options_without_instructions_are_named_choices():
+    step = rm.decide("team", choices={"billing": "invoices", "returns": ""})
+    assert step.asked[""].values == ("billing", "returns")
+    assert rm.decide("urgent", {True: "someone waits", False: ""}).asked[""].values == (True, False)
+
+
+def test_an_async_call_takes_a_mapping_only():
+    with pytest.raises(InvalidRequest, match="mapping from names to types"):
+        asyncio.run(rm.adecide("Order 7.", Ticket))
 
 
 def test_a_call_in_a_program_is_in_its_trace():
@@ -640,7 +701,7 @@ def test_a_call_in_a_program_is_in_its_trace():
         ("A text.", {}, InvalidRequest, "questions"),
         ([{"role": "user"}], QUESTIONS, UnsupportedField, "state[0]"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], QUESTIONS, UnsupportedField, "state[0]"),
-        ([{"role": "user", "content": "Hi."}], bool, InvalidRequest, "questions"),
+        ([{"role": "user", "content": "Hi."}], bool, InvalidRequest, "name"),
         ({"a": 1}, QUESTIONS, InvalidRequest, "state"),
     ],
 )

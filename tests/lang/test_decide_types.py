@@ -133,6 +133,10 @@ class Mute(BaseModel):
         (Mute, InvalidRequest, "x.urgent"),
         (["a", "a"], InvalidRequest, "x"),
         (Literal[1, "1"], InvalidRequest, "x"),
+        ([1, True, "maybe"], InvalidRequest, "x"),
+        (Literal[0, False], InvalidRequest, "x"),
+        ([Size.SMALL, 1], InvalidRequest, "x"),
+        ("Is it urgent?", InvalidRequest, "x"),
         (["a", ""], InvalidRequest, "x"),
         ([], InvalidRequest, "x"),
         ([str(number) for number in range(256)], InvalidRequest, "x"),
@@ -145,6 +149,21 @@ def test_what_is_no_question_is_refused_with_its_place(kind, error, field):
     with pytest.raises(error) as refused:
         questions_of(kind, None, "x")
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "instructions", "words"),
+    [
+        (["a", "a"], None, "named 'a'"),
+        ([1, "1"], None, "named '1'"),
+        ([1, True, "maybe"], None, "1 and True, which are equal"),
+        ("Is it urgent?", None, r"\(bool, 'Is it urgent\?'\)"),
+        ("Is it urgent?", bool, "type comes first"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_what_to_write(kind, instructions, words):
+    with pytest.raises(InvalidRequest, match=words):
+        questions_of(kind, instructions, "x")
 
 
 def test_a_model_takes_no_instructions_and_a_bool_needs_them():
@@ -165,10 +184,18 @@ def test_a_model_takes_no_instructions_and_a_bool_needs_them():
 @pytest.fixture
 def state():
     backend = rm.ScriptedBackend(
-        {"urgent": False, "team": Team.RETURNS, "data": {"urgent": True, "size": "S"}}
+        {
+            "urgent": False,
+            "team": Team.RETURNS,
+            "risk": {"high": 0.003},
+            "data": {"urgent": True, "size": "S"},
+        }
     )
     return program_of(
-        rm.decide("urgent", bool, "Is it?"), rm.decide("team", Team), rm.decide("data", Data)
+        rm.decide("urgent", bool, "Is it?"),
+        rm.decide("team", Team),
+        rm.decide("risk", rm.Levels("low", "high")),
+        rm.decide("data", Data),
     ).run(backend=backend)
 
 
@@ -188,8 +215,9 @@ def test_a_decision_is_no_value(state, name):
 
 
 def test_in_text_a_decision_is_its_value(state):
-    assert f"{state['urgent']} {state['team']} {state['data']}" == "False goods back urgent: True, size: S"
-    assert "option_mass=1.000" in repr(state["urgent"])
+    words = f"{state['urgent']} {state['team']} {state['risk']} {state['data']}"
+    assert words == "False goods back high urgent: True, size: S"
+    assert "option_mass=0.003" in repr(state["risk"])
     with pytest.raises(AttributeError, match="Levels"):
         _ = state["team"].score
 
