@@ -68,8 +68,9 @@ class Asked:
             answer.confidence,
             answer.option_mass,
             answer.layout,
+            kind=question.kind,
             texts=tuple(map(str, self.values) if question.kind == "predicate" else names),
-            score=answer.score if question.kind == "score" else None,
+            score=answer.score,
         )
 
 
@@ -139,8 +140,9 @@ def _question(kind: Any, instructions: str | None, field: str) -> Asked:
             raise InvalidRequest(
                 f"{field} asks nothing: a predicate needs instructions.",
                 field=field,
-                remedy="Write them third, as in decide('urgent', bool, 'Is it urgent?'); for a field of a "
-                "model, write its description.",
+                remedy="Write them third in a step, decide('urgent', bool, 'Is it urgent?'); as a pair in a "
+                "mapping, (bool, 'Is it urgent?'); and as the description of a field, "
+                "Annotated[bool, Field(description='Is it urgent?')].",
             )
         return plain(_checked(Question(kind="predicate", instructions=text, options=options), field))
     question = _checked(Question(kind="choice", instructions=text, options=_options(pairs, field)), field)

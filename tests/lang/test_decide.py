@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 import traceback
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, Field
 
 import ramify as rm
 from ramify.answers import AnswerStore
+from ramify.decisions.trained import Other
 from ramify.errors import BudgetExceeded, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.program import decisions
 from ramify.lang.trace.report import report_data
@@ -129,10 +131,13 @@ def test_behind_text_without_turns_the_question_is_plain(chat_format):
     assert (request.decide.opening, request.decide.closing) == (None, None)
 
 
-def test_a_trained_layout_is_given_messages():
+@pytest.mark.parametrize("layout", ["decider-1", Other("a Kev checkpoint", "kev_config.json").layout])
+def test_a_trained_layout_is_given_messages(layout):
+    """So is one that is not supported, which the tokenizer refuses by name."""
+
     class Trained(rm.ScriptedBackend):
         async def info(self):
-            return msgspec.structs.replace(await super().info(), trained_layout="decider-1")
+            return msgspec.structs.replace(await super().info(), trained_layout=layout)
 
         def _refuse_unsupported(self, request):
             """The script takes messages here."""
@@ -389,14 +394,17 @@ def test_a_script_with_other_fields_is_told_which(answer, words):
 class Refusing(rm.ScriptedBackend):
     """Refuses a question, as a tokenizer does whose options have the same tokens."""
 
-    def __init__(self, answers, error=InvalidRequest):
+    def __init__(self, answers, error=InvalidRequest, *, names_it=True):
         super().__init__(answers)
-        self.error = error
+        self.error, self.names_it = error, names_it
+        self.sizes = []
 
     async def generate(self, request):
+        self.sizes.append(len(request.decide.questions))
         for place, question in enumerate(request.decide.questions):
             if question.instructions == "Which team?":
-                raise self.error("Two options have the same tokens.", field=f"decide.questions[{place}]")
+                where = f"decide.questions[{place}].options[1]" if self.names_it else None
+                raise self.error("Two options have the same tokens.", field=where)
         async for chunk in super().generate(request):
             yield chunk
 
@@ -409,6 +417,41 @@ def test_a_refused_question_fails_its_own_step_alone(held, error):
         state["team"]
     with pytest.raises(rm.ProgramError, match="'risk' was not run, because an earlier step failed"):
         state["risk"]
+
+
+@pytest.mark.parametrize(
+    ("place", "names_it", "sizes"),
+    [
+        (15, True, [16, 15, 1]),
+        (6, True, [16, 6, 10]),
+        (0, True, [16]),
+        (15, False, [16, 8, 8, 4, 4, 2, 2, 1, 1]),
+        (0, False, [16, 8, 4, 2, 1]),
+    ],
+)
+def test_a_refused_question_costs_few_requests(held, place, names_it, sizes):
+    steps = [rm.decide(f"q{number}", bool, f"Is it {number}?") for number in range(16)]
+    steps[place] = TEAM
+    backend = Refusing(dict.fromkeys([step.variable for step in steps], True), names_it=names_it)
+    state = program_of(*steps).run(backend=backend)
+    assert all(state[f"q{number}"].value for number in range(place))
+    with pytest.raises(rm.ProgramError, match=f"decide 'team' at {re.escape(TEAM.line)} failed"):
+        state["team"]
+    assert backend.sizes == sizes
+
+
+def test_decisions_are_held_while_the_body_appends_more(monkeypatch):
+    monkeypatch.setattr(decisions, "HOLD_S", 1.0)
+
+    @rm.function
+    def program(s):
+        for number in range(5):
+            s += rm.decide(f"q{number}", bool, "Is it?")
+            time.sleep(0.3)
+
+    backend = rm.ScriptedBackend({f"q{number}": True for number in range(5)})
+    program.run(backend=backend)
+    assert [len(one) for one in asked(backend)] == [5]
 
 
 def test_a_program_recovers_from_a_refused_question(held):

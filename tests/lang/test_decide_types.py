@@ -222,6 +222,19 @@ def test_in_text_a_decision_is_its_value(state):
         _ = state["team"].score
 
 
+def test_a_choice_of_true_and_false_as_texts_is_a_choice():
+    step = rm.decide("x", ["True", "False"], "Which?")
+    found = program_of(step).run(backend=rm.ScriptedBackend({"x": "False"}))["x"]
+    plain = found.to_dict()
+    assert (plain["value"], list(plain["probabilities"])) == ("False", ["True", "False"])
+
+
+def test_the_attributes_of_a_model_are_by_field(state):
+    data = state["data"]
+    assert data.layout == {"urgent": "scripted-1", "size": "scripted-1"}
+    assert data.option_mass == {"urgent": pytest.approx(1.0), "size": pytest.approx(1.0)}
+
+
 def test_when_reads_a_decision(state):
     assert rm.when(state["urgent"], {True: "yes", False: "no"}) == rm.when("False", {"False": "no"})
     assert rm.when(state["team"], {"goods back": "x"}) == rm.when("x", {"x": "x"})
