@@ -177,7 +177,8 @@ class GraphBuilder(Run):
             if isinstance(step, nodes.CallTools):
                 return SymbolicCalls(About(what, CALLS, self.refuse), source)
             if isinstance(step, nodes.Decide):
-                return SymbolicDecision(About(what, FIELDS, self.refuse), source, shape=_shape_of(step))
+                about, asked = About(what, FIELDS, self.refuse), step.asked.get("")
+                return SymbolicDecision(about, source, _shape_of(step), asked.texts if asked else ())
             if isinstance(step, nodes.Gen) and not _is_text(step):
                 return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
             return SymbolicText(About(what, APPENDED, self.refuse), (source,))

@@ -182,7 +182,12 @@ class SymbolicValue(Symbolic):
 
 
 class SymbolicDecision(SymbolicValue):
-    """The result of a `decide`. In text, the result of a single question stands for its value's text."""
+    """The result of a `decide`. In text, the result of a single question stands for its value's text, which
+    is one of `texts`."""
+
+    def __init__(self, about: About, source: ResultRef, shape: StaticType, texts: tuple[str, ...]) -> None:
+        super().__init__(about, source, shape=shape)
+        self.texts = texts
 
     def as_text(self) -> SymbolicText | None:
         return getattr(self, "text", None)

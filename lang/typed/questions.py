@@ -58,18 +58,23 @@ class Asked:
                 return "int"
         return "str"
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each value, as `str` of a decision gives it."""
+        if self.question.kind == "predicate":
+            return tuple(map(str, self.values))
+        return tuple(option.name for option in self.question.options)
+
     def decision(self, answer: Answer) -> Decision:
         """The decision of `answer`."""
-        question = self.question
-        names = [option.name for option in question.options]
         return Decision(
             self.values[answer.best],
             dict(zip(self.values, answer.probabilities, strict=True)),
             answer.confidence,
             answer.option_mass,
             answer.layout,
-            kind=question.kind,
-            texts=tuple(map(str, self.values) if question.kind == "predicate" else names),
+            kind=self.question.kind,
+            texts=self.texts,
             score=answer.score,
         )
 
@@ -133,7 +138,8 @@ def _question(kind: Any, instructions: str | None, field: str) -> Asked:
     for value in described:
         if value not in [one for one, _ in pairs]:
             raise InvalidRequest(f"{value!r} is described, and is no option of {field}.", field=field)
-    pairs = [(value, described.get(value, about)) for value, about in pairs]
+    if described:
+        pairs = [(value, described.get(value, about)) for value, about in pairs]
     if len(pairs) == 2 and all(type(value) is bool for value, _ in pairs):
         options = _options(sorted(pairs, reverse=True), field)
         if not text and not any(about for _, about in pairs):

@@ -178,6 +178,15 @@ def test_what_is_not_known_is_refused():
     assert "'ticket'" in str(refusal(whole))
 
 
+def test_a_case_that_is_no_option_is_refused():
+    @rm.function
+    def wrong(s):
+        s += rm.decide("team", Team, "Whose is it?")
+        s += rm.when(s["team"], {"biling": "x"})
+
+    assert "Did you mean billing" in str(refusal(wrong))
+
+
 QUESTION = {"kind": "predicate", "instructions": "Is it?", "options": [{"name": "true"}, {"name": "false"}]}
 
 

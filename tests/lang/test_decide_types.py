@@ -139,6 +139,7 @@ class Mute(BaseModel):
         ("Is it urgent?", InvalidRequest, "x"),
         (["a", ""], InvalidRequest, "x"),
         ([], InvalidRequest, "x"),
+        ([{"value": "a"}], InvalidRequest, "x"),
         ([str(number) for number in range(256)], InvalidRequest, "x"),
         ({"a": 1, "b": "about"}, InvalidRequest, "x"),
         (Annotated[str, rm.Levels("low", "high")], InvalidRequest, "x"),
@@ -238,3 +239,8 @@ def test_the_attributes_of_a_model_are_by_field(state):
 def test_when_reads_a_decision(state):
     assert rm.when(state["urgent"], {True: "yes", False: "no"}) == rm.when("False", {"False": "no"})
     assert rm.when(state["team"], {"goods back": "x"}) == rm.when("x", {"x": "x"})
+    assert rm.when(state["risk"], {"high": "x"}) == rm.when("x", {"x": "x"})
+    with pytest.raises(InvalidRequest, match="Did you mean billing"):
+        rm.when(state["team"], {"biling": "x"})
+    with pytest.raises(InvalidRequest, match="has 'low', 'high'"):
+        rm.when(state["risk"], {1: "x"})
