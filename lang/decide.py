@@ -88,8 +88,8 @@ def decide(
     As a step, it sets the variable `name` to a `Decision`. The question is asked behind the content of the
     branch, and never becomes a part of it. In a chat, it goes on in the user turn that is open or has just
     ended, else in a new user turn. Behind text without turns it is asked in plain text. Decisions that are
-    appended in a row to one branch, with the same options, are one request; a decision waits at most 10 ms
-    for more of them, and not at all if the program reads a result or appends another step.
+    appended in a row to one branch, with the same options, are one request; they wait at most 10 ms for the
+    next, and not at all if the program reads a result or appends another step.
 
     As a call, `decide(state, questions)` asks about a text or about chat messages, and returns a mapping from
     names to decisions. Its `questions` are a mapping from names to types or to pairs (type, instructions).
@@ -101,7 +101,7 @@ def decide(
             ``Annotated[int, rm.Levels("low", "mid", "high")]``; or a pydantic model, dataclass or TypedDict,
             each of whose fields is one question with the field's description as its instructions. A type may
             be annotated with a mapping from its options to descriptions.
-        instructions: The question. A bool needs one.
+        instructions: The question. A bool needs one, and so does a mapping from texts to descriptions.
         choices: The options in place of `kind`, as `select` names them.
         append: Append the text of the value: the name of the option or level, ``True`` or ``False``.
         layout: "auto", "verbatim", "labels", "isolated" or "trained" (`ramify.questions.LayoutName`).
@@ -197,38 +197,21 @@ def _step(
     instructions: str | None,
     line: str | None,
     *,
-    append: bool = False,
-    layout: LayoutName = "auto",
-    end: OptionEnd = "prefix",
-    permutations: int = 1,
-    normalise: Normalisation = "sum",
-    timeout: float | None = None,
     backend: Backend | str | None = None,
-    priority: int | None = None,
-    lora: str | None = None,
+    **options: Any,
 ) -> Decide:
+    """The step with these `options`: fields of `graph.Decide`."""
     if kind is None:
         raise InvalidRequest("decide needs a type or choices.", field="kind")
-    for field, word, words in (
-        ("layout", layout, LayoutName),
-        ("end", end, OptionEnd),
-        ("normalise", normalise, Normalisation),
-    ):
-        check_word(field, word, get_args(words))
+    for field, words in (("layout", LayoutName), ("end", OptionEnd), ("normalise", Normalisation)):
+        check_word(field, options[field], get_args(words))
     found = questions_of(kind, instructions, name or "")
     asked = found if isinstance(found, dict) else {"": found}
     node = graph.Decide(
         name=name,
         question=None if isinstance(found, dict) else found.question,
         fields={field: one.question for field, one in found.items()} if isinstance(found, dict) else {},
-        append=append,
-        layout=layout,
-        end=end,
-        permutations=permutations,
-        normalise=normalise,
-        timeout=timeout,
-        priority=priority,
-        lora=lora,
+        **options,
     )
     kind = kind if isinstance(found, dict) else None
     return Decide(node.checked(), asked, kind, backend=backend, line=line)

@@ -280,6 +280,7 @@ class Interpreter(nodes.StepVisitor):
         """Set `variable` to the decision of `answers`, and append its text if `step` says so."""
         found = step.decision(answers)
         call.decisions = (("", found),) if isinstance(found, Decision) else tuple(found.items())
+        call.questions = tuple(one.question for one in step.asked.values())
         call.text = str(found)
         if step.node.append:
             self._append_text(str(found))

@@ -15,6 +15,7 @@ from ramify.lang.prompt.transcript import Piece, text_of
 from ramify.lang.trace.outputs import Tokens, add_usage
 from ramify.lang.typed.decision import Decision
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
+from ramify.questions import Question
 from ramify.text import shortened
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Call:
     """Whether the step's questions were in the request of an earlier step."""
     decisions: tuple[tuple[str, Decision], ...] = field(default=(), repr=False)
     """The fields of a decide and their decisions."""
+    questions: tuple[Question, ...] = field(default=(), repr=False)
+    """The question of each of `decisions`."""
     form: TaggedCalls | None = field(default=None, repr=False)
     """The form of the step's tool calls; None in a step that calls no tools."""
     priority: int | None = None

@@ -20,7 +20,7 @@ from ramify.decisions.trained import Other
 from ramify.errors import BudgetExceeded, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.program import decisions
 from ramify.lang.trace.report import report_data
-from ramify.questions import Calibration, Temperature
+from ramify.questions import Calibration, DecisionScores, Temperature
 from tests.lang.chat_templates import pieces_of
 from tests.lang.compiling import line_of
 from tests.lang.steps import cause, program_of
@@ -576,6 +576,27 @@ def test_the_trace_shows_each_decision(held):
     assert [row[0] for row in data[1]["decisions"]] == ["urgent", "risk"]
     assert data[0]["decisions"][0][5] == [("True", pytest.approx(0.9)), ("False", pytest.approx(0.1))]
     assert json.loads(json.dumps(state.trace.to_dict()))
+
+
+def test_the_report_shows_the_question_as_it_was_asked():
+    class Verbatim(rm.ScriptedBackend):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                found = [
+                    msgspec.structs.replace(one, layout="verbatim-1") for one in chunk.decisions.questions
+                ]
+                yield msgspec.structs.replace(chunk, decisions=DecisionScores(questions=tuple(found)))
+
+    for backend, question in (
+        (rm.ScriptedBackend(SCRIPT), "Which team?"),
+        (
+            Verbatim(SCRIPT),
+            "Which team?\n- billing: invoices\n- returns: goods sent back\nAnswer with exactly",
+        ),
+    ):
+        state = program_of("Order 7.", TEAM).run(backend=backend)
+        (row,) = report_data(state.trace)["root"]["children"][0]["decisions"]
+        assert row[6].startswith(question)
 
 
 def test_a_recording_is_replayed(tmp_path):
