@@ -13,6 +13,7 @@ in two batches.
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -26,8 +27,9 @@ from ramify.messages import ChatMessage, Segment
 from ramify.model_info import ThinkingFormat
 from ramify.questions import Decide, Question
 
-PLACE = "\U0010fffd"
-"""A private-use character that holds the place of a question in a chat, while the template renders it."""
+PLACE = f"\U0010fffd{secrets.token_hex(8)}\U0010fffd"
+"""A text that holds the place of a question in a chat, or of a content in a trained layout, while the
+template renders it. It is drawn at random, so that no message has it."""
 BLANK_LINE = "\n\n"
 PLAIN_CLOSING = "\nAnswer:"
 MAX_AUTO_TOKENS = 8

@@ -90,6 +90,21 @@ def test_a_question_continues_the_last_user_turn(prompts: PromptTokenizer, token
     assert found.forks == (len(found.ids),)
 
 
+@pytest.mark.parametrize("code", [0x10FFFD, 0xE000])
+def test_private_use_characters_are_text(prompts: PromptTokenizer, tokenizer: Any, code: int) -> None:
+    content = f"{chr(code)} It broke. {chr(code) * 2}"
+    found = submit(prompts, TEAM, chat=chat(("user", content)))
+    assert str(tokenizer.decode(found.ids)).endswith(f"<|user|>{content}")
+
+
+def test_a_template_that_writes_the_last_turn_twice_is_refused(
+    prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_tokens, "PLACE", "broke")  # also in an earlier turn
+    with pytest.raises(InvalidRequest, match="does not write the last user turn exactly once"):
+        submit(prompts, TEAM, chat=chat(("user", "It broke."), ("user", "Help.")))
+
+
 def test_after_another_role_a_user_turn_is_added(prompts: PromptTokenizer, tokenizer: Any) -> None:
     found = submit(prompts, TEAM, chat=chat(("user", "Hi."), ("assistant", "Hello.")))
     (text,) = texts(tokenizer, found)
@@ -274,7 +289,6 @@ def test_the_hints_places_are_marked_beside_the_end(prompts: PromptTokenizer) ->
             {"chat": chat(("user", "a")), "template_kwargs": '{"enable_thinking": true}'},
             "template_kwargs.enable_thinking",
         ),
-        ((TEAM,), {"chat": chat(("user", "\U0010fffd"))}, "messages"),
     ],
 )
 def test_refused(
