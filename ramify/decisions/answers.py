@@ -43,6 +43,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     probabilities alone."""
     layout: str
     """Name and version of the layout in which the question was asked."""
+    temperature: float | None = None
+    """Temperature of the calibration that was applied; None if none holds for the question."""
 
     @property
     def best(self) -> int:
@@ -91,7 +93,8 @@ def answer(
     """
     n = len(question.options)
     heat, each_form = 1.0, False
-    if calibration is not None and calibration.layout == scores.layout:
+    calibrated = calibration is not None and calibration.layout == scores.layout
+    if calibration is not None and calibrated:
         heat, each_form = temperature(calibration, question.kind, n), calibration.each_form
 
     def of_forms(count: int) -> Iterator[list[float]]:
@@ -117,7 +120,11 @@ def answer(
         total = math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
         mass = total / len(scores.forms)
     return Answer(
-        kind=question.kind, probabilities=tuple(probabilities), option_mass=mass, layout=scores.layout
+        kind=question.kind,
+        probabilities=tuple(probabilities),
+        option_mass=mass,
+        layout=scores.layout,
+        temperature=heat if calibrated else None,
     )
 
 

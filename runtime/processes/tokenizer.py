@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -95,9 +95,22 @@ class PromptTokenizer:
         turns again with every call."""
         self._cached_characters = 0
 
+    def results(self, message: Generate | Tokenize | Detokenize) -> Iterator[Submit | Texts | None]:
+        """The result of `message`, after a None between two slices of long work."""
+        match message:
+            case Generate():
+                yield from self._submit(message)
+            case Tokenize():
+                yield self.tokenize(message)
+            case Detokenize():
+                yield self.detokenize(message)
+
     def submit(self, request: Generate) -> Submit:
         """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices or preambles,
         and if the chat template raises. Raises `UnsupportedField` for options that have no effect."""
+        return next(found for found in self._submit(request) if found is not None)
+
+    def _submit(self, request: Generate) -> Iterator[Submit | None]:
         choices = check_choices(request)
         check_pooling(request)
         decide = check_decide(request)
@@ -132,13 +145,18 @@ class PromptTokenizer:
                 exact=templated or not healing,
                 templated=templated,
             )
-            return msgspec.structs.replace(
+            yield msgspec.structs.replace(
                 submit,
                 choices=tuple([tokenizer.tokens(choice) for choice in choices.texts]),
                 unconditional=choices.unconditional,
             )
+            return
         if decide is not None and around is not None:
-            submit = msgspec.structs.replace(submit, decide=self._decisions.tokens(decide, around))
+            tokens = None
+            for tokens in self._decisions.tokens(decide, around):
+                if tokens is None:
+                    yield None
+            submit = msgspec.structs.replace(submit, decide=tokens)
         if not ids:
             raise InvalidRequest(
                 "The prompt is empty.", field="prompt", remedy="Send at least one character or token."
@@ -152,7 +170,7 @@ class PromptTokenizer:
         if channels or any(token in self._control for preamble in preambles for token in preamble.end_ids):
             # The frontend's parsers look for the ends of preambles, and for channels, in the text.
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-        return msgspec.structs.replace(
+        yield msgspec.structs.replace(
             submit,
             sampling=sampling,
             constraint=request.constraint,
@@ -371,6 +389,13 @@ def _ends_in_text(request: Generate) -> bool:
     return bool(json.loads(request.template_kwargs or "{}").get("continue_final_message"))
 
 
+class _Work(NamedTuple):
+    """A message whose work has begun."""
+
+    rid: str
+    results: Iterator[Submit | Texts | None]
+
+
 def main() -> None:
     orders = take_orders("tokenizer")
     sockets = Sockets(Path(orders.sockets))
@@ -403,24 +428,27 @@ def main() -> None:
         while encoded is not None:
             queue.put(encoded)
             encoded = inbox.recv_encoded(wait=False)
-        taken = queue.take()
-        message = None if taken is None else inbox.decode(taken)
-        if message is None:
-            continue
-        if not isinstance(message, Generate | Tokenize | Detokenize):
-            scheduler.send(message)
+        work = queue.take()
+        if isinstance(work, bytes):
+            message = inbox.decode(work)
+            if message is None:
+                continue
+            if not isinstance(message, Generate | Tokenize | Detokenize):
+                scheduler.send(message)
+                continue
+            work = _Work(message.rid, prompts.results(message))
+        if work is None:
             continue
         try:
-            match message:
-                case Generate():
-                    scheduler.send(prompts.submit(message))
-                case Tokenize():
-                    frontend.send(prompts.tokenize(message))
-                case Detokenize():
-                    frontend.send(prompts.detokenize(message))
+            result = next(work.results)
         except RamifyError as error:
-            frontend.send(Failed(rid=message.rid, error=error.to_info()))
+            frontend.send(Failed(rid=work.rid, error=error.to_info()))
         except Exception as error:
-            log.exception("tokenising %s failed", message.rid)
+            log.exception("tokenising %s failed", work.rid)
             failure = RamifyError(f"Tokenising failed: {error}")
-            frontend.send(Failed(rid=message.rid, error=failure.to_info()))
+            frontend.send(Failed(rid=work.rid, error=failure.to_info()))
+        else:
+            if result is None:
+                queue.put_back(work)
+            else:
+                (scheduler if isinstance(result, Submit) else frontend).send(result)

@@ -235,9 +235,12 @@ def test_the_calibration_of_the_server_is_applied(http: httpx.Client, frontend: 
         model="m", layout="verbatim-1", temperatures={"predicate": Temperature(base=2.0)}
     )
     frontend.info = msgspec.structs.replace(frontend.info, calibration=calibration)
-    found = ask(http)["answers"][0]["probability"]
+    answers = ask(http)["answers"]
+    found = answers[0]["probability"]
     assert found == pytest.approx(plain**0.5 / (plain**0.5 + (1 - plain) ** 0.5))
+    assert [answer["temperature"] for answer in answers] == [2.0, 1.0, 1.0]
     assert ask(http, layout="labels")["answers"][0]["probability"] == plain
+    assert "temperature" not in ask(http, layout="labels")["answers"][0]
     assert ask(http, end="turn")["answers"][0]["probability"] == plain, "it was fitted to another end"
     http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/y"})
     assert ask(http, model=f"{MODEL}:a")["answers"][0]["probability"] == plain, "an adapter is another model"

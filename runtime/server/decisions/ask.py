@@ -63,9 +63,11 @@ class Answered(NamedTuple):
     state_ids: tuple[int, ...]
 
     def own_fields(self) -> dict[str, Any]:
-        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
-        ``prompt_ids`` if there are token ids."""
-        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, ``temperature``
+        if it is calibrated, and ``prompt_ids`` if there are token ids."""
+        own: dict[str, Any] = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        if self.answer.temperature is not None:
+            own["temperature"] = self.answer.temperature
         return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
 
 
