@@ -132,7 +132,7 @@ def fit(items: Sequence[LabelledAnswer]) -> Fit:
     held_out: list[Sequence[float]] = [item.probabilities for item in items]
     for name, places in groups(items).items():
         those = [items[at] for at in places]
-        plain = [item.probabilities for item in those]
+        plain: list[Sequence[float]] = [item.probabilities for item in those]
         otherwise, now = temperatures.get(those[0].kind, 1.0), [held_out[at] for at in places]
         if len(those) >= LEAST_ITEMS and sum(map(_loss, those, plain)) < sum(map(_loss, those, now)):
             temperatures[name], otherwise, now = 1.0, 1.0, plain  # the kind's temperature is none for it

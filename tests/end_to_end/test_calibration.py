@@ -19,35 +19,41 @@ from tests.end_to_end.served import Served, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(300)]
 
+VALUES = ("billing", "returns", "storage")
 QUESTION: dict[str, Any] = {
     "type": "choice",
     "instructions": "Which team handles it?",
-    "choices": [{"value": "billing"}, {"value": "returns"}, {"value": "storage"}],
+    "choices": [{"value": value} for value in VALUES],
 }
 THINGS = ("lamp", "parcel", "invoice", "server", "refund", "disk")
 
 
-def labelled(folder: Path) -> str:
-    """Forty questions with labels that are drawn at random: no answer deserves its certainty."""
+def labelled(folder: Path, served: Served) -> str:
+    """Forty questions. Three of four labels are the answers of the server, and the fourth is drawn at random:
+    no answer deserves its certainty."""
     rng = random.Random(1)
-    rows = [
-        {
-            "input": f"Case {number}: the {rng.choice(THINGS)} of customer {rng.randrange(1000)} is broken.",
-            "question": QUESTION,
-            "label": rng.choice(("billing", "returns", "storage")),
-        }
-        for number in range(40)
-    ]
+    rows = []
+    for number in range(40):
+        text = f"Case {number}: the {rng.choice(THINGS)} of customer {rng.randrange(1000)} is broken."
+        right = answer_of(served, text)["choice"]
+        label = rng.choice(VALUES) if number % 4 == 0 else right
+        rows.append({"input": text, "question": QUESTION, "label": label})
     path = folder / "labelled.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
 
 
-def probabilities(served: Served) -> list[float]:
-    body = {"model": "default", "input": "The lamp is broken.", "questions": [QUESTION]}
+def answer_of(served: Served, text: str) -> Any:
+    body = {"model": "default", "input": text, "questions": [QUESTION]}
     answer = httpx.post(served.url + "/v1/decisions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
-    return [each["probability"] for each in answer.json()["answers"][0]["probabilities"]]
+    return answer.json()["answers"][0]
+
+
+def probabilities(served: Served, applied: float) -> list[float]:
+    answer = answer_of(served, "The lamp is broken.")
+    assert answer["temperature"] == applied
+    return [each["probability"] for each in answer["probabilities"]]
 
 
 def test_a_server_uses_the_temperatures_that_were_fitted(
@@ -55,14 +61,14 @@ def test_a_server_uses_the_temperatures_that_were_fitted(
 ) -> None:
     out = str(tmp_path / "calibration.json")
     with serve() as served:
-        command = ["calibrate", labelled(tmp_path), "--endpoint", served.url, "--output", out]
+        command = ["calibrate", labelled(tmp_path, served), "--endpoint", served.url, "--output", out]
         assert main.main(command) == 0
-        before = probabilities(served)
+        before = probabilities(served, 1.0)
     temperature = read_calibration(out).temperatures["choice"].base
     assert temperature > 1.2
     assert f"{temperature:.2f}" in capsys.readouterr().out
     with serve("--calibration", out) as served:
-        after = probabilities(served)
+        after = probabilities(served, temperature)
     assert after == pytest.approx(tempered(before, temperature), rel=1e-9)
     assert max(after) < max(before)
     command = [sys.executable, "-m", "ramify", "serve", "--port", "0", "--calibration", out]
