@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramify.decisions.layouts import LAYOUTS, Form, Layout, Spelling
+from ramify.decisions.layouts import BLANK_LINE, LAYOUTS, Form, Layout, Spelling
 from ramify.engine_messages import DecisionForm, DecisionTokens, WrittenQuestion
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Segment
@@ -28,8 +28,6 @@ from ramify.questions import Decide, Question
 
 PLACE = "\U0010fffd"
 """A private-use character that holds the place of a question in a chat, while the template renders it."""
-BLANK_LINE = "\n\n"
-PLAIN_CLOSING = "\nAnswer:"
 MAX_AUTO_TOKENS = 8
 """Most tokens of an option that the layout "auto" writes verbatim."""
 MAX_FORM_CHARACTERS = 8 << 20

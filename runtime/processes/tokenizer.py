@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ramify.decisions.checks import check_decide, check_template_variables
-from ramify.decisions.layouts import Layout
+from ramify.decisions.layouts import BLANK_LINE, PLAIN_CLOSING, Layout
 from ramify.decisions.trained import Other, trained
 from ramify.engine_messages import (
     Detokenize,
@@ -42,8 +42,6 @@ from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.decision_tokens import (
-    BLANK_LINE,
-    PLAIN_CLOSING,
     DecisionTokenizer,
     Surroundings,
     cut_at_place,
