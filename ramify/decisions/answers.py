@@ -134,7 +134,7 @@ def _given(scores: QuestionScores, normalise: Normalisation) -> tuple[float, ...
         raise BackendError("The model declined to answer the question.")
     if normalise != "sum":
         raise UnsupportedField(
-            "This endpoint gives probabilities without the scores behind them.",
+            f"normalise is {normalise!r}, and this endpoint gives probabilities without their scores.",
             field="normalise",
             remedy='Leave it at "sum", or use Engine or RuntimeEndpoint.',
         )

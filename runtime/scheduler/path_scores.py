@@ -53,7 +53,7 @@ class PathScorer:
             with self.requests.failing_alone(request):
                 self.requests.pages.branches.computed(request, parts)
                 assert request.decisions is not None
-                if not request.decisions.unfinished:
+                if not request.decisions.forms:
                     self.requests.finish(request, Finish(reason="length"))
 
     def _score(self, waves: Sequence[ComputedWave], hidden: torch.Tensor) -> None:
@@ -94,6 +94,7 @@ class StepTerms:
         """Add the terms that positions ``[start, stop)`` of `branch` give. Their hidden states are in
         the rows from `row` on."""
         span, values = branch.span, branch.form.values
+        assert values is not None
         begin = branch.stop - len(span.tokens)  # the position of the span's first token
         low, high = np.searchsorted(span.at, (start - begin, stop - begin)).tolist()
         if low < high:

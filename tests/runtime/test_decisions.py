@@ -383,6 +383,51 @@ def test_a_higher_priority_goes_first(tiny_model: Any) -> None:
     assert forms_of(local.results[low].decisions)
 
 
+class Counted(int):
+    """A token that counts how often tokens are compared or looked up."""
+
+    uses = 0
+
+    def __hash__(self) -> int:
+        Counted.uses += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.uses += 1
+        return super().__eq__(other)
+
+
+def counted(paths: Paths) -> list[list[int]]:
+    return [[Counted(token) for token in path] for path in paths]
+
+
+def test_the_work_for_options_is_linear_in_their_tokens(tiny_model: Any) -> None:
+    uses = []
+    for count in (64, 256):
+        asked = [(prompt_of(3), counted([[n, 1, 2] for n in range(count)]))]
+        local, Counted.uses = LocalScheduler(tiny_model, chunk_tokens=512, num_pages=512), 0
+        answered(local, prompt_of(9), decide(*asked))
+        uses.append(Counted.uses)
+    assert uses[0] > 64
+    assert uses[1] < 5 * uses[0]
+
+
+def test_a_step_does_the_work_for_its_own_questions(tiny_model: Any) -> None:
+    """Other requests do not wait until the options of all questions are looked through."""
+    local = LocalScheduler(tiny_model, chunk_tokens=32)
+    rng, uses = random.Random(0), list[int]()
+    asked = [(prompt_of(30, n), counted(many_paths(rng, 20))) for n in range(20)]
+    decided, Counted.uses = decide(*asked), 0
+    rid = local.submit(prompt_of(9), decide=decided, max_tokens=0)
+    arrival, Counted.uses = Counted.uses, 0
+    while not local.results[rid].ended:
+        local.step()
+        uses.append(Counted.uses)
+        Counted.uses = 0
+    assert sum(uses) > arrival / 2, "the trees are built in the steps"
+    assert max(uses) < sum(uses) / 6
+
+
 @pytest.mark.parametrize(
     ("state", "asked", "kind", "field"),
     [

@@ -45,6 +45,26 @@ def test_branches_of_a_hybrid_begin_from_copies_of_the_state(states: int) -> Non
         assert idle(local)
 
 
+def test_the_state_of_a_hybrid_is_kept_whole_and_takes_no_step() -> None:
+    """With the fork that the tokenizer names: the end of the prompt."""
+    state, asked = prompt_of(70), decide(([1, 2], [[3], [4]]))
+    local = hybrid(chunk_tokens=512)
+    for steps, cached in ((2, 0), (1, 70)):
+        before = local.scheduler.stats().steps
+        usage = answered(local, state, asked, forks=(70,)).usage
+        assert local.scheduler.stats().steps - before == steps
+        assert usage is not None
+        assert usage.cached_tokens == cached
+        assert local.cache.state_counts().held == 1
+    beside = hybrid(chunk_tokens=40)
+    first = beside.submit(state, decide=asked, max_tokens=0, forks=(70,))
+    beside.step()
+    assert not beside.results[first].ended
+    usage = answered(beside, state, asked, forks=(70,)).usage
+    assert usage is not None
+    assert usage.cached_tokens == 70, "the first computes the state for both"
+
+
 def test_a_hybrid_gives_the_same_bits_in_any_company() -> None:
     state, asked = prompt_of(70), [(ids, paths[:4]) for ids, paths in questions(12)]
     alone, wanted = hybrid(), []

@@ -32,8 +32,8 @@ class BranchPages:
         Takes their pages and slots. Empty if there are too few for the first part."""
         decisions, wave = _of(request), list[Part]()
         most = decisions.most_pages(self._cache.page_size)
-        while decisions.pending and budget > 0 and len(wave) < rows:
-            branch, copy = decisions.pending[-1], None
+        while budget > 0 and len(wave) < rows and (branch := decisions.next_branch()) is not None:
+            copy = None
             if branch not in decisions.live:
                 kept = (most, decisions.slots) if wave else (0, 0)
                 if not self._take(request, branch, *kept):
@@ -61,8 +61,7 @@ class BranchPages:
                 pages += self._let_go(decisions, done)
                 before = done.before
                 if before is None:
-                    done.form.finished = True
-                    decisions.unfinished -= 1
+                    decisions.finish(done.form)
                 else:
                     before.unfinished -= 1
                 done = before

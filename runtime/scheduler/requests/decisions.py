@@ -13,45 +13,47 @@ branch come before those of the next form, and pages in use stay few (`requests.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from ramify.engine_messages import DecisionTokens, Submit
+from ramify.engine_messages import DecisionForm, DecisionTokens, Submit
 from ramify.errors import InvalidRequest
 from ramify.questions import DecisionScores, FormScores, QuestionScores
-from ramify.runtime.scheduler.requests.path_tree import Path, PathTree, Span
+from ramify.runtime.scheduler.requests.path_tree import Path, PathSet, Span
 
 NO_PAGES = np.empty(0, np.int32)
 
 
 class Form:
-    """One form of a question, and its scores as far as they are known.
+    """One form of a question, until it is finished.
 
-    question : the index of the question
-    ids : (n,) int32, the tokens between the state and the paths
+    number : the index of the form
+    question : the index of its question
+    before : the token between the state and the form's own tokens, or none
     """
 
-    __slots__ = ("finished", "ids", "question", "tree", "values", "vocabulary")
+    __slots__ = ("before", "computed", "longest", "number", "paths", "question", "source", "values")
 
-    def __init__(self, question: int, ids: Path, tree: PathTree) -> None:
-        self.question, self.tree, self.finished = question, tree, False
-        least, greatest = tree.vocabulary
-        self.vocabulary = min(least, *ids), max(greatest, *ids)
-        """The least and the greatest token id of the form and its paths."""
-        self.ids = np.array(ids, dtype=np.int32)
-        self.values = np.zeros(tree.terms)
-        """(terms,) float64, the terms of `PathTree`; unknown ones are 0."""
-
-    @property
-    def computed(self) -> int:
+    def __init__(
+        self, number: int, question: int, before: Path, source: DecisionForm, paths: PathSet
+    ) -> None:
+        self.number, self.question = number, question
+        self.before, self.source, self.paths = before, source, paths
+        self.computed = len(before) + len(source.ids) + paths.computed
         """The number of tokens that are computed for the form."""
-        return len(self.ids) + self.tree.computed
+        self.longest = len(before) + len(source.ids) + paths.longest
+        """The number of tokens of the form and its longest path."""
+        self.values: np.ndarray | None = None
+        """(terms,) float64, the terms of `PathTree` while the form's branches are computed."""
 
     @property
-    def longest(self) -> int:
-        """The number of tokens of the form and its longest path."""
-        return len(self.ids) + self.tree.longest
+    def vocabulary(self) -> tuple[int, int]:
+        """The least and the greatest token id of the form and its paths."""
+        least, greatest = self.paths.vocabulary
+        ids = self.source.ids
+        return min(least, min(ids, default=least)), max(greatest, max(ids, default=greatest))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -106,46 +108,63 @@ class Decisions:
     def __init__(self, submit: Submit, decide: DecisionTokens) -> None:
         self._decide, self._state_ids = decide, submit.ids
         self.ends = decide.ends
-        trees: dict[tuple[Path, ...], PathTree] = {}  # questions often have the same options
-        last: Path = ()
+        before: Path = ()
         self.ids = submit.ids
         """The tokens that all forms follow: the state, but for its last token if a form has no tokens. The
         hidden state of that token is needed then, and the prefix tree keeps none."""
         if not all(form.ids for question in decide.questions for form in question.forms):
-            self.ids, last = submit.ids[:-1], submit.ids[-1:]
-        self.forms: list[Form] = []
-        for number, question in enumerate(decide.questions):
+            self.ids, before = submit.ids[:-1], submit.ids[-1:]
+        self.forms: dict[int, Form] = {}
+        """The forms that are not finished, by number."""
+        sets: dict[frozenset[Path], PathSet] = {}  # questions often have the same options, in any order
+        for index, question in enumerate(decide.questions):
             for form in question.forms:
-                if not form.paths or not (last or form.ids):
+                if not form.paths or not (before or form.ids):
                     raise InvalidRequest(
                         "The question has no options, or no tokens before them.",
-                        field=f"decide.questions[{number}]",
+                        field=f"decide.questions[{index}]",
                     )
-                tree = trees.get(form.paths)
-                if tree is None:
-                    tree = trees[form.paths] = PathTree(form.paths, ends=bool(decide.ends))
-                self.forms.append(Form(number, last + form.ids, tree))
+                key = frozenset(form.paths)
+                paths = sets.get(key)
+                if paths is None:
+                    paths = sets[key] = PathSet(key, ends=bool(decide.ends))
+                number = len(self.forms)
+                self.forms[number] = Form(number, index, before, form, paths)
         if not self.forms:
             raise InvalidRequest("There are no questions.", field="decide.questions")
-        self.tokens = len(self.ids) + sum(form.computed for form in self.forms)
+        self.tokens = len(self.ids) + sum(form.computed for form in self.forms.values())
         """The number of tokens that are computed or found in the prefix tree."""
-        self._longest = max(form.longest for form in self.forms)
-        self.slots = max(form.tree.depth for form in self.forms)
+        self._longest = max(form.longest for form in self.forms.values())
+        self.slots = max(paths.depth for paths in sets.values())
         """The most slots for states that the branches of one form need, taken one after the other."""
+        self._scores: dict[int, FormScores] = {}
+        """The scores of the finished forms, by number."""
         self.live: set[Branch] = set()
         """The branches that have pages."""
         self.reached = 0
         """The most tokens behind the state that have been computed."""
+        self._finished_tokens = 0
+        """The number of tokens of the forms that are finished."""
         self.restart()
 
     def restart(self) -> None:
         """Begin the forms that are not finished from their first tokens. No branch may have pages."""
-        forms = [form for form in self.forms if not form.finished]
-        self.pending = [self._branch(form, form.tree.root, None) for form in reversed(forms)]
+        self._waiting = list(reversed(self.forms.values()))
+        """The forms whose branches are not in `pending` yet, the next one last."""
+        self.pending: list[Branch] = []
         """The branches that are not computed, the next one last. That one may be computed in part."""
-        self.unfinished = self.untaken = len(forms)
-        """The numbers of forms that are not finished, and whose branch has no pages."""
-        self._computed = sum(form.computed for form in self.forms if form.finished)
+        self.untaken = len(self._waiting)
+        """The number of forms whose branch has no pages."""
+        self._computed = self._finished_tokens
+
+    def next_branch(self) -> Branch | None:
+        """The branch that comes next; None if no branch waits. Forms begin one after the other, so that a
+        step does the work for those that it computes."""
+        if not self.pending and self._waiting:
+            form = self._waiting.pop()
+            form.values = np.zeros(form.paths.tree.terms)
+            self.pending.append(self._branch(form, form.paths.tree.root, None))
+        return self.pending[-1] if self.pending else None
 
     def count(self, tokens: int) -> None:
         """Count `tokens` tokens behind the state that have been computed."""
@@ -158,6 +177,20 @@ class Decisions:
         branch.untaken = branch.unfinished = len(children)
         self.pending += [self._branch(branch.form, span, branch) for span in reversed(children)]
 
+    def finish(self, form: Form) -> None:
+        """Record that all branches of `form` are computed and scored."""
+        source, values = form.source, form.values
+        assert values is not None
+        self._scores[form.number] = FormScores(
+            options=source.options,
+            logprobs=form.paths.tree.logprobs(values, source.paths),
+            lengths=tuple(map(len, source.paths)),
+            about=source.about,
+            ids=source.ids if self._decide.prompt_ids else (),
+        )
+        self._finished_tokens += form.computed
+        del self.forms[form.number]
+
     def most_pages(self, page_size: int) -> int:
         """The most pages of their own that the branches of one form need, taken one after the other."""
         state = len(self.ids)
@@ -165,29 +198,22 @@ class Decisions:
 
     def scores(self) -> DecisionScores:
         """The scores of all questions, which are finished."""
-        found: list[list[FormScores]] = [[] for _ in self._decide.questions]
-        written = (form for question in self._decide.questions for form in question.forms)
-        for form, source in zip(self.forms, written, strict=True):
-            found[form.question].append(
-                FormScores(
-                    options=source.options,
-                    logprobs=form.tree.logprobs(form.values),
-                    lengths=tuple(map(len, source.paths)),
-                    about=source.about,
-                    ids=source.ids if self._decide.prompt_ids else (),
-                )
-            )
+        numbers = itertools.count()
         return DecisionScores(
             questions=tuple(
-                QuestionScores(layout=question.layout, forms=tuple(forms))
-                for question, forms in zip(self._decide.questions, found, strict=True)
+                QuestionScores(
+                    layout=question.layout,
+                    forms=tuple([self._scores[next(numbers)] for _ in question.forms]),
+                )
+                for question in self._decide.questions
             ),
             state_ids=self._state_ids if self._decide.prompt_ids else (),
         )
 
     def _branch(self, form: Form, span: Span, before: Branch | None) -> Branch:
         if before is None:
-            start, ids = len(self.ids), np.concatenate([form.ids, span.tokens])
+            own = np.array(form.before + form.source.ids, dtype=np.int32)
+            start, ids = len(self.ids), np.concatenate([own, span.tokens])
         else:
             start, ids = before.stop, span.tokens
         return Branch(form, span, before, ids, start, start)

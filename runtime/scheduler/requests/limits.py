@@ -103,7 +103,7 @@ class Limits:
         """Raise `PromptTooLong` for a question that does not fit behind its prompt, or whose branches do not
         fit into the KV pages one after the other. Raise `InvalidRequest` for wrong token ids."""
         state = len(decisions.ids)
-        for form in decisions.forms:
+        for form in decisions.forms.values():
             field, tokens = f"decide.questions[{form.question}]", form.longest
             if state + tokens > self.context_length:
                 raise PromptTooLong(

@@ -8,15 +8,19 @@ Example, one letter a token; the form ends in ":", and its paths are "red", "red
 
 A span goes from one fork to the next. The hidden state of a token scores the tokens that may follow it, so
 the last token of a path is not computed unless another path goes on behind it, or an end of turn has to
-follow it. A path's log-probability is the sum of its terms: a term for each token, and one for its end. The
-end's term is 0 for a path that no other begins with.
+follow it. A path's log-probability is the sum of its terms: one for each token, which paths that begin alike
+share, and one for its end. A path that no other goes on from has no term for its end.
+
+All work is linear in the number of tokens. `PathSet` is what a request needs when it arrives. The tree
+itself is built when its first branch is taken.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,87 +48,126 @@ class Span:
     hidden state of the span's token ``at[i]``, which is -1 for the token before the span.
     """
 
-    __slots__ = ("at", "children", "masses", "paths", "terms", "tokens", "wanted")
+    __slots__ = ("at", "children", "masses", "terms", "tokens", "wanted")
 
     def __init__(
-        self, tokens: Path, scored: list[tuple[int, int, int]], masses: list[Mass], children: list[Span]
+        self, tokens: Sequence[int], scored: Sequence[tuple[int, int, int]], masses: Sequence[Mass]
     ) -> None:
-        scored.sort()
-        columns = np.array(scored, dtype=np.int64).reshape(-1, 3).T
         self.tokens = np.array(tokens, dtype=np.int32)
-        self.at, self.terms, self.wanted = columns
+        self.at, self.terms, self.wanted = np.array(scored, dtype=np.int64).reshape(-1, 3).T
         """(k,) int64 each; `at` is sorted, and `terms` are indices of terms."""
         self.masses = masses
-        self.children = children
+        self.children: list[Span] = []
         """The spans behind the fork at the end, the one with the most paths last."""
 
 
-class PathTree:
-    """The tree of the `paths` of a form.
+class PathSet:
+    """Different paths, and what their tree costs.
 
     ends : whether an end of turn has to follow each path
     """
 
-    def __init__(self, paths: Sequence[Path], *, ends: bool) -> None:
-        self._paths, self._ends = paths, ends
-        lengths = [len(path) for path in paths]
-        self._first_terms = np.concatenate([[0], np.cumsum(lengths) + np.arange(1, len(paths) + 1)]).tolist()
-        self._path_of_term = np.repeat(np.arange(len(paths)), np.diff(self._first_terms))
-        self.computed = 0
-        """The number of tokens that are computed."""
-        self.longest = max(lengths)
+    def __init__(self, paths: Iterable[Path], *, ends: bool) -> None:
+        self._paths, self._ends = tuple(paths), ends
+        self.longest = max(map(len, self._paths))
         """The number of tokens of the longest path."""
-        tokens = [*itertools.chain.from_iterable(paths)] or [0]
+        tokens = [*itertools.chain.from_iterable(self._paths)] or [0]
         self.vocabulary = min(tokens), max(tokens)
         """The least and the greatest token id."""
-        self.root = self._span(range(len(paths)), 0, -1)
-        self.depth = len(paths).bit_length() if self.root.children else 1
+        rest = 0 if ends else 1  # tokens of a path that are not computed if no other goes on from it
+        self.computed = _beginnings(self._paths, rest)
+        """The number of tokens that are computed."""
+        forks = self.computed > max(0, self.longest - rest)
+        self.depth = len(self._paths).bit_length() if forks else 1
         """The most spans of a branch of the tree that need a page and a state of their own. Below a fork the
         span with the most paths goes on in those of its parent, and any other has at most half as many paths
         as its parent."""
 
-    @property
-    def terms(self) -> int:
-        return len(self._path_of_term)
+    @functools.cached_property
+    def tree(self) -> PathTree:
+        return PathTree(self._paths, ends=self._ends)
 
-    def logprobs(self, values: np.ndarray) -> tuple[float, ...]:
-        """The log-probability of each path from `values`, (terms,) float64."""
-        sums = np.bincount(self._path_of_term, weights=values, minlength=len(self._paths))
-        return tuple(sums.tolist())
 
-    def _span(self, group: Sequence[int], start: int, first: int) -> Span:
-        """The span of the paths `group` (indices), which are equal up to token `start`, from that token on.
+def _beginnings(paths: Iterable[Path], rest: int) -> int:
+    """The number of different beginnings of `paths` without their last `rest` tokens."""
+    count, root = 0, dict[int, Any]()
+    for path in paths:
+        node = root
+        for token in path[: len(path) - rest]:
+            following = node.get(token)
+            if following is None:
+                count += 1
+                following = node[token] = {}
+            node = following
+    return count
 
-        first : index of the first token whose hidden state scores tokens for this span
-        """
-        paths, end = self._paths, start
-        rest = 0 if self._ends else 1  # tokens of a path that need not be computed
+
+class PathTree:
+    """The tree of different paths. Its nodes are tokens: node 0 is the form's last token, and term n - 1 is
+    the log-probability of node n. The terms of ends come after these."""
+
+    def __init__(self, paths: Sequence[Path], *, ends: bool) -> None:
+        self._ends = ends
+        self._ways: list[dict[int, int]] = [{}]
+        """The nodes behind each node, by token."""
+        self._weights = [0]
+        """The number of paths through each node."""
+        path_of: list[int] = []
+        terms: list[int] = []
+        last: list[int] = []
+        for index, path in enumerate(paths):
+            node = 0
+            for token in path:
+                node = self._ways[node].setdefault(token, len(self._ways))
+                if node == len(self._ways):
+                    self._ways.append({})
+                    self._weights.append(0)
+                self._weights[node] += 1
+                path_of.append(index)
+                terms.append(node - 1)
+            last.append(node)
+        self.terms = len(self._ways) - 1
+        """The number of terms."""
+        self._end_terms: dict[int, int] = {}
+        """The term of the end of each node at which a path ends, if it has one."""
+        for index, node in enumerate(last):
+            if ends or self._ways[node]:
+                path_of.append(index)
+                terms.append(self.terms)
+                self._end_terms[node] = self.terms
+                self.terms += 1
+        self._places = {path: index for index, path in enumerate(paths)}
+        self._path_of, self._terms = np.array([path_of, terms], dtype=np.int64)
+        """Pairs of a path and one of its terms."""
+        self.root, following = self._span(0)
+        waiting = [(self.root, following)]
+        while waiting:  # no recursion: paths may fork at each of their tokens
+            span, following = waiting.pop()
+            for _, node, token in sorted(following):
+                child, behind = self._span(node, token)
+                span.children.append(child)
+                waiting.append((child, behind))
+
+    def logprobs(self, values: np.ndarray, paths: Iterable[Path]) -> tuple[float, ...]:
+        """The log-probabilities of `paths` from `values`, (terms,) float64."""
+        sums = np.bincount(self._path_of, values[self._terms], len(self._places)).tolist()
+        return tuple([sums[self._places[path]] for path in paths])
+
+    def _span(self, node: int, *tokens: int) -> tuple[Span, list[tuple[int, int, int]]]:
+        """The span that begins with `tokens`, the token of `node` or none, and (weight, node, token) of the
+        first node of each span behind it."""
+        known, scored, masses = [*tokens], list[tuple[int, int, int]](), list[Mass]()
         while True:
-            longer = [index for index in group if len(paths[index]) - rest > end]
-            following = {paths[index][end] for index in longer}
-            if len(following) != 1:
-                break
-            end += 1
-        self.computed += end - start
-        tokens = paths[max(group, key=lambda index: len(paths[index]))][start:end] if end > start else ()
-        scored, masses = [], []
-        for index in group:
-            path, term = paths[index], self._first_terms[index]
-            length = len(path)
-            scored += [(i - start, term + i + 1, path[i + 1]) for i in range(first, min(end, length - 1))]
-            last = length - 1  # the token whose hidden state says how the path goes on
-            if first <= last < end and (length <= start or path[last] == tokens[last - start]):
-                left = () if self._ends else self._going_on(group, length)
-                if self._ends or left:
-                    masses.append(Mass(last - start, term + length, left))
-        children = []
-        for token in following:
-            below = [index for index in group if len(paths[index]) > end and paths[index][end] == token]
-            children.append((len(below), self._span(below, end, end)))
-        children.sort(key=lambda child: child[0])
-        return Span(tokens, scored, masses, [span for _, span in children])
-
-    def _going_on(self, group: Sequence[int], length: int) -> tuple[int, ...]:
-        """The tokens with which longer paths of `group` go on behind the first `length` tokens."""
-        paths = self._paths
-        return tuple(sorted({paths[index][length] for index in group if len(paths[index]) > length}))
+            at, ways = len(known) - 1, self._ways[node]
+            scored += [(at, following - 1, token) for token, following in ways.items()]
+            if node in self._end_terms:
+                masses.append(Mass(at, self._end_terms[node], () if self._ends else tuple(sorted(ways))))
+            computed = [
+                (self._weights[following], following, token)
+                for token, following in ways.items()
+                if self._ends or self._ways[following]
+            ]
+            if len(computed) != 1:
+                return Span(known, scored, masses), computed
+            ((_, node, token),) = computed
+            known.append(token)

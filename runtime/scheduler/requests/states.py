@@ -91,9 +91,10 @@ class RequestStates:
         request.marks = []
         forks = request.program.forks
         known = [len(forks[fork]) for fork in (request.hint.forks if request.hint else ()) if fork in forks]
+        # If the whole prompt is in the tree, its last token is computed again, unless no token follows it.
+        last = request.length if request.max_tokens == 0 else request.length - 1
         for position in (match.known, *request.forks, *known):
-            # If the whole prompt is in the tree, its last token is computed again.
-            self._mark(request, min(position, request.length - 1))
+            self._mark(request, min(position, last))
 
     def shares(self, request: Request, other: Request, shared: int, matched: int) -> bool:
         """True if `other`, which prefills, can keep a state for `request`. Adds a mark to `other` if no mark
