@@ -13,12 +13,12 @@ from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Function
 from ramify.lang.program.nodes import Decide, Node, RoleBegin, RoleEnd, Row, Text
 from ramify.lang.state.state import ProgramState
-from ramify.lang.typed.adapters import members_of
 from ramify.lang.typed.decision import Decision, ModelDecision
 from ramify.lang.typed.questions import questions_of
 from ramify.messages import ChatMessage
 from ramify.questions import LayoutName, Normalisation, OptionEnd
 from ramify.spelling import check_word, suggests
+from ramify.text import shortened
 
 State = str | Sequence[Mapping[str, Any] | ChatMessage]
 """A text, or the messages of a chat as ``{"role": …, "content": …}``."""
@@ -40,22 +40,6 @@ def decide(
     priority: int | None = None,
     lora: str | None = None,
 ) -> dict[str, Any]: ...
-@overload
-def decide(
-    name_or_state: State | None,
-    kind: type,
-    /,
-    *,
-    append: bool = False,
-    layout: LayoutName = "auto",
-    end: OptionEnd = "prefix",
-    permutations: int = 1,
-    normalise: Normalisation = "sum",
-    timeout: float | None = None,
-    backend: Backend | str | None = None,
-    priority: int | None = None,
-    lora: str | None = None,
-) -> Any: ...
 @overload
 def decide(
     name: str | None,
@@ -104,23 +88,22 @@ def decide(
     As a step, it sets the variable `name` to a `Decision`. The question is asked behind the content of the
     branch, and never becomes a part of it. In a chat, it goes on in the user turn that is open or has just
     ended, else in a new user turn. Behind text without turns it is asked in plain text. Decisions that are
-    appended in a row to one branch, with the same options, are one request; a decision waits at most 10 ms
-    for more of them, and not at all if the program reads a result or appends another step.
+    appended in a row to one branch, with the same options, are one request; they wait at most 10 ms for the
+    next, and not at all if the program reads a result or appends another step.
 
     As a call, `decide(state, questions)` asks about a text or about chat messages, and returns a mapping from
-    names to decisions. Its `questions` are a mapping from names to types or to pairs (type, instructions), or
-    a type with fields. With a type with fields, the first argument is the name of a variable if it is a
-    Python identifier, else a state.
+    names to decisions. Its `questions` are a mapping from names to types or to pairs (type, instructions).
+    Such a mapping as the second argument makes a call, anything else a step: the text of a state decides
+    nothing. A step's `name` is a Python identifier or None.
 
     Args:
         kind: bool; a `Literal` or an Enum; a list of options, or a mapping from options to descriptions;
             ``Annotated[int, rm.Levels("low", "mid", "high")]``; or a pydantic model, dataclass or TypedDict,
             each of whose fields is one question with the field's description as its instructions. A type may
             be annotated with a mapping from its options to descriptions.
-        instructions: The question. A bool needs one.
+        instructions: The question. A bool needs one, and so does a mapping from texts to descriptions.
         choices: The options in place of `kind`, as `select` names them.
-        append: Append the text of the value: the name of the option, the number of the level, ``True`` or
-            ``False``.
+        append: Append the text of the value: the name of the option or level, ``True`` or ``False``.
         layout: "auto", "verbatim", "labels", "isolated" or "trained" (`ramify.questions.LayoutName`).
         end: The event that an option ends: "prefix", or "turn" (`ramify.questions.OptionEnd`).
         permutations: Number of orders of the options, over which the probabilities are averaged.
@@ -140,9 +123,10 @@ def decide(
         "priority": priority,
         "lora": lora,
     }
-    if _is_step(name, kind):
+    if not isinstance(kind, Mapping) or _are_options(kind):
         if choices is not None and kind is not None:
             raise InvalidRequest("A decide has kind or choices, not both.", field="choices")
+        _check_step(name, kind, instructions)
         kind = list(choices) if isinstance(choices, tuple) else kind if choices is None else choices
         return _step(name, kind, instructions, line, append=append, backend=backend, **options)
     for field, value in (("instructions", instructions), ("choices", choices), ("append", append or None)):
@@ -156,7 +140,7 @@ def decide(
 @suggests
 async def adecide(
     state: State,
-    questions: Mapping[str, Any] | type,
+    questions: Mapping[str, Any],
     /,
     *,
     layout: LayoutName = "auto",
@@ -167,7 +151,7 @@ async def adecide(
     backend: Backend | str | None = None,
     priority: int | None = None,
     lora: str | None = None,
-) -> Any:
+) -> dict[str, Any]:
     """Answer questions about a state as ``decide(state, questions)`` does, in the caller's event loop."""
     options: dict[str, Any] = {
         "layout": layout,
@@ -180,15 +164,31 @@ async def adecide(
     }
     turns, steps = _turns(state), _steps(questions, caller_line(), options)
     done = await AsyncFunction(adecisions).run(turns, steps, backend=backend)
-    return done.ret_value
+    found: dict[str, Any] = done.ret_value
+    return found
 
 
-def _is_step(name: Any, kind: Any) -> bool:
-    if not isinstance(name, str | None):
-        return False
-    if isinstance(kind, Mapping):
-        return bool(kind) and all(isinstance(about, str | None) for about in kind.values())
-    return name is None or members_of(kind) is None or name.isidentifier()
+def _are_options(kind: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is one from options to descriptions, not from names to questions."""
+    return bool(kind) and all(isinstance(about, str | None) for about in kind.values())
+
+
+def _check_step(name: Any, kind: Any, instructions: str | None) -> None:
+    """Refuse the arguments of a step that may be meant as those of a call."""
+    if isinstance(kind, Mapping) and instructions is None and all(isinstance(one, str) for one in kind):
+        first, about = next(iter(kind.items()))
+        raise InvalidRequest(
+            f"decide has the mapping {shortened(repr(kind), 80)}, which may be questions or options.",
+            field="kind",
+            remedy=f"Write a question as a pair: {{{first!r}: (bool, {about!r})}}. Options of a step need "
+            "instructions: decide(name, options, instructions).",
+        )
+    if name is not None and not (isinstance(name, str) and name.isidentifier()):
+        raise InvalidRequest(
+            f"decide has the name {shortened(repr(name), 80)}, which is no Python identifier.",
+            field="name",
+            remedy="To ask about a text or messages, write decide(state, {name: (type, instructions)}).",
+        )
 
 
 def _step(
@@ -197,61 +197,40 @@ def _step(
     instructions: str | None,
     line: str | None,
     *,
-    append: bool = False,
-    layout: LayoutName = "auto",
-    end: OptionEnd = "prefix",
-    permutations: int = 1,
-    normalise: Normalisation = "sum",
-    timeout: float | None = None,
     backend: Backend | str | None = None,
-    priority: int | None = None,
-    lora: str | None = None,
+    **options: Any,
 ) -> Decide:
+    """The step with these `options`: fields of `graph.Decide`."""
     if kind is None:
         raise InvalidRequest("decide needs a type or choices.", field="kind")
-    for field, word, words in (
-        ("layout", layout, LayoutName),
-        ("end", end, OptionEnd),
-        ("normalise", normalise, Normalisation),
-    ):
-        check_word(field, word, get_args(words))
+    for field, words in (("layout", LayoutName), ("end", OptionEnd), ("normalise", Normalisation)):
+        check_word(field, options[field], get_args(words))
     found = questions_of(kind, instructions, name or "")
     asked = found if isinstance(found, dict) else {"": found}
     node = graph.Decide(
         name=name,
         question=None if isinstance(found, dict) else found.question,
         fields={field: one.question for field, one in found.items()} if isinstance(found, dict) else {},
-        append=append,
-        layout=layout,
-        end=end,
-        permutations=permutations,
-        normalise=normalise,
-        timeout=timeout,
-        priority=priority,
-        lora=lora,
+        **options,
     )
     kind = kind if isinstance(found, dict) else None
     return Decide(node.checked(), asked, kind, backend=backend, line=line)
 
 
-ANSWER = "answer"
-"""The name of the step for a type with fields."""
-
-
 def _steps(questions: Any, line: str | None, options: Mapping[str, Any]) -> dict[str, Decide]:
-    """The steps of a call, by name; a single step without a name for a type with fields."""
+    """The steps of a call, by name."""
     if not isinstance(questions, Mapping):
-        if members_of(questions) is None:
-            raise InvalidRequest(
-                f"The questions are {questions!r}; they are a mapping from names to types, or a type with "
-                "fields.",
-                field="questions",
-            )
-        return {"": _step(ANSWER, questions, None, line, **options)}
+        raise InvalidRequest(
+            f"The questions are {questions!r}; they are a mapping from names to types or to pairs (type, "
+            "instructions).",
+            field="questions",
+        )
     if not questions:
         raise InvalidRequest("There are no questions.", field="questions")
     steps = {}
     for name, asked in questions.items():
+        if not isinstance(name, str):
+            raise InvalidRequest(f"A question is named {name!r}; a name is a text.", field="questions")
         kind, instructions = asked if isinstance(asked, tuple) and len(asked) == 2 else (asked, None)
         steps[name] = _step(name, kind, instructions, line, **options)
     return steps
@@ -279,17 +258,12 @@ def _turns(state: Any) -> list[tuple[str, str]]:
 
 def decisions(s: ProgramState, turns: list[tuple[str, str]], steps: dict[str, Decide]) -> Decisions:
     _append(s, turns, steps)
-    return _whole({name: s[name or ANSWER] for name in steps})
+    return {name: s[name] for name in steps}
 
 
 async def adecisions(s: ProgramState, turns: list[tuple[str, str]], steps: dict[str, Decide]) -> Decisions:
     _append(s, turns, steps)
-    return _whole({name: await s.aget(name or ANSWER) for name in steps})
-
-
-def _whole(found: dict[str, Any]) -> Decisions:
-    decisions: Decisions = found.get("", found)
-    return decisions
+    return {name: await s.aget(name) for name in steps}
 
 
 def _append(s: ProgramState, turns: list[tuple[str, str]], steps: dict[str, Decide]) -> None:

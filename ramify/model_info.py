@@ -113,6 +113,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     supported, its name."""
     trained_layout: str = ""
     """Name and version of the layout of questions that the checkpoint was trained with, such as "decider-1";
-    empty if it has none."""
+    "unsupported" if it has one that is refused by name, empty if it has none."""
     calibration: Calibration | None = None
     """Temperatures for the probabilities of decisions; None for none."""

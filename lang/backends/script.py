@@ -153,23 +153,26 @@ def _in_order(answer: Any) -> bool:
 
 # --- decisions ---------------------------------------------------------------------------------------
 
-SURE = 0.9
-"""Probability of the value that a script names; the other options share the rest."""
 LEAST = 1e-300
 """Probability in place of 0, whose logarithm has no JSON."""
 
 
 def scores_of(found: Scripted, fields: Sequence[str], questions: Sequence[Question]) -> list[QuestionScores]:
-    """The scores of a step's `questions` that give the answer of a script: a value, or a mapping from values
-    to probabilities. For a step with `fields`, a mapping from fields to such answers, or an object with these
-    attributes. Raises `BackendError` for an answer that has something else."""
+    """The scores of a step's `questions` that give the answer of a script: a value, which gets probability 1,
+    or a mapping from values to probabilities. For a step with `fields`, a mapping from fields to such
+    answers, or an object with these attributes. Raises `BackendError` for an answer that has something
+    else."""
     if fields == ("",):
         return [_scores(found.answer, question, found) for question in questions]
     answers = found.answer if isinstance(found.answer, Mapping) else getattr(found.answer, "__dict__", {})
-    if set(answers) != set(fields):
+    missing = [one for one in fields if one not in answers]
+    unknown = [one for one in answers if one not in fields]
+    if missing or unknown:
+        lacks = f" It has nothing for {', '.join(missing)}." * bool(missing)
+        lacks += f" It has {', '.join(map(str, unknown))}, which is no field to decide." * bool(unknown)
         raise BackendError(
-            f"The script answers with {found.answer!r}, and the fields to decide are {', '.join(fields)}. "
-            f"{found.place}"
+            f"The script answers with {found.answer!r}.{lacks} {found.place}",
+            remedy=nearest(str(unknown[0]), missing) if unknown else None,
         )
     return [_scores(answers[one], question, found) for one, question in zip(fields, questions, strict=True)]
 
@@ -186,9 +189,8 @@ def _scores(answer: Answer, question: Question, found: Scripted) -> QuestionScor
                 f"{found.place}"
             )
     else:
-        chosen = _option(answer, question, found)
-        rest = (1 - SURE) / max(options - 1, 1)
-        masses = [SURE if place == chosen else rest for place in range(options)]
+        masses = [0.0] * options
+        masses[_option(answer, question, found)] = 1.0
     return uniform(question, masses)
 
 

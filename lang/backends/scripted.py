@@ -61,10 +61,11 @@ class ScriptedBackend:
     ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping from
     choices to their mean token log-probabilities.
 
-    For a decide it is the value, or a mapping from values to probabilities, whose sum is the option mass:
-    ``True``, ``"billing"``, ``{"billing": 0.7, "returns": 0.1}``; for a decide about a model, an instance or
-    a mapping from fields to such answers. Each decide takes an answer of its own, also if several are one
-    request; a function is called for each with the part of the request that asks its questions.
+    For a decide it is the value, which gets probability 1, or a mapping from values to probabilities, whose
+    sum is the option mass: ``True``, ``"billing"``, ``{"billing": 0.7, "returns": 0.1}``; for a decide about
+    a model, an instance or a mapping from fields to such answers. Each decide takes an answer of its own,
+    also if several are one request; a function is called for each with the part of the request that asks its
+    questions.
 
     For a `gen` with thinking, a text may begin with thoughts between the marks of the chat template, such as
     ``"<think>2 + 2</think>4"`` with ChatML. Thoughts are cut to their max_tokens.

@@ -9,10 +9,11 @@ from typing import Any
 
 from ramify.errors import InvalidRequest
 from ramify.lang.graph.recorder import RecordedBranch
-from ramify.lang.graph.symbolic import Symbolic, SymbolicText, SymbolicValue, refuse
+from ramify.lang.graph.symbolic import Symbolic, SymbolicDecision, SymbolicText, SymbolicValue, refuse
 from ramify.lang.program.nodes import Guard, Guarded, Node, ResultRef, Row, as_node
 from ramify.lang.state.state import ProgramState
-from ramify.spelling import suggests
+from ramify.lang.typed.decision import Decision
+from ramify.spelling import nearest, suggests
 
 Outcome = str | bool | int
 
@@ -26,12 +27,14 @@ def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | 
 
     Args:
         value: The result of a `select` or `decide`, a field of type str, bool or Literal, or an argument.
-            ``str(value)`` is compared with ``str(case)``. In a compiled program the server compares.
+            ``str(value)`` is compared with ``str(case)``: of a decision with levels, the name of the level.
+            In a compiled program the server compares.
         cases: Value → the text or node to append.
         default: The text or node to append for any other value; None appends nothing.
 
     Reading a variable fails if the only steps that set the variable belong to cases that were not chosen.
-    Raises `InvalidRequest` for a case that is no str, bool or int, and for two cases with the same text.
+    Raises `InvalidRequest` for a case that is no str, bool or int, for two cases with the same text, and for
+    a case that is no option of the decision `value`.
     """
     texts = [str(case) for case in cases]
     for case in cases:
@@ -39,6 +42,15 @@ def when(value: Any, cases: Mapping[Outcome, str | Node], default: str | Node | 
             raise InvalidRequest(
                 f"The case {case!r} is no str, bool or int, or reads like another.", field="cases"
             )
+    if issubclass(type(value), Decision | SymbolicDecision):
+        for text in texts:
+            if text not in value.texts:
+                raise InvalidRequest(
+                    f"The case {text!r} is no option of the decision, which has "
+                    f"{', '.join(map(repr, value.texts))}.",
+                    field="cases",
+                    remedy=nearest(text, value.texts),
+                )
     source = _source(value)
     if source is None:
         chosen = next((item for case, item in cases.items() if str(case) == str(value)), default)

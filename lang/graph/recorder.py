@@ -177,11 +177,8 @@ class GraphBuilder(Run):
             if isinstance(step, nodes.CallTools):
                 return SymbolicCalls(About(what, CALLS, self.refuse), source)
             if isinstance(step, nodes.Decide):
-                single = step.asked.get("")
-                about = About(what, FIELDS, self.refuse)
-                return SymbolicDecision(
-                    about, source, _shape_of(step), None if single is None else single.scalar
-                )
+                about, asked = About(what, FIELDS, self.refuse), step.asked.get("")
+                return SymbolicDecision(about, source, _shape_of(step), asked.texts if asked else ())
             if isinstance(step, nodes.Gen) and not _is_text(step):
                 return SymbolicValue(About(what, FIELDS, self.refuse), source, step.kind)
             return SymbolicText(About(what, APPENDED, self.refuse), (source,))
@@ -203,8 +200,10 @@ def _shape_of(step: nodes.Decide) -> KnownType:
 
     number = {name: by_field(lambda _: KnownType("float")) for name in ("confidence", "option_mass")}
     shape = {"value": by_field(_value_of), "probabilities": KnownType(), **number}
-    if "" in step.asked and step.asked[""].question.kind == "score":
-        shape["score"] = KnownType("float")
+    if "" in step.asked:
+        shape["text"] = KnownType("str")
+        if step.asked[""].question.kind == "score":
+            shape["score"] = KnownType("float")
     return KnownType(parts=shape)
 
 

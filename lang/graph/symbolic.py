@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast, get_args
 
-from ramify.graph_text import Change, Scalar
+from ramify.graph_text import Change
 from ramify.lang.program.nodes import Interpolated, Node, ResultRef, Step
 from ramify.lang.typed.static_type import StaticType, static_type
 
@@ -182,16 +182,15 @@ class SymbolicValue(Symbolic):
 
 
 class SymbolicDecision(SymbolicValue):
-    """The result of a `decide`. In text, the result of a single question stands for its value's text."""
+    """The result of a `decide`. In text, the result of a single question stands for its value's text, which
+    is one of `texts`."""
 
-    def __init__(self, about: About, source: ResultRef, shape: StaticType, text: Scalar | None) -> None:
+    def __init__(self, about: About, source: ResultRef, shape: StaticType, texts: tuple[str, ...]) -> None:
         super().__init__(about, source, shape=shape)
-        self._text = text
+        self.texts = texts
 
     def as_text(self) -> SymbolicText | None:
-        if self._text is None:
-            return None
-        return SymbolicText(self._about, (replace(self._source, path=("value",), type=self._text),))
+        return getattr(self, "text", None)
 
 
 class SymbolicCalls(SymbolicValue):

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import aclosing
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ramify.decisions.answers import Answer, answer
 from ramify.decisions.calibration import calibration_for
-from ramify.errors import UnsupportedNode
+from ramify.errors import RamifyError, UnsupportedNode
 from ramify.lang.calls.request import all_of
 from ramify.lang.calls.session import Target
 from ramify.lang.program.nodes import Decide, Step
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch, Entry
 
 HOLD_S = 0.01
-"""Longest time, in seconds, that a decision waits for more of them while the body neither reads a result nor
+"""Longest time, in seconds, that decisions wait for the next one while the body neither reads a result nor
 appends another step nor ends."""
 
 Asked = tuple[tuple[str, tuple[str, ...]], ...]
@@ -62,9 +65,10 @@ async def gather(branch: Branch, first: Decide) -> list[Entry]:
 
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HOLD_S), aclosing(branch.run.async_changes()) as changes:
+            async with asyncio.timeout(HOLD_S) as hold, aclosing(branch.run.async_changes()) as changes:
                 async for _ in changes:
                     while (entry := branch.take_next(joins)) is not None:
+                        hold.reschedule(asyncio.get_running_loop().time() + HOLD_S)
                         taken.append(entry)
                         assert isinstance(entry[0], Decide)
                         last, count = entry[0], count + len(entry[0].asked)
@@ -74,6 +78,16 @@ async def gather(branch: Branch, first: Decide) -> list[Entry]:
         branch.put_back(taken)
         raise
     return taken
+
+
+def steps_before(error: RamifyError, steps: Sequence[Decide]) -> int:
+    """Number of the first of `steps` to ask again, after their request has failed: those before the step that
+    `error` is about, or half of them if it names none. 0 for a single step."""
+    named = re.match(r"decide\.questions\[(\d+)\]", error.field or "")
+    if named is None:
+        return len(steps) // 2
+    ends = list(accumulate(len(step.asked) for step in steps))
+    return bisect_right(ends, int(named[1]))
 
 
 def _options(step: Decide) -> object:

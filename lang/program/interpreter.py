@@ -26,7 +26,7 @@ from ramify.lang.calls.request import Output, all_of
 from ramify.lang.calls.session import Target
 from ramify.lang.calls.tool_turns import CallTurn, describe, form_of, open_calls
 from ramify.lang.program import nodes
-from ramify.lang.program.decisions import ask, gather
+from ramify.lang.program.decisions import ask, gather, steps_before
 from ramify.lang.program.retries import attempt, final_value
 from ramify.lang.program.sending import send
 from ramify.lang.program.tool_steps import (
@@ -249,14 +249,16 @@ class Interpreter(nodes.StepVisitor):
                 view = await self._view(step, call)
                 steps = [step, *(one for one, _, _ in more if isinstance(one, nodes.Decide))]
                 async with _within(step.node.timeout, branch.limits):
-                    try:
-                        rid, answers = await ask(branch, call, view, steps)
-                    except (InvalidRequest, UnsupportedNode, BackendError) as error:
-                        if not more or error.transient:
-                            raise
-                        branch.put_back(more)  # each step asks alone, so that the error names its own line
-                        more = []
-                        rid, answers = await ask(branch, call, view, [step])
+                    while True:
+                        try:
+                            rid, answers = await ask(branch, call, view, steps)
+                            break
+                        except (InvalidRequest, UnsupportedNode, BackendError) as error:
+                            count = steps_before(error, steps)
+                            if error.transient or not count:
+                                raise
+                        branch.put_back(more[count - 1 :])  # the failing step fails with its own line
+                        more, steps = more[: count - 1], steps[:count]
                 self._decide(rid, call, step, variable, answers.pop(0))
             while more:
                 other, result, _ = more.pop(0)
@@ -278,6 +280,7 @@ class Interpreter(nodes.StepVisitor):
         """Set `variable` to the decision of `answers`, and append its text if `step` says so."""
         found = step.decision(answers)
         call.decisions = (("", found),) if isinstance(found, Decision) else tuple(found.items())
+        call.questions = tuple(one.question for one in step.asked.values())
         call.text = str(found)
         if step.node.append:
             self._append_text(str(found))

@@ -15,6 +15,7 @@ from ramify.lang.prompt.transcript import Piece, text_of
 from ramify.lang.trace.outputs import Tokens, add_usage
 from ramify.lang.typed.decision import Decision
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
+from ramify.questions import Question
 from ramify.text import shortened
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Call:
     """Whether the step's questions were in the request of an earlier step."""
     decisions: tuple[tuple[str, Decision], ...] = field(default=(), repr=False)
     """The fields of a decide and their decisions."""
+    questions: tuple[Question, ...] = field(default=(), repr=False)
+    """The question of each of `decisions`."""
     form: TaggedCalls | None = field(default=None, repr=False)
     """The form of the step's tool calls; None in a step that calls no tools."""
     priority: int | None = None
@@ -242,7 +245,7 @@ CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
 the name of this call."""
 
 STEPS = ("program", "fork", "gen", "select", "decide", "tool")
-MAX_TEXT = 40
+MAX_TEXT, MAX_DECIDED = 40, 200
 
 
 def render(call: Call) -> str:
@@ -271,11 +274,14 @@ def label_of(call: Call) -> str:
 
 
 def decided(call: Call) -> str:
-    """The values of a decide with their probabilities, such as ``urgent True 0.91, team billing 0.64``."""
-    shown = [
-        f"{field} {one.text} {one.probabilities[one.value]:.2f}".lstrip() for field, one in call.decisions
-    ]
-    return shortened(", ".join(shown), 2 * MAX_TEXT)
+    """The values of a decide with their probabilities, such as ``billing 0.64 (confidence 0.46, option mass
+    0.003)``; with fields, ``urgent True 0.91 (…), team billing 0.64 (…)``."""
+    return ", ".join([f"{field} {_decision(one)}".lstrip() for field, one in call.decisions])
+
+
+def _decision(one: Decision) -> str:
+    mass = "" if one.option_mass is None else f", option mass {one.option_mass:.2g}"
+    return f"{one.text} {one.probabilities[one.value]:.2f} (confidence {one.confidence:.2f}{mass})"
 
 
 def _figures(call: Call) -> str:
@@ -286,7 +292,7 @@ def _figures(call: Call) -> str:
     if call.kind == "tool":
         outcome = f"{shortened(call.arguments or '', MAX_TEXT)} → {outcome}"
     if call.decisions and call.error is None:
-        outcome = decided(call)
+        outcome = shortened(decided(call), MAX_DECIDED)
     if call.kind == "tool" and not call.requests:
         return f"{time}  {outcome}"
     thought = f", thinking {usage.reasoning_tokens}" if usage.reasoning_tokens else ""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
+from ramify.decisions.layouts import written
 from ramify.html.template import fill, script
 from ramify.lang.prompt.transcript import Piece, pieces
 from ramify.lang.trace.calls import Call
@@ -92,8 +93,9 @@ def report_data(root: Call) -> dict[str, Any]:
                 [
                     *(field, one.text, one.confidence, one.option_mass, one.layout),
                     list(zip(one.texts, one.probabilities.values(), strict=True)),
+                    written(question, one.layout) or question.instructions,
                 ]
-                for field, one in call.decisions
+                for (field, one), question in zip(call.decisions, call.questions, strict=True)
             ]
         if cached is not None:
             data["cached_chars"], data["exact"] = cached.chars, cached.exact

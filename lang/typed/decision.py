@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-PREDICATE = ("True", "False")
-"""The texts of a predicate's values."""
+from ramify.questions import QuestionKind
 
 
 class Decision:
     """The answer to one question.
 
-    It has no truth value and equals nothing but other decisions: read `value`. ``str(decision)`` is the text
-    of the value: the name of the option; of a level its number, of a predicate ``True`` or ``False``.
+    It has no truth value and equals nothing but other decisions: read `value`. ``str(decision)`` is `text`,
+    and ``repr(decision)`` shows the probabilities, the confidence and the option mass.
     """
 
     def __init__(
@@ -24,8 +23,9 @@ class Decision:
         option_mass: float | None,
         layout: str,
         *,
+        kind: QuestionKind,
         texts: tuple[str, ...],
-        score: float | None = None,
+        score: float,
     ) -> None:
         self.value = value
         """The most probable option as a Python value: bool, the option's own value, or the level's number."""
@@ -40,37 +40,40 @@ class Decision:
         """Name and version of the layout in which the question was asked."""
         self.texts = texts
         """The text of each value of `probabilities`, in its order."""
+        self.kind = kind
+        """predicate, choice or score."""
         self._score = score
 
     @property
     def score(self) -> float:
         """Expected level, counted from 0. Raises AttributeError for a question without levels."""
-        if self._score is None:
+        if self.kind != "score":
             raise AttributeError("Only a question with Levels has a score.")
         return self._score
 
     @property
     def text(self) -> str:
-        """The text of `value`."""
+        """The text of `value`: the name of the option or level; of a predicate ``True`` or ``False``."""
         return self.texts[list(self.probabilities).index(self.value)]
 
     def to_dict(self) -> dict[str, Any]:
         """The decision as plain data, for JSON. Probabilities are keyed by the names of options, by the
         numbers of levels, or by "true" and "false"."""
-        names = ("true", "false") if self.texts == PREDICATE else self.texts
+        names = self.texts if self.kind == "choice" else [str(value).lower() for value in self.probabilities]
         found: dict[str, Any] = {
             "value": self.plain,
+            "text": self.text,
             "probabilities": dict(zip(names, self.probabilities.values(), strict=True)),
             "confidence": self.confidence,
             "option_mass": self.option_mass,
             "layout": self.layout,
         }
-        return found if self._score is None else {**found, "score": self._score}
+        return {**found, "score": self._score} if self.kind == "score" else found
 
     @property
     def plain(self) -> bool | int | str:
         """`value` as plain data."""
-        return self.value if self.texts == PREDICATE or self._score is not None else self.text
+        return self.text if self.kind == "choice" else self.value
 
     def __bool__(self) -> NoReturn:
         raise TypeError("A decision is neither true nor false: write decision.value.")
@@ -87,7 +90,7 @@ class Decision:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{value!r}: {p:.3f}" for value, p in self.probabilities.items())
-        mass = "" if self.option_mass is None else f", option_mass={self.option_mass:.3f}"
+        mass = "" if self.option_mass is None else f", option_mass={self.option_mass:.3g}"
         return f"Decision({self.value!r}, {{{shown}}}, confidence={self.confidence:.3f}{mass})"
 
 
@@ -112,6 +115,10 @@ class ModelDecision(Mapping[str, Decision]):
     @property
     def option_mass(self) -> dict[str, float | None]:
         return {name: one.option_mass for name, one in self.items()}
+
+    @property
+    def layout(self) -> dict[str, str]:
+        return {name: one.layout for name, one in self.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The decisions as plain data, for JSON: dicts by field, as the attributes are."""

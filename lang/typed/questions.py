@@ -21,6 +21,7 @@ from ramify.graph_text import Scalar
 from ramify.lang.typed.adapters import members_of
 from ramify.lang.typed.decision import Decision
 from ramify.questions import Option, Question
+from ramify.text import shortened
 
 Described = tuple[Any, str]
 """The value of an option, and its description (may be empty)."""
@@ -57,18 +58,24 @@ class Asked:
                 return "int"
         return "str"
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each value, as `str` of a decision gives it."""
+        if self.question.kind == "predicate":
+            return tuple(map(str, self.values))
+        return tuple(option.name for option in self.question.options)
+
     def decision(self, answer: Answer) -> Decision:
         """The decision of `answer`."""
-        question = self.question
-        names = [option.name for option in question.options]
         return Decision(
             self.values[answer.best],
             dict(zip(self.values, answer.probabilities, strict=True)),
             answer.confidence,
             answer.option_mass,
             answer.layout,
-            texts=tuple(names if question.kind == "choice" else map(str, self.values)),
-            score=answer.score if question.kind == "score" else None,
+            kind=self.question.kind,
+            texts=self.texts,
+            score=answer.score,
         )
 
 
@@ -116,7 +123,11 @@ def _question(kind: Any, instructions: str | None, field: str) -> Asked:
         levels = next((mark for mark in marks if isinstance(mark, Levels)), None)
         described = next((dict(mark) for mark in marks if isinstance(mark, Mapping)), {})
     if instructions is not None and not isinstance(instructions, str):
-        raise InvalidRequest(f"The instructions of {field} are {instructions!r}, no text.", field=field)
+        raise InvalidRequest(
+            f"The instructions of {field} are {instructions!r}, no text.",
+            field=field,
+            remedy="The type comes first: (bool, 'Is it urgent?')." if isinstance(kind, str) else None,
+        )
     text = (instructions or "").strip()
     if levels is not None:
         if kind not in (int, levels):
@@ -127,19 +138,30 @@ def _question(kind: Any, instructions: str | None, field: str) -> Asked:
     for value in described:
         if value not in [one for one, _ in pairs]:
             raise InvalidRequest(f"{value!r} is described, and is no option of {field}.", field=field)
-    pairs = [(value, described.get(value, about)) for value, about in pairs]
+    if described:
+        pairs = [(value, described.get(value, about)) for value, about in pairs]
     if len(pairs) == 2 and all(type(value) is bool for value, _ in pairs):
         options = _options(sorted(pairs, reverse=True), field)
         if not text and not any(about for _, about in pairs):
             raise InvalidRequest(
                 f"{field} asks nothing: a predicate needs instructions.",
                 field=field,
-                remedy="Write them third, as in decide('urgent', bool, 'Is it urgent?'); for a field of a "
-                "model, write its description.",
+                remedy="Write them third in a step, decide('urgent', bool, 'Is it urgent?'); as a pair in a "
+                "mapping, (bool, 'Is it urgent?'); and as the description of a field, "
+                "Annotated[bool, Field(description='Is it urgent?')].",
             )
         return plain(_checked(Question(kind="predicate", instructions=text, options=options), field))
-    question = Question(kind="choice", instructions=text, options=_options(pairs, field))
-    return Asked(_checked(question, field), tuple(value for value, _ in pairs))
+    question = _checked(Question(kind="choice", instructions=text, options=_options(pairs, field)), field)
+    values = tuple(value for value, _ in pairs)
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise InvalidRequest(
+                f"{field} has the options {values[values.index(value)]!r} and {value!r}, which are equal in "
+                "Python.",
+                field=field,
+                remedy="Write one of them as a text.",
+            )
+    return Asked(question, values)
 
 
 def _checked(question: Question, field: str) -> Question:
@@ -162,6 +184,12 @@ def _pairs(kind: Any, field: str) -> list[Described]:
         return [(value, about or "") for value, about in kind.items()]
     if isinstance(kind, list):
         return [_pair(one) for one in kind]
+    if isinstance(kind, str):
+        raise InvalidRequest(
+            f"{field} is the text {shortened(repr(kind), 80)}; a question has a type.",
+            field=field,
+            remedy=f"For a yes or no, write the type before the text: (bool, {shortened(repr(kind), 80)}).",
+        )
     raise UnsupportedField(
         f"{field} is {_name(kind)}, which is no question.",
         field=field,

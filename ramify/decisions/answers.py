@@ -43,6 +43,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     probabilities alone."""
     layout: str
     """Name and version of the layout in which the question was asked."""
+    temperature: float | None = None
+    """Temperature of the calibration that was applied; None if none holds for the question."""
 
     @property
     def best(self) -> int:
@@ -66,7 +68,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         if n == 1:
             return 1.0
         if self.kind == "score":
-            distance = sum(p * abs(level - self.best) for level, p in enumerate(self.probabilities))
+            mode = self.best
+            distance = sum(p * abs(level - mode) for level, p in enumerate(self.probabilities))
             uniform = sum(abs(level - (n - 1) / 2) for level in range(n)) / n
             return max(0.0, 1.0 - distance / uniform)
         return (max(self.probabilities) - 1 / n) / (1 - 1 / n)
@@ -81,7 +84,8 @@ def answer(
 ) -> Answer:
     """The answer to `question`.
 
-    empty : scores of the same question behind an empty state; needed for "pmi"
+    empty : scores of the same question behind an empty state, with its forms in the same order; needed for
+        "pmi"
     calibration : applied if it holds for the layout of `scores`
 
     Raises `BackendError` if the model declined to answer. Raises `UnsupportedField` for a `normalise` other
@@ -89,26 +93,25 @@ def answer(
     """
     n = len(question.options)
     heat, each_form = 1.0, False
-    if calibration is not None and calibration.layout == scores.layout:
+    calibrated = calibration is not None and calibration.layout == scores.layout
+    if calibration is not None and calibrated:
         heat, each_form = temperature(calibration, question.kind, n), calibration.each_form
 
-    def of_form(form: FormScores, count: int, other: FormScores | None) -> list[float]:
-        weights = _weights(form, count, normalise, other)
-        return [weight / heat for weight in weights] if each_form else weights
+    def of_forms(count: int) -> Iterator[list[float]]:
+        others = [None] * len(scores.forms) if empty is None else empty.forms
+        for form, other in zip(scores.forms, others, strict=True):
+            weights = _weights(form, count, normalise, other)
+            yield [weight / heat for weight in weights] if each_form else weights
 
     if not scores.forms:
         probabilities = list(_given(scores, normalise))
     elif scores.forms[0].about >= 0:
         yes = [-math.inf] * n
-        for form in scores.forms:
-            weights = of_form(form, 2, _same(empty, form))
+        for form, weights in zip(scores.forms, of_forms(2), strict=True):
             yes[form.about] = weights[0] - total if (total := _log_sum(weights)) > -math.inf else total
         probabilities = _normalised(yes)
     else:
-        orders = [
-            _normalised(of_form(form, n, other))
-            for form, other in zip(scores.forms, _forms(empty, len(scores.forms)), strict=True)
-        ]
+        orders = [*map(_normalised, of_forms(n))]
         probabilities = [math.fsum(column) / len(orders) for column in zip(*orders, strict=True)]
     if not each_form:
         probabilities = tempered(probabilities, heat)
@@ -117,7 +120,11 @@ def answer(
         total = math.fsum(math.exp(value) for form in scores.forms for value in form.logprobs)
         mass = total / len(scores.forms)
     return Answer(
-        kind=question.kind, probabilities=tuple(probabilities), option_mass=mass, layout=scores.layout
+        kind=question.kind,
+        probabilities=tuple(probabilities),
+        option_mass=mass,
+        layout=scores.layout,
+        temperature=heat if calibrated else None,
     )
 
 
@@ -127,7 +134,7 @@ def _given(scores: QuestionScores, normalise: Normalisation) -> tuple[float, ...
         raise BackendError("The model declined to answer the question.")
     if normalise != "sum":
         raise UnsupportedField(
-            "This endpoint gives probabilities without the scores behind them.",
+            f"normalise is {normalise!r}, and this endpoint gives probabilities without their scores.",
             field="normalise",
             remedy='Leave it at "sum", or use Engine or RuntimeEndpoint.',
         )
@@ -175,12 +182,3 @@ def _log_sum(values: Sequence[float]) -> float:
     if most == -math.inf:
         return most
     return most + math.log(math.fsum(math.exp(value - most) for value in values))
-
-
-def _forms(scores: QuestionScores | None, count: int) -> Iterator[FormScores | None]:
-    yield from [None] * count if scores is None else scores.forms
-
-
-def _same(scores: QuestionScores | None, form: FormScores) -> FormScores | None:
-    """The form of `scores` about the same option as `form`."""
-    return None if scores is None else next(one for one in scores.forms if one.about == form.about)

@@ -70,6 +70,13 @@ DEFAULT_INSTRUCTIONS = {
 """Instructions of questions that have none, by kind."""
 
 
+def written(question: Question, layout: str) -> str | None:
+    """The text of the first form of `question` in the layout of this name and version; None for one that is
+    not in `LAYOUTS`."""
+    found = next((one for one in LAYOUTS.values() if one.name == layout), None)
+    return None if found is None else "".join(map(str, next(iter(found.forms(question, 1))).body))
+
+
 def verbatim(question: Question, permutations: int) -> list[Form]:
     """A form for each order of the options. The options' names are the spellings."""
     return [_verbatim(question, order) for order in orders(question, permutations)]

@@ -44,12 +44,13 @@ class Other:
     kind: str
     source: str
 
-    layout = ""
+    layout = "unsupported"
+    """Not empty, so that programs send messages, as for any trained layout, and are refused."""
 
     @property
     def refusing(self) -> Layout:
         """A layout that raises `UnsupportedField` when it is used."""
-        return Layout("unsupported", self._forms, self._state)
+        return Layout(self.layout, self._forms, self._state)
 
     def _forms(self, question: Question, permutations: int) -> list[Form]:
         self._refuse()

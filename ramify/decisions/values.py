@@ -16,7 +16,8 @@ def option_names(values: Sequence[str | bool]) -> list[str]:
         True, "true", "maybe"    true, "true", "maybe"
     """
     names = [_name(value) for value in values]
-    if len(set(names)) == len(names):
+    bools = {_name(value) for value in values if isinstance(value, bool)}
+    if bools.isdisjoint([value for value in values if isinstance(value, str)]):
         return names
     return [
         name if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)

@@ -112,7 +112,7 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
             f"This model's maximum context length is {most_tokens + 1} tokens. However, your messages"
             f" resulted in {ids} tokens.",
             field="prompt",
-            remedy="Shorten them, or give the engine a larger context_length or kv_memory_gb.",
+            remedy="Send less text, or give the engine a larger context_length or kv_memory_gb.",
             lengths=(ids, 0, most_tokens + 1),
         )
     chat = request.chat or ()
@@ -126,10 +126,10 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
     most = most_tokens * MAX_TOKEN_CHARACTERS
     if (size := sum(map(len, _texts(request)))) > most:
         raise PromptTooLong(
-            f"This model's maximum context length is {most_tokens + 1} tokens. However, your messages have"
-            f" {size} characters; at most {most} are taken.",
+            f"This model's maximum context length is {most_tokens + 1} tokens. However, your messages"
+            f" resulted in {size} characters; at most {most} are taken.",
             field="prompt",
-            remedy="Shorten it, or give the engine a larger context_length or kv_memory_gb.",
+            remedy="Send less text, or give the engine a larger context_length or kv_memory_gb.",
         )
 
 

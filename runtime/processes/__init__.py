@@ -13,9 +13,9 @@ Starting and stopping them (a *worker* is any of these processes):
 
 The work of each process (that of the scheduler is in `ramify.runtime.scheduler`):
 
-- `tokenizer`, with `choice_tokens` for choices that are scored after a prompt, `decision_tokens` for
-  questions about one, `trained_layout` for checkpoints that have a layout of their own, and `message_texts`
-  for special tokens that messages spell.
+- `tokenizer`, with `chat_rendering` for the chat template, `message_texts` for special tokens that messages
+  spell, `choice_tokens` for choices that are scored after a prompt, `decision_tokens` for questions about
+  one, and `trained_layout` for checkpoints that have a layout of their own.
 - `detokenizer`, with `text_stream` for the text of one output.
 - `grammar_compiler`.
 """

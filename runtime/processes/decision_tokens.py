@@ -8,11 +8,12 @@
 
 Opening, body and closing are tokenised as one text, apart from the state. So the state's ids are the same for
 all questions. A path has the ids that its text adds behind the closing. All texts of a request are encoded
-in two batches.
+in batches, in slices of `SLICE_CHARACTERS`.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -26,14 +27,17 @@ from ramify.messages import ChatMessage, Segment
 from ramify.model_info import ThinkingFormat
 from ramify.questions import Decide, Question
 
-PLACE = "\U0010fffd"
-"""A private-use character that holds the place of a question in a chat, while the template renders it."""
+PLACE = f"\U0010fffd{secrets.token_hex(8)}\U0010fffd"
+"""A text that holds the place of a question in a chat, or of a content in a trained layout, while the
+template renders it. It is drawn at random, so that no message has it."""
 BLANK_LINE = "\n\n"
 PLAIN_CLOSING = "\nAnswer:"
 MAX_AUTO_TOKENS = 8
 """Most tokens of an option that the layout "auto" writes verbatim."""
 MAX_FORM_CHARACTERS = 8 << 20
-"""Most characters of all forms of a request: they take the tokenizer a few seconds."""
+"""Most characters of all forms of a request: they take the tokenizer a few seconds, in slices."""
+SLICE_CHARACTERS = 128 << 10
+"""Characters of questions that are written and tokenised before other prompts have a turn: about 0.1 s."""
 
 EncodeAll = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """Texts → token ids of each. The texts do not begin the prompt."""
@@ -148,35 +152,49 @@ class DecisionTokenizer:
                 )
         return self._trained
 
-    def tokens(self, decide: Decide, around: Surroundings) -> DecisionTokens:
-        """The tokens of the questions of `decide`.
+    def tokens(self, decide: Decide, around: Surroundings) -> Iterator[DecisionTokens | None]:
+        """The tokens of the questions of `decide`, after a None between two slices of the work.
 
         Raises `InvalidRequest` for options without tokens or with equal tokens, and for questions that are
         too long together.
         """
         layout, known = self.layout(decide), self._known
         keys = [(layout, question, decide.permutations, around) for question in decide.questions]
+        found: dict[_Key, WrittenQuestion] = {}
         places: dict[_Key, int] = {}
         for index, key in enumerate(keys):
             if key in known:
                 known.move_to_end(key)
+                found[key] = known[key]
             else:
                 places.setdefault(key, index)
-        for key, written in zip(places, self._written(decide, layout, around, places.values()), strict=True):
-            known[key] = written
-            self._known_ids += _ids_of(written)
-        found = tuple([known[key] for key in keys])
+        room = MAX_FORM_CHARACTERS
+        for start, part in enumerate(_slices(decide, places.values())):
+            if start:
+                yield None
+            written, size = self._written(decide, layout, around, part, room)
+            room -= size
+            found |= zip([keys[index] for index in part], written, strict=True)
+        for key in places:
+            self._known_ids += 0 if key in known else _ids_of(found[key])
+            known[key] = found[key]
         while self._known_ids > MAX_KNOWN_IDS:
             self._known_ids -= _ids_of(known.popitem(last=False)[1])
-        return DecisionTokens(questions=found, end=decide.end, prompt_ids=decide.prompt_ids)
+        questions = tuple([found[key] for key in keys])
+        yield DecisionTokens(questions=questions, end=decide.end, prompt_ids=decide.prompt_ids)
 
     def _written(
-        self, decide: Decide, layout: Layout | None, around: Surroundings, places: Iterable[int]
-    ) -> Iterator[WrittenQuestion]:
-        """The questions of `decide` with the indices `places`."""
+        self,
+        decide: Decide,
+        layout: Layout | None,
+        around: Surroundings,
+        places: Sequence[int],
+        room: int,
+    ) -> tuple[list[WrittenQuestion], int]:
+        """(questions of `decide` with the indices `places`, characters of their forms: at most `room`)."""
         questions = {index: decide.questions[index] for index in places}
         layouts = dict.fromkeys(questions, layout or LAYOUTS["verbatim"])
-        forms = _forms(questions, layouts, decide.permutations)
+        forms = _forms(questions, layouts, decide.permutations, room)
         paths: Paths = {}
         self._add_paths(paths, forms.values(), around.closing)
         if layout is None:
@@ -184,13 +202,15 @@ class DecisionTokenizer:
                 index: one for index, one in questions.items() if _needs_labels(forms[index][0], paths)
             }
             layouts |= dict.fromkeys(labelled, LAYOUTS["labels"])
-            forms |= _forms(labelled, layouts, decide.permutations)
+            forms |= _forms(labelled, layouts, decide.permutations, room)
             self._add_paths(paths, forms.values(), around.closing)
         bodies = iter(self._bodies([form for one in forms.values() for form in one], around))
+        written = []
         for index, one in forms.items():
             place = f"decide.questions[{index}]"
             tokenised = [_tokenised(form, next(bodies), paths, place) for form in one]
-            yield WrittenQuestion(layout=layouts[index].name, forms=tuple(tokenised))
+            written.append(WrittenQuestion(layout=layouts[index].name, forms=tuple(tokenised)))
+        return written, sum(map(_size, forms.values()))
 
     def _add_paths(self, paths: Paths, written: Iterable[Sequence[Form]], closing: str) -> None:
         """Add the ids of each spelling that is a text: those that the text adds to the ids of `closing`."""
@@ -232,15 +252,36 @@ class DecisionTokenizer:
         return self._marked(part) if isinstance(part, str) else part
 
 
+def _slices(decide: Decide, places: Iterable[int]) -> Iterator[list[int]]:
+    """The indices `places` in slices of about `SLICE_CHARACTERS` of the questions' forms."""
+    part: list[int] = []
+    size = 0
+    for index in places:
+        question = decide.questions[index]
+        texts = sum(len(option.name) + len(option.description) for option in question.options)
+        forms = len(question.options) if decide.layout == "isolated" else decide.permutations
+        size += texts * min(decide.permutations, len(question.options)) + len(question.instructions) * forms
+        part.append(index)
+        if size >= SLICE_CHARACTERS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _size(forms: Iterable[Form]) -> int:
+    return sum(len(part) for form in forms for part in form.body)
+
+
 def _forms(
-    questions: Mapping[int, Question], layouts: Mapping[int, Layout], permutations: int
+    questions: Mapping[int, Question], layouts: Mapping[int, Layout], permutations: int, room: int
 ) -> dict[int, list[Form]]:
-    """The forms of each question. Raises `InvalidRequest` if they are too long together."""
+    """The forms of each question. Raises `InvalidRequest` if they have more than `room` characters."""
     found, size = {}, 0
     for index, question in questions.items():
         forms = found[index] = layouts[index].forms(question, permutations)
-        size += sum(len(part) for form in forms for part in form.body)
-        if size > MAX_FORM_CHARACTERS:
+        size += _size(forms)
+        if size > room:
             raise InvalidRequest(
                 f"The questions have more than {MAX_FORM_CHARACTERS} characters as they are written: once for"
                 " each order of the options, and in the layout isolated once for each option.",

@@ -6,13 +6,16 @@ second.
     body    p1 p2 p3 …        p1, chat, p2, p3, …
     chat    chat
 
-Messages of one flow keep their order. `Abort`, `EndProgram` and `AwaitTools` stay behind the requests that
-they are about. Messages about all requests (`BARRIERS`) stay behind all that came before them.
+A message whose work takes long is put back in the middle of it, as the first of its flow: the other flows
+have a turn before it goes on. Messages of one flow keep their order. `Abort`, `EndProgram` and `AwaitTools`
+stay behind the requests that they are about. Messages about all requests (`BARRIERS`) stay behind all that
+came before them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from typing import Any
 
 import msgspec
 
@@ -43,11 +46,13 @@ class FlowQueue:
     """A queue of encoded messages, which leave it in the order in which they are to be handled."""
 
     def __init__(self) -> None:
-        self._flows: OrderedDict[tuple[str, str], deque[tuple[str, bytes]]] = OrderedDict()
+        self._flows: OrderedDict[tuple[str, str], deque[tuple[str, Any]]] = OrderedDict()
         """Flow → (request id or "", message) of its messages. The first flow has the next turn. Messages
         about a program do not name its scope, so programs of the same id in two scopes share a flow here."""
         self._flow_of: dict[str, tuple[str, str]] = {}
         """Request id → flow, of the requests in the queue."""
+        self._taken = ("", ""), ""
+        """Flow and request id of the message taken last."""
         self._behind: deque[bytes] = deque()
         """A barrier, and the messages that arrived after it."""
 
@@ -64,17 +69,27 @@ class FlowQueue:
         else:
             self._put(header, message)
 
-    def take(self) -> bytes | None:
-        """The next message; None if the queue is empty."""
+    def take(self) -> Any:
+        """The next message, as it was put; None if the queue is empty."""
         if not self._flows:
             return self._past_barrier()
         flow, messages = self._flows.popitem(last=False)
         rid, message = messages.popleft()
+        self._taken = flow, rid
         if messages:
             self._flows[flow] = messages
         if rid:
             del self._flow_of[rid]
         return message
+
+    def put_back(self, rest: Any) -> None:
+        """Queue the rest of the message taken last, which is no barrier: before the others of its flow, whose
+        turn is behind those of all flows."""
+        flow, rid = self._taken
+        self._flows.setdefault(flow, deque()).appendleft((rid, rest))
+        self._flows.move_to_end(flow)
+        if rid:
+            self._flow_of[rid] = flow
 
     def _put(self, header: _Header, message: bytes) -> None:
         rid = ""

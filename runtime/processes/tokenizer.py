@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
 import os
-import signal
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import FrameType, MappingProxyType
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,13 +31,13 @@ from ramify.engine_messages import (
 )
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
 from ramify.fill import Fill
-from ramify.messages import ChatMessage, Generate, Preamble, Segment
+from ramify.messages import Generate, Preamble, Segment
 from ramify.model_info import ChatFormat
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.tokenizer.chat_format import chat_format, template_source
 from ramify.runtime.model.tokenizer.fill import FillFormat, fill_format
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
+from ramify.runtime.processes.chat_rendering import TEMPLATE_S, ChatRenderer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.decision_tokens import (
     BLANK_LINE,
@@ -60,33 +58,8 @@ log = logging.getLogger("ramify")
 
 CACHED_CHARACTERS = 4_000_000
 """Maximum total length, in characters, of the texts whose token ids are cached."""
-TEMPLATE_S = 5.0
-"""Limit of processor time for rendering a chat template, in seconds. A template is a program from the model's
-files. No other prompt is tokenised meanwhile."""
 CACHED_FROM = 24
 """Minimum characters of a text whose token ids are cached: tokenising shorter texts again is cheaper."""
-
-
-class ProcessorTimeOver(BaseException):
-    """Raised by `processor_time_limit` in its ``with`` block when time is over. `except Exception` does not
-    catch it."""
-
-
-@contextlib.contextmanager
-def processor_time_limit(seconds: float) -> Iterator[None]:
-    """Raise `ProcessorTimeOver` in the block after `seconds` of the process's processor time (setitimer(2),
-    ITIMER_VIRTUAL), between two operations of the interpreter. Only for the main thread."""
-
-    def over(number: int, frame: FrameType | None) -> None:
-        raise ProcessorTimeOver
-
-    before = signal.signal(signal.SIGVTALRM, over)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 class PromptTokenizer:
@@ -110,9 +83,9 @@ class PromptTokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._metadata = metadata
-        self._template_s = template_s
         self._most_cached = cached_characters
         self._messages = None if special_in_messages else MessageTexts(tokenizer)
+        self._chats = ChatRenderer(tokenizer, self._messages, template_s)
         self._bos: int | None = tokenizer.bos_token_id
         self._decisions = DecisionTokenizer(
             self._encode_inside, str if self._messages is None else self._messages.marked_values, trained
@@ -122,9 +95,22 @@ class PromptTokenizer:
         turns again with every call."""
         self._cached_characters = 0
 
+    def results(self, message: Generate | Tokenize | Detokenize) -> Iterator[Submit | Texts | None]:
+        """The result of `message`, after a None between two slices of long work."""
+        match message:
+            case Generate():
+                yield from self._submit(message)
+            case Tokenize():
+                yield self.tokenize(message)
+            case Detokenize():
+                yield self.detokenize(message)
+
     def submit(self, request: Generate) -> Submit:
         """Tokenise a request. Raises `InvalidRequest` for an empty prompt, for wrong choices or preambles,
         and if the chat template raises. Raises `UnsupportedField` for options that have no effect."""
+        return next(found for found in self._submit(request) if found is not None)
+
+    def _submit(self, request: Generate) -> Iterator[Submit | None]:
         choices = check_choices(request)
         check_pooling(request)
         decide = check_decide(request)
@@ -159,13 +145,18 @@ class PromptTokenizer:
                 exact=templated or not healing,
                 templated=templated,
             )
-            return msgspec.structs.replace(
+            yield msgspec.structs.replace(
                 submit,
                 choices=tuple([tokenizer.tokens(choice) for choice in choices.texts]),
                 unconditional=choices.unconditional,
             )
+            return
         if decide is not None and around is not None:
-            submit = msgspec.structs.replace(submit, decide=self._decisions.tokens(decide, around))
+            tokens = None
+            for tokens in self._decisions.tokens(decide, around):
+                if tokens is None:
+                    yield None
+            submit = msgspec.structs.replace(submit, decide=tokens)
         if not ids:
             raise InvalidRequest(
                 "The prompt is empty.", field="prompt", remedy="Send at least one character or token."
@@ -175,11 +166,11 @@ class PromptTokenizer:
         if request.fill is not None and not sampling.ignore_eos:
             ends = dict.fromkeys((*sampling.stop_token_ids, *self._fill_format.ends))
             sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(ends))
-        channels = templated and self._has_channels
+        channels = templated and self._chats.has_channels
         if channels or any(token in self._control for preamble in preambles for token in preamble.end_ids):
             # The frontend's parsers look for the ends of preambles, and for channels, in the text.
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-        return msgspec.structs.replace(
+        yield msgspec.structs.replace(
             submit,
             sampling=sampling,
             constraint=request.constraint,
@@ -211,15 +202,15 @@ class PromptTokenizer:
         """(segments of the prompt, texts around each question). A chat is rendered by the chat template."""
         decide = request.decide
         if decide is None:
-            return (request.prompt if request.chat is None else (self._render(request),)), None
+            return (request.prompt if request.chat is None else (self._chats.render(request),)), None
         layout = self._decisions.layout(decide)
         if layout is not None and layout.state is not None:
-            return layout.state(self._marked(request)), Surroundings("", "", bare=True)
+            return layout.state(self._chats.marked(request)), Surroundings("", "", bare=True)
         prompt, around = request.prompt, Surroundings(BLANK_LINE, PLAIN_CLOSING)
         if request.chat is not None:
             check_template_variables(json.loads(request.template_kwargs or "{}"))
             chat, opening = with_place(request.chat)
-            rendered = self._render(
+            rendered = self._chats.render(
                 msgspec.structs.replace(request, chat=chat), **dict.fromkeys(SWITCHES, False)
             )
             form = self.chat_format
@@ -242,10 +233,10 @@ class PromptTokenizer:
             return [] if first is None else [first]
         return ids
 
-    @cached_property
+    @property
     def chat_format(self) -> ChatFormat | None:
         """The chat template as pieces; None if there is none."""
-        return chat_format(self._tokenizer)
+        return self._chats.format
 
     def _filled(self, prefix: str, fill: Fill) -> list[int]:
         """The ids of a prompt to fill in the middle. Raises `UnsupportedField` if the model cannot do so."""
@@ -339,18 +330,6 @@ class PromptTokenizer:
                     yield msgspec.structs.replace(preamble, end=end, end_ids=part)
 
     @cached_property
-    def _has_channels(self) -> bool:
-        """Whether the chat template writes messages in channels, as that of gpt-oss does."""
-        return "<|channel|>" in template_source(self._tokenizer)
-
-    @cached_property
-    def _thoughts(self) -> str:
-        """Name of the field from which the chat template takes the reasoning of a message."""
-        source = template_source(self._tokenizer)
-        other = "message.thinking" in source and "reasoning_content" not in source
-        return "thinking" if other else "reasoning_content"
-
-    @cached_property
     def _control(self) -> frozenset[int]:
         added = self._tokenizer.added_tokens_decoder
         return frozenset(token for token, entry in added.items() if entry.special)
@@ -402,44 +381,6 @@ class PromptTokenizer:
         tokenizer has added another."""
         return self._bos is not None and ids[:2] == [self._bos, self._bos]
 
-    def _marked(self, request: Generate) -> Generate:
-        """`request` with marks in the special tokens that the messages of its chat spell."""
-        if self._messages is None or request.chat is None:
-            return request
-        mark = self._messages.marked_values
-        chat = [msgspec.structs.replace(turn, content=mark(turn.content)) for turn in request.chat]
-        return msgspec.structs.replace(request, chat=tuple(chat))
-
-    def _render(self, request: Generate, **more: Any) -> str:
-        """The chat as the template renders it. `more`: further variables of the template."""
-        if not self._tokenizer.chat_template:
-            raise InvalidRequest(
-                "This model has no chat template.", field="messages", remedy="Send a plain prompt instead."
-            )
-        variables: dict[str, Any] = {"add_generation_prompt": True, **more}
-        try:
-            with processor_time_limit(self._template_s):
-                if request.template_kwargs:
-                    variables |= json.loads(request.template_kwargs)
-                if request.tools:
-                    variables["tools"] = json.loads(request.tools)
-                turns = [_turn(message, self._thoughts) for message in request.chat or ()]
-                if self._messages is not None:
-                    turns = [self._messages.marked(turn) for turn in turns]
-                    variables = self._messages.marked_values(variables)
-                rendered = self._tokenizer.apply_chat_template(turns, tokenize=False, **variables)
-        except ProcessorTimeOver:
-            raise InvalidRequest(
-                f"The model's chat template takes more than {self._template_s:g} s for these messages.",
-                field="messages",
-                remedy="Send fewer or shorter messages, or a plain prompt.",
-            ) from None
-        except Exception as error:  # a template is a program: it may raise anything
-            raise InvalidRequest(
-                f"The model's chat template refuses these messages: {error}", field="messages"
-            ) from error
-        return str(rendered)
-
 
 def _ends_in_text(request: Generate) -> bool:
     """Whether the prompt ends in a text that the output continues."""
@@ -448,26 +389,11 @@ def _ends_in_text(request: Generate) -> bool:
     return bool(json.loads(request.template_kwargs or "{}").get("continue_final_message"))
 
 
-def _turn(message: ChatMessage, thoughts: str) -> dict[str, Any]:
-    """A message in the form that chat templates take: the arguments of calls are objects instead of JSON
-    text. `thoughts` is the name of the field for the reasoning."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        turn["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        turn["tool_call_id"] = message.tool_call_id
-    if message.name:
-        turn["name"] = message.name
-    if message.reasoning:
-        turn[thoughts] = message.reasoning
-    return turn
+class _Work(NamedTuple):
+    """A message whose work has begun."""
+
+    rid: str
+    results: Iterator[Submit | Texts | None]
 
 
 def main() -> None:
@@ -502,24 +428,27 @@ def main() -> None:
         while encoded is not None:
             queue.put(encoded)
             encoded = inbox.recv_encoded(wait=False)
-        taken = queue.take()
-        message = None if taken is None else inbox.decode(taken)
-        if message is None:
-            continue
-        if not isinstance(message, Generate | Tokenize | Detokenize):
-            scheduler.send(message)
+        work = queue.take()
+        if isinstance(work, bytes):
+            message = inbox.decode(work)
+            if message is None:
+                continue
+            if not isinstance(message, Generate | Tokenize | Detokenize):
+                scheduler.send(message)
+                continue
+            work = _Work(message.rid, prompts.results(message))
+        if work is None:
             continue
         try:
-            match message:
-                case Generate():
-                    scheduler.send(prompts.submit(message))
-                case Tokenize():
-                    frontend.send(prompts.tokenize(message))
-                case Detokenize():
-                    frontend.send(prompts.detokenize(message))
+            result = next(work.results)
         except RamifyError as error:
-            frontend.send(Failed(rid=message.rid, error=error.to_info()))
+            frontend.send(Failed(rid=work.rid, error=error.to_info()))
         except Exception as error:
-            log.exception("tokenising %s failed", message.rid)
+            log.exception("tokenising %s failed", work.rid)
             failure = RamifyError(f"Tokenising failed: {error}")
-            frontend.send(Failed(rid=message.rid, error=failure.to_info()))
+            frontend.send(Failed(rid=work.rid, error=failure.to_info()))
+        else:
+            if result is None:
+                queue.put_back(work)
+            else:
+                (scheduler if isinstance(result, Submit) else frontend).send(result)

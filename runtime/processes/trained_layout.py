@@ -11,9 +11,8 @@ from ramify.decisions.logit_score import LogitScoreConfig, logit_score_layout
 from ramify.decisions.trained import Other, Trained
 from ramify.errors import InvalidRequest
 from ramify.runtime.model.tokenizer.chat_format import template_source
+from ramify.runtime.processes.decision_tokens import PLACE
 
-PLACE = "\U0010fffd"
-"""A private-use character that holds the place of a content while the template renders it."""
 _UNCLOSED = {
     "<think>\n": "</think>\n\n",
     "<think>": "</think>\n\n",

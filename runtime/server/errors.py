@@ -125,9 +125,10 @@ def systemone_body(problem: Problem) -> bytes:
 
 def _loc(field: str | None) -> list[str | int]:
     """The steps of a path: ``["body", "questions", "is it?", "criteria", 2]`` for
-    ``questions["is it?"].criteria[2]``."""
+    ``questions["is it?"].criteria[2]``. A path ends at a step that is not told, ``[...]``."""
     loc: list[str | int] = ["body"]
-    for index, name, plain in re.findall(r'\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]|([^.\[]+)', field or ""):
+    told = (field or "").partition("[...]")[0]  # the key of an object
+    for index, name, plain in re.findall(r'\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]|([^.\[]+)', told):
         loc.append(int(index) if index else msgspec.json.decode(name, type=str) if name else plain)
     return loc
 

@@ -106,7 +106,8 @@ class Fields:
         """The value of `field` as `kind`. Raises `InvalidRequest` if it is missing or empty."""
         value = self.take(field, kind)
         if value in (None, "", ()):
-            raise InvalidRequest(f"{self.path(field)} is missing.", field=self.path(field))
+            what = "missing" if value is None else "empty"
+            raise InvalidRequest(f"{self.path(field)} is {what}.", field=self.path(field))
         return value
 
     def take_text(self, field: str) -> str | None:

@@ -65,6 +65,19 @@ def test_confidence_is_typesafes(probabilities: tuple[float, ...], choice: float
     assert given_probabilities(probabilities, "score").confidence == pytest.approx(score, abs=1e-12)
 
 
+def test_confidence_takes_time_in_proportion_to_the_options() -> None:
+    class Counted(tuple[float, ...]):
+        reads = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    found = Answer(kind="score", probabilities=Counted((1 / 255,) * 255), option_mass=1.0, layout="x")
+    assert found.confidence == 0.0  # the mode is the first level
+    assert Counted.reads <= 2 * 255
+
+
 def test_the_first_of_equal_options_is_best() -> None:
     found = given_probabilities((0.2, 0.4, 0.4), "score")
     assert found.best == 1
@@ -105,7 +118,7 @@ def test_isolated_probabilities_of_yes_are_normalised() -> None:
     found = answer(question(2), scores(*forms))
     assert found.probabilities == near(1 / 6, 5 / 6)
     assert found.option_mass == pytest.approx((0.8 + 1.0) / 2)
-    alone = scores(form(0.1, 0.1, 0.2, about=0, **yes_or_no), form(0.2, 0.2, 0.1, about=1, **yes_or_no))
+    alone = scores(form(0.2, 0.2, 0.1, about=1, **yes_or_no), form(0.1, 0.1, 0.2, about=0, **yes_or_no))
     # Weights of yes and no: 0.1 / 0.2 and 0.9 / 0.2; 0.4 / 0.4 and 0.4 / 0.1.
     assert answer(question(2), scores(*forms), "pmi", alone).probabilities == near(1 / 3, 2 / 3)
 

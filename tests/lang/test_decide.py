@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import threading
+import time
+import traceback
 from typing import Annotated, Any
 
 import msgspec
@@ -14,10 +16,11 @@ from pydantic import BaseModel, Field
 
 import ramify as rm
 from ramify.answers import AnswerStore
+from ramify.decisions.trained import Other
 from ramify.errors import BudgetExceeded, InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.program import decisions
 from ramify.lang.trace.report import report_data
-from ramify.questions import Calibration, Temperature
+from ramify.questions import Calibration, DecisionScores, Temperature
 from tests.lang.chat_templates import pieces_of
 from tests.lang.compiling import line_of
 from tests.lang.steps import cause, program_of
@@ -44,11 +47,11 @@ def asked(backend: Any) -> list[list[str]]:
 def test_a_decision_has_the_scripted_probabilities():
     state = program_of("Order 7.", URGENT, TEAM, RISK).run(backend=rm.ScriptedBackend(SCRIPT))
     urgent, team, risk = state["urgent"], state["team"], state["risk"]
-    assert (urgent.value, urgent.probabilities) == (True, pytest.approx({True: 0.9, False: 0.1}))
+    assert (urgent.value, urgent.probabilities) == (True, pytest.approx({True: 1.0, False: 0.0}))
     assert team.value == "returns"
     assert team.probabilities == pytest.approx({"billing": 0.25, "returns": 0.75})
     assert (team.option_mass, team.confidence) == (pytest.approx(0.8), pytest.approx(0.5))
-    assert (risk.value, risk.score) == (2, pytest.approx(0.05 * 0 + 0.05 * 1 + 0.9 * 2))
+    assert (risk.value, risk.score) == (2, 2.0)
     assert state.text() == "Order 7."
     assert state.get("urgent", bool) is True
     assert state.get_meta_info("team")["option_mass"] == team.option_mass
@@ -58,7 +61,7 @@ def test_a_model_is_an_instance_and_a_decision_for_each_field():
     backend = rm.ScriptedBackend({"ticket": {"urgent": False, "risk": "mid"}})
     found = program_of("Order 7.", rm.decide("ticket", Ticket)).run(backend=backend)["ticket"]
     assert found.value == Ticket(urgent=False, risk=1)
-    assert found["risk"].probabilities == pytest.approx({0: 0.05, 1: 0.9, 2: 0.05})
+    assert found["risk"].probabilities == pytest.approx({0: 0.0, 1: 1.0, 2: 0.0})
     assert found.confidence == {"urgent": found["urgent"].confidence, "risk": found["risk"].confidence}
     assert asked(backend) == [["Is it urgent?", "How risky is it?"]]
 
@@ -128,10 +131,13 @@ def test_behind_text_without_turns_the_question_is_plain(chat_format):
     assert (request.decide.opening, request.decide.closing) == (None, None)
 
 
-def test_a_trained_layout_is_given_messages():
+@pytest.mark.parametrize("layout", ["decider-1", Other("a Kev checkpoint", "kev_config.json").layout])
+def test_a_trained_layout_is_given_messages(layout):
+    """So is one that is not supported, which the tokenizer refuses by name."""
+
     class Trained(rm.ScriptedBackend):
         async def info(self):
-            return msgspec.structs.replace(await super().info(), trained_layout="decider-1")
+            return msgspec.structs.replace(await super().info(), trained_layout=layout)
 
         def _refuse_unsupported(self, request):
             """The script takes messages here."""
@@ -363,17 +369,42 @@ def test_an_answer_that_is_no_option_fails_its_own_step(held, script):
     assert failed.value.line == line_of(__file__, "the script is wrong here")
 
 
+def test_an_error_of_a_script_is_told_once(held):
+    state = program_of(URGENT, TEAM).run(backend=rm.ScriptedBackend({"urgent": "ja", "team": "returns"}))
+    with pytest.raises(rm.ProgramError) as failed:
+        state["urgent"]
+    assert "".join(traceback.format_exception(failed.value)).count("The script decides for 'ja'") <= 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"urgent": True}, "It has nothing for risk"),
+        ({"urgent": True, "risks": 1}, "risks, which is no field to decide.*Did you mean risk"),
+        ({"urgent": True, "risk": 0, "team": 1}, "It has team, which"),
+        (True, "nothing for urgent, risk"),
+    ],
+)
+def test_a_script_with_other_fields_is_told_which(answer, words):
+    state = program_of(rm.decide("ticket", Ticket)).run(backend=rm.ScriptedBackend({"ticket": answer}))
+    with pytest.raises(rm.ProgramError, match=words):
+        state["ticket"]
+
+
 class Refusing(rm.ScriptedBackend):
     """Refuses a question, as a tokenizer does whose options have the same tokens."""
 
-    def __init__(self, answers, error=InvalidRequest):
+    def __init__(self, answers, error=InvalidRequest, *, names_it=True):
         super().__init__(answers)
-        self.error = error
+        self.error, self.names_it = error, names_it
+        self.sizes = []
 
     async def generate(self, request):
+        self.sizes.append(len(request.decide.questions))
         for place, question in enumerate(request.decide.questions):
             if question.instructions == "Which team?":
-                raise self.error("Two options have the same tokens.", field=f"decide.questions[{place}]")
+                where = f"decide.questions[{place}].options[1]" if self.names_it else None
+                raise self.error("Two options have the same tokens.", field=where)
         async for chunk in super().generate(request):
             yield chunk
 
@@ -386,6 +417,41 @@ def test_a_refused_question_fails_its_own_step_alone(held, error):
         state["team"]
     with pytest.raises(rm.ProgramError, match="'risk' was not run, because an earlier step failed"):
         state["risk"]
+
+
+@pytest.mark.parametrize(
+    ("place", "names_it", "sizes"),
+    [
+        (15, True, [16, 15, 1]),
+        (6, True, [16, 6, 10]),
+        (0, True, [16]),
+        (15, False, [16, 8, 8, 4, 4, 2, 2, 1, 1]),
+        (0, False, [16, 8, 4, 2, 1]),
+    ],
+)
+def test_a_refused_question_costs_few_requests(held, place, names_it, sizes):
+    steps = [rm.decide(f"q{number}", bool, f"Is it {number}?") for number in range(16)]
+    steps[place] = TEAM
+    backend = Refusing(dict.fromkeys([step.variable for step in steps], True), names_it=names_it)
+    state = program_of(*steps).run(backend=backend)
+    assert all(state[f"q{number}"].value for number in range(place))
+    with pytest.raises(rm.ProgramError, match=f"decide 'team' at {re.escape(TEAM.line)} failed"):
+        state["team"]
+    assert backend.sizes == sizes
+
+
+def test_decisions_are_held_while_the_body_appends_more(monkeypatch):
+    monkeypatch.setattr(decisions, "HOLD_S", 1.0)
+
+    @rm.function
+    def program(s):
+        for number in range(5):
+            s += rm.decide(f"q{number}", bool, "Is it?")
+            time.sleep(0.3)
+
+    backend = rm.ScriptedBackend({f"q{number}": True for number in range(5)})
+    program.run(backend=backend)
+    assert [len(one) for one in asked(backend)] == [5]
 
 
 def test_a_program_recovers_from_a_refused_question(held):
@@ -494,12 +560,15 @@ def test_the_models_calibration_is_applied():
 
 def test_the_trace_shows_each_decision(held):
     state = program_of("Order 7.", URGENT, rm.decide("ticket", Ticket)).run(
-        backend=rm.ScriptedBackend({"urgent": True, "ticket": {"urgent": False, "risk": 0}})
+        backend=rm.ScriptedBackend(
+            {"urgent": {True: 0.0036, False: 0.0004}, "ticket": {"urgent": False, "risk": 0}}
+        )
     )
     first, second = state.trace.children
-    assert "True 0.90" in str(state.trace)
-    assert "urgent False 0.90, risk 0 0.90" in state.trace._repr_html_()
-    assert "urgent False 0.90, risk 0 0.90" in str(state.trace)
+    sure = "1.00 (confidence 1.00, option mass 1)"
+    for shown in (str(state.trace), state.trace._repr_html_()):
+        assert "True 0.90 (confidence 0.80, option mass 0.004)" in shown
+        assert f"urgent False {sure}, risk low {sure}" in shown
     assert (first.sent, second.sent, second.merged) == (True, False, True)
     told = state.trace.to_dict()["children"]
     assert told[0]["decisions"][""]["probabilities"] == pytest.approx({"true": 0.9, "false": 0.1})
@@ -507,6 +576,27 @@ def test_the_trace_shows_each_decision(held):
     assert [row[0] for row in data[1]["decisions"]] == ["urgent", "risk"]
     assert data[0]["decisions"][0][5] == [("True", pytest.approx(0.9)), ("False", pytest.approx(0.1))]
     assert json.loads(json.dumps(state.trace.to_dict()))
+
+
+def test_the_report_shows_the_question_as_it_was_asked():
+    class Verbatim(rm.ScriptedBackend):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                found = [
+                    msgspec.structs.replace(one, layout="verbatim-1") for one in chunk.decisions.questions
+                ]
+                yield msgspec.structs.replace(chunk, decisions=DecisionScores(questions=tuple(found)))
+
+    for backend, question in (
+        (rm.ScriptedBackend(SCRIPT), "Which team?"),
+        (
+            Verbatim(SCRIPT),
+            "Which team?\n- billing: invoices\n- returns: goods sent back\nAnswer with exactly",
+        ),
+    ):
+        state = program_of("Order 7.", TEAM).run(backend=backend)
+        (row,) = report_data(state.trace)["root"]["children"][0]["decisions"]
+        assert row[6].startswith(question)
 
 
 def test_a_recording_is_replayed(tmp_path):
@@ -585,7 +675,7 @@ def test_a_batch_writes_decisions_as_json(tmp_path):
     assert summary.failed == 0
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     found = {line["returned"]: line["outputs"] for line in lines if "outputs" in line}
-    assert found[True]["urgent"]["probabilities"] == pytest.approx({"true": 0.9, "false": 0.1})
+    assert found[True]["urgent"]["probabilities"] == pytest.approx({"true": 1.0, "false": 0.0})
     assert found[False]["ticket"]["value"] == {"urgent": False, "risk": 2}
 
 
@@ -617,10 +707,45 @@ def test_an_async_call_asks_about_messages():
 
 def test_a_call_about_a_model_returns_its_decisions():
     backend = rm.ScriptedBackend([{"urgent": True, "risk": 1}])
-    found = rm.decide("Order 7 arrived broken.", Ticket, backend=backend)
+    found = rm.decide("Order 7 arrived broken.", {"ticket": Ticket}, backend=backend)["ticket"]
     assert found.value == Ticket(urgent=True, risk=1)
     assert list(found) == ["urgent", "risk"]
-    assert isinstance(rm.decide("ticket", Ticket), type(URGENT))  # a name: a step
+
+
+@pytest.mark.parametrize("state", ["refund", "I want a refund"])
+def test_the_text_of_a_state_does_not_make_a_step(state):
+    assert rm.decide(state, QUESTIONS, backend=rm.ScriptedBackend(SCRIPT))["urgent"].value is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "words"),
+    [
+        (("refund", {"a": "Is it broken?"}), "kind", r"\{'a': \(bool, 'Is it broken\?'\)\}"),
+        (("It is broken.", {"a": "Is it broken?"}), "kind", r"\{'a': \(bool, 'Is it broken\?'\)\}"),
+        (("team", {"billing": None}), "kind", r"decide\(name, options, instructions\)"),
+        (("It is broken.", [(bool, "Is it broken?")]), "name", r"decide\(state, \{name"),
+        (("It is broken.", bool, "Is it broken?"), "name", r"decide\(state, \{name"),
+        (("It is broken.", Ticket), "name", r"decide\(state, \{name"),
+        (("It is broken.", {"a": "Is it broken?", "b": bool}), "a", r"\(bool, 'Is it broken\?'\)"),
+        (("It is broken.", {"a": ("Is it broken?", bool)}), "a", "type comes first"),
+        (("It is broken.", {1: (bool, "Is it broken?")}), "questions", "a name is a text"),
+    ],
+)
+def test_a_call_that_is_written_wrong_is_no_step(arguments, field, words):
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        rm.decide(*arguments)
+    assert refused.value.field == field
+
+
+def test_options_without_instructions_are_named_choices():
+    step = rm.decide("team", choices={"billing": "invoices", "returns": ""})
+    assert step.asked[""].values == ("billing", "returns")
+    assert rm.decide("urgent", {True: "someone waits", False: ""}).asked[""].values == (True, False)
+
+
+def test_an_async_call_takes_a_mapping_only():
+    with pytest.raises(InvalidRequest, match="mapping from names to types"):
+        asyncio.run(rm.adecide("Order 7.", Ticket))
 
 
 def test_a_call_in_a_program_is_in_its_trace():
@@ -640,7 +765,7 @@ def test_a_call_in_a_program_is_in_its_trace():
         ("A text.", {}, InvalidRequest, "questions"),
         ([{"role": "user"}], QUESTIONS, UnsupportedField, "state[0]"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], QUESTIONS, UnsupportedField, "state[0]"),
-        ([{"role": "user", "content": "Hi."}], bool, InvalidRequest, "questions"),
+        ([{"role": "user", "content": "Hi."}], bool, InvalidRequest, "name"),
         ({"a": 1}, QUESTIONS, InvalidRequest, "state"),
     ],
 )

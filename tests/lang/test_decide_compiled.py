@@ -40,7 +40,8 @@ def program(s, text):
     s += rm.decide("team", Team, "Whose is it?", permutations=2)
     s += rm.decide("ticket", Ticket)
     s += rm.when(s["urgent"], {True: rm.assistant("At once.")}, rm.assistant("Later."))
-    s += rm.user(f"{s['team']} {s['ticket'].value.size} {s['urgent'].confidence}.")
+    s += rm.decide("anger", LEVELS, "How angry is the customer?")
+    s += rm.user(f"{s['team']} {s['ticket'].value.size} {s['urgent'].confidence} {s['anger']}.")
     s += rm.assistant(rm.decide("risk", LEVELS, "How risky is it?", append=True))
     views = s.fork(2)
     views += rm.decide("good", ["yes", "no"], "Is it good?")
@@ -53,12 +54,13 @@ SCRIPT: dict[str, Any] = {
     "urgent": {True: 1.0},
     "team": Team.RETURNS,
     "ticket": {"urgent": False, "size": "L"},
+    "anger": "high",
     "risk": 2,
     "good": ["yes", "no"],
 }
 TEXT = (
     "<|im_start|>user\nOrder 7.<|im_end|>\n<|im_start|>assistant\nAt once.<|im_end|>\n"
-    "<|im_start|>user\nreturns L 1.0.<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+    "<|im_start|>user\nreturns L 1.0 high.<|im_end|>\n<|im_start|>assistant\nhigh<|im_end|>\n"
     "<|im_start|>user\nCareful.<|im_end|>\n"
 )
 
@@ -73,7 +75,7 @@ def test_a_compiled_program_decides_like_its_steps(how):
     assert state.ret_value == (Team.RETURNS, Ticket(urgent=False, size="L"))
     assert [one.value for one in state["good"]] == ["yes", "no"]
     # urgent stands alone, as team has permutations; nothing lies between team and ticket but their options
-    assert [len(sent.decide.questions) for sent in backend.requests] == [1, 1, 2, 1, 1, 1]
+    assert [len(sent.decide.questions) for sent in backend.requests] == [1, 1, 2, 1, 1, 1, 1]
 
 
 def test_decisions_in_a_row_are_one_request_of_a_graph():
@@ -104,7 +106,7 @@ def test_a_skipped_decision_sets_nothing():
 def test_the_view_shows_the_questions():
     graph = program.compile().graph()
     assert "decide ticket (urgent: Is it urgent?, size: How large is it?)" in str(graph)
-    assert "if ‹urgent›.value is 'True'" in str(graph)
+    assert "if ‹urgent›.text is 'True'" in str(graph)
     assert 'n3(["decide urgent (Is it urgent?)"])' in graph.mermaid()
     # The conditions and texts wait for the decisions that they name.
     assert "n3 --> n4" in graph.mermaid()
@@ -174,6 +176,15 @@ def test_what_is_not_known_is_refused():
     assert "rm.when" in refusal(truth).remedy
     assert "'team'" in str(refusal(member))  # str(Team.RETURNS) is no text of the graph
     assert "'ticket'" in str(refusal(whole))
+
+
+def test_a_case_that_is_no_option_is_refused():
+    @rm.function
+    def wrong(s):
+        s += rm.decide("team", Team, "Whose is it?")
+        s += rm.when(s["team"], {"biling": "x"})
+
+    assert "Did you mean billing" in str(refusal(wrong))
 
 
 QUESTION = {"kind": "predicate", "instructions": "Is it?", "options": [{"name": "true"}, {"name": "false"}]}

@@ -133,8 +133,13 @@ class Mute(BaseModel):
         (Mute, InvalidRequest, "x.urgent"),
         (["a", "a"], InvalidRequest, "x"),
         (Literal[1, "1"], InvalidRequest, "x"),
+        ([1, True, "maybe"], InvalidRequest, "x"),
+        (Literal[0, False], InvalidRequest, "x"),
+        ([Size.SMALL, 1], InvalidRequest, "x"),
+        ("Is it urgent?", InvalidRequest, "x"),
         (["a", ""], InvalidRequest, "x"),
         ([], InvalidRequest, "x"),
+        ([{"value": "a"}], InvalidRequest, "x"),
         ([str(number) for number in range(256)], InvalidRequest, "x"),
         ({"a": 1, "b": "about"}, InvalidRequest, "x"),
         (Annotated[str, rm.Levels("low", "high")], InvalidRequest, "x"),
@@ -145,6 +150,21 @@ def test_what_is_no_question_is_refused_with_its_place(kind, error, field):
     with pytest.raises(error) as refused:
         questions_of(kind, None, "x")
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "instructions", "words"),
+    [
+        (["a", "a"], None, "named 'a'"),
+        ([1, "1"], None, "named '1'"),
+        ([1, True, "maybe"], None, "1 and True, which are equal"),
+        ("Is it urgent?", None, r"\(bool, 'Is it urgent\?'\)"),
+        ("Is it urgent?", bool, "type comes first"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_what_to_write(kind, instructions, words):
+    with pytest.raises(InvalidRequest, match=words):
+        questions_of(kind, instructions, "x")
 
 
 def test_a_model_takes_no_instructions_and_a_bool_needs_them():
@@ -165,10 +185,18 @@ def test_a_model_takes_no_instructions_and_a_bool_needs_them():
 @pytest.fixture
 def state():
     backend = rm.ScriptedBackend(
-        {"urgent": False, "team": Team.RETURNS, "data": {"urgent": True, "size": "S"}}
+        {
+            "urgent": False,
+            "team": Team.RETURNS,
+            "risk": {"high": 0.003},
+            "data": {"urgent": True, "size": "S"},
+        }
     )
     return program_of(
-        rm.decide("urgent", bool, "Is it?"), rm.decide("team", Team), rm.decide("data", Data)
+        rm.decide("urgent", bool, "Is it?"),
+        rm.decide("team", Team),
+        rm.decide("risk", rm.Levels("low", "high")),
+        rm.decide("data", Data),
     ).run(backend=backend)
 
 
@@ -188,12 +216,31 @@ def test_a_decision_is_no_value(state, name):
 
 
 def test_in_text_a_decision_is_its_value(state):
-    assert f"{state['urgent']} {state['team']} {state['data']}" == "False goods back urgent: True, size: S"
-    assert "option_mass=1.000" in repr(state["urgent"])
+    words = f"{state['urgent']} {state['team']} {state['risk']} {state['data']}"
+    assert words == "False goods back high urgent: True, size: S"
+    assert "option_mass=0.003" in repr(state["risk"])
     with pytest.raises(AttributeError, match="Levels"):
         _ = state["team"].score
+
+
+def test_a_choice_of_true_and_false_as_texts_is_a_choice():
+    step = rm.decide("x", ["True", "False"], "Which?")
+    found = program_of(step).run(backend=rm.ScriptedBackend({"x": "False"}))["x"]
+    plain = found.to_dict()
+    assert (plain["value"], list(plain["probabilities"])) == ("False", ["True", "False"])
+
+
+def test_the_attributes_of_a_model_are_by_field(state):
+    data = state["data"]
+    assert data.layout == {"urgent": "scripted-1", "size": "scripted-1"}
+    assert data.option_mass == {"urgent": pytest.approx(1.0), "size": pytest.approx(1.0)}
 
 
 def test_when_reads_a_decision(state):
     assert rm.when(state["urgent"], {True: "yes", False: "no"}) == rm.when("False", {"False": "no"})
     assert rm.when(state["team"], {"goods back": "x"}) == rm.when("x", {"x": "x"})
+    assert rm.when(state["risk"], {"high": "x"}) == rm.when("x", {"x": "x"})
+    with pytest.raises(InvalidRequest, match="Did you mean billing"):
+        rm.when(state["team"], {"biling": "x"})
+    with pytest.raises(InvalidRequest, match="has 'low', 'high'"):
+        rm.when(state["risk"], {1: "x"})

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ramify.decisions.checks import place_of
-from ramify.engine_messages import DecisionForm, Submit, Tokenize
+from ramify.engine_messages import DecisionForm, DecisionTokens, Submit, Tokenize
 from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import ChatMessage, Choices, Generate, ProgramHint
 from ramify.questions import PREDICATE_OPTIONS, Decide, Option, Question
@@ -57,6 +58,10 @@ def submit(prompts: PromptTokenizer, *questions: Question, **fields: Any) -> Sub
     )
 
 
+def tokens_of(tokenizer: DecisionTokenizer, decide: Decide, around: Surroundings) -> DecisionTokens:
+    return next(found for found in tokenizer.tokens(decide, around) if found is not None)
+
+
 def forms(found: Submit, index: int = 0) -> tuple[DecisionForm, ...]:
     assert found.decide is not None
     return found.decide.questions[index].forms
@@ -88,6 +93,39 @@ def test_a_question_continues_the_last_user_turn(prompts: PromptTokenizer, token
     assert rest.endswith(" and nothing else.<|end|><|assistant|>")
     assert spelled(tokenizer, found) == [(0, "ab"), (1, "abc"), (2, "x")]
     assert found.forks == (len(found.ids),)
+
+
+@pytest.mark.parametrize("layout", ["auto", "labels", "isolated"])
+def test_many_questions_are_tokenised_in_slices(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, layout: Any
+) -> None:
+    questions = tuple([choice("ab", f"x{index} y", instructions=f"Which of {index}?") for index in range(50)])
+    decide = Decide(questions=(*questions, questions[3], TEAM), layout=layout)
+    request = Generate(rid="r", prompt=("State.",), decide=decide, sampling=NOTHING)
+    (whole,) = PromptTokenizer(tokenizer).results(request)
+    monkeypatch.setattr(decision_tokens, "SLICE_CHARACTERS", 100)
+    prompts = PromptTokenizer(tokenizer)
+    prompts.submit(msgspec.structs.replace(request, decide=Decide(questions=questions[5:9], layout=layout)))
+    *between, last = prompts.results(request)
+    assert last == whole
+    assert len(between) > 5
+    assert set(between) == {None}
+    assert [*prompts.results(request)] == [whole], "the questions are known"
+
+
+@pytest.mark.parametrize("code", [0x10FFFD, 0xE000])
+def test_private_use_characters_are_text(prompts: PromptTokenizer, tokenizer: Any, code: int) -> None:
+    content = f"{chr(code)} It broke. {chr(code) * 2}"
+    found = submit(prompts, TEAM, chat=chat(("user", content)))
+    assert str(tokenizer.decode(found.ids)).endswith(f"<|user|>{content}")
+
+
+def test_a_template_that_writes_the_last_turn_twice_is_refused(
+    prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_tokens, "PLACE", "broke")  # also in an earlier turn
+    with pytest.raises(InvalidRequest, match="does not write the last user turn exactly once"):
+        submit(prompts, TEAM, chat=chat(("user", "It broke."), ("user", "Help.")))
 
 
 def test_after_another_role_a_user_turn_is_added(prompts: PromptTokenizer, tokenizer: Any) -> None:
@@ -205,18 +243,18 @@ def test_known_questions_are_not_tokenised_again(monkeypatch: pytest.MonkeyPatch
 
     tokenizer = DecisionTokenizer(encode_all)
     around = Surroundings("", "!")
-    first = tokenizer.tokens(Decide(questions=(TEAM, URGENT, TEAM)), around)
+    first = tokens_of(tokenizer, Decide(questions=(TEAM, URGENT, TEAM)), around)
     assert [form.ids for form in first.questions[0].forms] == [form.ids for form in first.questions[2].forms]
     assert sum("Urgent?" in text for text in asked) == 1
     asked.clear()
-    assert tokenizer.tokens(Decide(questions=(URGENT, TEAM)), around).questions == first.questions[1::-1]
+    assert tokens_of(tokenizer, Decide(questions=(URGENT, TEAM)), around).questions == first.questions[1::-1]
     assert not any(asked)
-    tokenizer.tokens(Decide(questions=(URGENT,)), Surroundings("", "?"))
+    tokens_of(tokenizer, Decide(questions=(URGENT,)), Surroundings("", "?"))
     assert any("Urgent?" in text for text in asked)
     monkeypatch.setattr(decision_tokens, "MAX_KNOWN_IDS", 100)
-    tokenizer.tokens(Decide(questions=(TEAM,)), around)
+    tokens_of(tokenizer, Decide(questions=(TEAM,)), around)
     asked.clear()
-    tokenizer.tokens(Decide(questions=(TEAM, URGENT)), around)
+    tokens_of(tokenizer, Decide(questions=(TEAM, URGENT)), around)
     assert any("Urgent?" in text for text in asked)  # it was forgotten
 
 
@@ -274,7 +312,6 @@ def test_the_hints_places_are_marked_beside_the_end(prompts: PromptTokenizer) ->
             {"chat": chat(("user", "a")), "template_kwargs": '{"enable_thinking": true}'},
             "template_kwargs.enable_thinking",
         ),
-        ((TEAM,), {"chat": chat(("user", "\U0010fffd"))}, "messages"),
     ],
 )
 def test_refused(

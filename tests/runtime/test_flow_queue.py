@@ -65,3 +65,28 @@ def test_what_is_about_all_goes_behind_all_that_came_before() -> None:
     body = [asked(f"b{i}", flow="b") for i in range(3)]
     found = order(*body, FlushCache(rid="f"), asked("chat"), FlushCache(rid="g"))
     assert found == [*(f"Generate b{i}" for i in range(3)), "FlushCache f", "Generate chat", "FlushCache g"]
+
+
+def test_the_rest_of_a_message_is_the_first_of_its_flow_after_the_others() -> None:
+    queue = FlowQueue()
+    for message in (asked("long", flow="a"), asked("next", flow="a"), asked("chat"), Abort(rid="other")):
+        queue.put(msgspec.msgpack.encode(message))
+    assert msgspec.msgpack.decode(queue.take())["rid"] == "long"
+    rest = object()
+    queue.put_back(rest)
+    queue.put(msgspec.msgpack.encode(Abort(rid="long")))
+    queue.put(msgspec.msgpack.encode(FlushCache(rid="~1")))
+    found = [queue.take() for _ in range(6)]
+    names = [one if one is rest else msgspec.msgpack.decode(one)["rid"] for one in found]
+    assert names == ["chat", "other", rest, "next", "long", "~1"]
+    assert not queue
+
+
+def test_the_rest_of_the_only_message_is_next() -> None:
+    queue = FlowQueue()
+    queue.put(msgspec.msgpack.encode(asked("long")))
+    queue.take()
+    queue.put_back("rest")
+    assert queue
+    assert queue.take() == "rest"
+    assert not queue

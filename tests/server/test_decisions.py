@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import math
+import threading
 from typing import Any
 
 import httpx
@@ -13,9 +14,12 @@ import msgspec
 import openai
 import pytest
 
+from ramify.decisions import answers
+from ramify.decisions.answers import Answer
 from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage
 from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, Calibration, Option, Temperature
+from ramify.runtime.server.decisions import ask as decisions_ask
 from ramify.runtime.server.decisions.state import MAX_JSON_BYTES, MAX_LEVELS, MAX_VALUES
 from tests.server.conftest import refused, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
@@ -231,9 +235,12 @@ def test_the_calibration_of_the_server_is_applied(http: httpx.Client, frontend: 
         model="m", layout="verbatim-1", temperatures={"predicate": Temperature(base=2.0)}
     )
     frontend.info = msgspec.structs.replace(frontend.info, calibration=calibration)
-    found = ask(http)["answers"][0]["probability"]
+    answers = ask(http)["answers"]
+    found = answers[0]["probability"]
     assert found == pytest.approx(plain**0.5 / (plain**0.5 + (1 - plain) ** 0.5))
+    assert [answer["temperature"] for answer in answers] == [2.0, 1.0, 1.0]
     assert ask(http, layout="labels")["answers"][0]["probability"] == plain
+    assert "temperature" not in ask(http, layout="labels")["answers"][0]
     assert ask(http, end="turn")["answers"][0]["probability"] == plain, "it was fitted to another end"
     http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/y"})
     assert ask(http, model=f"{MODEL}:a")["answers"][0]["probability"] == plain, "an adapter is another model"
@@ -284,6 +291,25 @@ def test_an_adapter_by_the_name_of_the_model(http: httpx.Client, frontend: FakeF
     assert http.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/y"}).status_code == 200
     assert ask(http, model=f"{MODEL}:a")["model"] == f"{MODEL}:a"
     assert frontend.requests[0].lora == "a"
+
+
+@pytest.mark.parametrize("normalise", ["sum", "pmi"])
+def test_many_scores_leave_the_event_loop_free(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, normalise: str
+) -> None:
+    threads = []
+
+    def answer(*args: Any) -> Answer:
+        threads.append(threading.current_thread())
+        return answers.answer(*args)
+
+    monkeypatch.setattr(decisions_ask, "answer", answer)
+    few = ask(http, normalise=normalise)
+    monkeypatch.setattr(decisions_ask, "MAX_SCORES_ON_LOOP", 5)
+    assert ask(http, normalise=normalise)["answers"] == few["answers"]
+    on_loop, in_threads = threads[: len(threads) // 2], threads[len(threads) // 2 :]
+    assert len(set(on_loop)) == 1
+    assert set(on_loop).isdisjoint(in_threads)
 
 
 def deep(levels: int) -> Any:
@@ -445,10 +471,10 @@ def test_two_wrong_fields_are_named_by_one_answer(http: httpx.Client) -> None:
     questions = [URGENT | {"type": "x"}, TEAM | {"choices": [*TWO, {"value": 5}]}, ANGER | {"a": 1}]
     error = refused(http.post("/v1/decisions", json=BODY | {"questions": questions, "layout": 5, "b": 1}))
     assert [one["param"] for one in error["errors"]] == [
+        "layout",
         "questions[0].type",
         "questions[1].choices[2].value",
         "questions[2].a",
-        "layout",
         "b",
     ]
 

@@ -365,7 +365,7 @@ def test_no_chat_template(http: httpx.Client, frontend: FakeFrontend, path: str,
     assert refused(http.post(path, json=BODIES[path]))["param"] == field
 
 
-@pytest.mark.parametrize("path", ["/encode", "/classify", "/start_profile", "/v1/rerank", "/docs"])
+@pytest.mark.parametrize("path", ["/encode", "/classify", "/start_profile", "/v1/reranks", "/docs"])
 def test_no_such_route(http: httpx.Client, path: str) -> None:
     assert path in refused(http.post(path, json={}), 404)["message"]
 

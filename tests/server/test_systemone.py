@@ -115,6 +115,27 @@ def test_a_state_of_json_is_its_text(http: httpx.Client, frontend: FakeFrontend)
     assert one.chat == other.chat
 
 
+@pytest.mark.parametrize("trained_layout", ["", "decider-1"])
+def test_json_is_the_same_text_as_in_decisions(
+    http: httpx.Client, frontend: FakeFrontend, trained_layout: str
+) -> None:
+    frontend.info = msgspec.structs.replace(frontend.info, trained_layout=trained_layout)
+    value = {"b": [*range(9)], "a": {"é": [1.50, None, True, 12345678901234567890123]}}
+    http.post(PATH, json=BODY | {"state": value}).raise_for_status()
+    parts = [{"role": "user", "content": [{"type": "input_json", "data": value}]}]
+    http.post("/v1/decisions", json=DECISIONS | {"input": parts}).raise_for_status()
+    question = {"type": "noul", "instructions": value}
+    http.post(PATH, json=BODY | {"questions": {"a": question}}).raise_for_status()
+    instructions = [{"type": "input_json", "data": value}]
+    questions = [{"type": "predicate", "instructions": instructions}]
+    http.post("/v1/decisions", json=DECISIONS | {"questions": questions}).raise_for_status()
+    one, other, asked, asked_there = frontend.requests
+    assert one.chat == other.chat
+    assert asked.decide == asked_there.decide
+    assert one.chat is not None
+    assert ("_index" in one.chat[0].content) == bool(trained_layout)
+
+
 def test_names_of_models(http: httpx.Client) -> None:
     for name in ("jev-latest", "jev-2026-09-15", "default"):
         answer = http.post(PATH, json=BODY | {"model": name})
@@ -186,8 +207,13 @@ def test_what_is_no_body(http: httpx.Client, body: bytes) -> None:
     assert locs(http.post(PATH, content=body)) == [[]]
 
 
+def test_a_place_inside_of_the_state_is_told_as_the_state(http: httpx.Client) -> None:
+    body = json.dumps(BODY | {"state": {"a": [0.5]}}).replace("0.5", "1e999")
+    assert locs(http.post(PATH, content=body)) == [["state"]]
+
+
 TOO_LONG = PromptTooLong(
-    "This model's maximum context length is 4096 tokens. However, your prompt has 5000 tokens.",
+    "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens.",
     field="prompt",
     lengths=(5000, 0, 4096),
 )
@@ -196,7 +222,7 @@ TOO_LONG = PromptTooLong(
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
-        (TOO_LONG, 413, ("4096", "5000")),
+        (TOO_LONG, 413, ("4096", "your state resulted in 5000")),
         (Overloaded("The queue is full.", retry_after=2.0), 429, ("The queue is full.",)),
         (WorkerDied("The engine died."), 503, ("The engine died.",)),
         (EngineClosed("The server is shutting down."), 503, ("shutting down",)),

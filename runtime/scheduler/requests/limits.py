@@ -42,7 +42,7 @@ class Limits:
                 f"This model's maximum context length is {longest} tokens. However, your messages resulted in"
                 f" {prompt_len} tokens{full}.{pages}",
                 field="prompt",
-                remedy="Shorten them, or give the engine a larger context_length or kv_memory_gb.",
+                remedy="Send less text, or give the engine a larger context_length or kv_memory_gb.",
                 lengths=(prompt_len, 0, longest),
             )
         room = longest - prompt_len
@@ -108,10 +108,10 @@ class Limits:
             if state + tokens > self.context_length:
                 raise PromptTooLong(
                     f"This model's maximum context length is {self.context_length} tokens. However, the"
-                    f" messages resulted in {state} tokens, and a question with its longest option in"
+                    f" state resulted in {state} tokens, and a question with its longest option in"
                     f" {tokens}.",
                     field=field,
-                    remedy="Shorten them, or give the engine a larger context_length.",
+                    remedy="Send less text, or give the engine a larger context_length.",
                     lengths=(state + tokens, 0, self.context_length),
                 )
             least, greatest = form.vocabulary
@@ -126,7 +126,7 @@ class Limits:
                 f"The state has {state} tokens. With the longest question it needs {needed} KV pages of"
                 f" {page_size} tokens; there are {self.kv_tokens // page_size}.",
                 field="decide.questions",
-                remedy="Shorten them, or give the engine a larger kv_memory_gb.",
+                remedy="Send less text, or give the engine a larger kv_memory_gb.",
                 lengths=(needed * page_size, 0, self.kv_tokens),
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from ramify.decisions.answers import Answer, answer
 from ramify.decisions.calibration import calibration_for
 from ramify.decisions.checks import Place, place_of
-from ramify.errors import EngineError, InvalidRequest, UnsupportedField
+from ramify.errors import EngineError, InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import (
     MAX_OPTIONS,
@@ -33,6 +34,9 @@ from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 
 _Orders = Annotated[int, msgspec.Meta(ge=1, le=MAX_OPTIONS)]
+MAX_SCORES_ON_LOOP = 4_000
+"""Most scores of which answers are computed on the event loop, in about 10 ms. More are computed in a thread,
+so that other clients are served meanwhile."""
 States = Sequence[tuple[Generate, Sequence[Question]]]
 """States, each with the questions about it. A state is a `Generate` that has only an id and a prompt or a
 chat."""
@@ -59,9 +63,11 @@ class Answered(NamedTuple):
     state_ids: tuple[int, ...]
 
     def own_fields(self) -> dict[str, Any]:
-        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, and
-        ``prompt_ids`` if there are token ids."""
-        own = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        """Fields of the answer's JSON beyond those of each API: ``option_mass``, ``layout``, ``temperature``
+        if it is calibrated, and ``prompt_ids`` if there are token ids."""
+        own: dict[str, Any] = {"option_mass": self.answer.option_mass, "layout": self.answer.layout}
+        if self.answer.temperature is not None:
+            own["temperature"] = self.answer.temperature
         return own | ({"prompt_ids": self.form_ids} if self.form_ids else {})
 
 
@@ -137,6 +143,8 @@ async def answers_of(request: Request, asked: Asked, path_of: Callable[[Place], 
     try:
         results = await while_connected(request.receive, collect(asked.streams))
     except InvalidRequest as error:
+        if isinstance(error, PromptTooLong) and error.field is not None:
+            error.message = error.message.replace("your messages", f"your {error.field}")
         if error.field is not None and (place := place_of(error.field)) is not None:
             ours, error.field = error.field, path_of(place)
             error.message = error.message.replace(ours, error.field)
@@ -147,6 +155,17 @@ async def answers_of(request: Request, asked: Asked, path_of: Callable[[Place], 
         if result.decisions is None:
             raise EngineError("The engine has answered no questions.")
         found.append(result.decisions)
+    scores = sum(len(form.options) for one in found for each in one.questions for form in each.forms)
+    many = scores > MAX_SCORES_ON_LOOP
+    return Answers(
+        await asyncio.to_thread(_answered, asked, found) if many else _answered(asked, found),
+        sum(result.usage.prompt_tokens for result in results),
+        sum(result.usage.cached_tokens for result in results),
+    )
+
+
+def _answered(asked: Asked, found: Sequence[DecisionScores]) -> list[Answered]:
+    """The answer to each question. `found`: the scores of each of `asked.streams`."""
     answers = []
     for index, questions in enumerate(asked.questions):
         here = found[index]
@@ -157,11 +176,7 @@ async def answers_of(request: Request, asked: Asked, path_of: Callable[[Place], 
             given = answer(question, own, asked.normalise, without, asked.calibration)
             form_ids = [form.ids for form in own.forms if form.ids]
             answers.append(Answered(given, form_ids, here.state_ids))
-    return Answers(
-        answers,
-        sum(result.usage.prompt_tokens for result in results),
-        sum(result.usage.cached_tokens for result in results),
-    )
+    return answers
 
 
 def emptied(generation: Generate) -> Generate:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ramify.runtime.server.decisions.ask import Answers, Asked, answers_of, ask
+from ramify.runtime.server.decisions.ask import Answers, Asked, answers_of, ask, trained_layout
 from ramify.runtime.server.decisions.questions import NamedQuestion, answer_body, path_of, take_questions
 from ramify.runtime.server.decisions.state import take_input
 from ramify.runtime.server.fields import Fields, json_response
@@ -45,7 +45,8 @@ async def decisions(request: Request) -> Response:
 
 def _parse(service: Service, fields: Fields) -> _Parsed:
     header = take_header(service, fields, "dec_")
-    state = take_input(fields, header["id"], service.frontend.info.chat_format)
+    layout = trained_layout(service, fields)
+    state = take_input(fields, header["id"], service.frontend.info.chat_format, layout)
     questions = take_questions(fields)
     states = [(state, [one.question for one in questions])]
     return _Parsed(ask(service, fields, header, states, DECISIONS, _SPELLED), questions, header)

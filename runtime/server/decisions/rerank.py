@@ -60,7 +60,7 @@ class _Ranked(NamedTuple):
 @router.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
     ranked, headers = await parse_body(request, RERANK, _parse_rerank)
-    found = await answers_of(request, ranked.asked, partial(_path_of, "documents"))
+    found = await answers_of(request, ranked.asked, partial(_path_of, "documents", ranked.asked, None))
     relevance = [one.answer.probabilities[0] for one in found.answers]
     # Equal ones stay in the order of the request.
     order = sorted(range(len(relevance)), key=relevance.__getitem__, reverse=True)
@@ -120,7 +120,9 @@ class _Scored(NamedTuple):
 @router.post("/score")
 async def score(request: Request) -> Response:
     scored, headers = await parse_body(request, SCORE, _parse_score)
-    found = await answers_of(request, scored.asked, partial(_path_of, scored.field))
+    found = await answers_of(
+        request, scored.asked, partial(_path_of, scored.field, scored.asked, scored.order)
+    )
     data: list[Any] = [None] * len(scored.order)
     for index, one in zip(scored.order, found.answers, strict=True):
         own = {"index": index, "object": "score", "score": one.answer.probabilities[0]}
@@ -199,9 +201,16 @@ def _states(service: Service, fields: Fields, rid: str, texts: Mapping[str, Sequ
     return states
 
 
-def _path_of(texts: str, place: Place) -> str:
-    """The client's path of a place. The client has written the questions in the field `texts`."""
-    return place.name if place.question is None and place.name != "questions" else texts
+def _path_of(texts: str, asked: Asked, order: Sequence[int] | None, place: Place) -> str:
+    """The client's path of a place. The client has written the questions in the field `texts`.
+
+    order : index of the text that each question is about; None if they are in the order of the texts
+    """
+    if place.question is None:
+        return texts if place.name == "questions" else place.name
+    if len(asked.questions) > 1:  # of several states, an error does not tell the one
+        return texts
+    return f"{texts}[{place.question if order is None else order[place.question]}]"
 
 
 def _beside(one: Answered) -> dict[str, Any]:

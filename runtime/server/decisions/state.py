@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ramify.decisions import decider
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Generate
 from ramify.model_info import ChatFormat
@@ -43,8 +44,13 @@ def text_state(text: str, rid: str, chat_format: ChatFormat | None) -> Generate:
     return Generate(rid=rid, chat=(ChatMessage(role="user", content=text),))
 
 
-def take_input(fields: Fields, rid: str, chat_format: ChatFormat | None) -> Generate:
-    """Take the state from ``input``, a text or items, as a request with the id `rid`."""
+def take_input(
+    fields: Fields, rid: str, chat_format: ChatFormat | None, trained_layout: str = ""
+) -> Generate:
+    """Take the state from ``input``, a text or items, as a request with the id `rid`.
+
+    trained_layout : as in `json_line`
+    """
     given: str | list[msgspec.Raw] | None = fields.take("input", str | list[msgspec.Raw])
     if not given:
         raise InvalidRequest("input is missing or empty.", field="input")
@@ -52,7 +58,7 @@ def take_input(fields: Fields, rid: str, chat_format: ChatFormat | None) -> Gene
         return text_state(given, rid, chat_format)
     if chat_format is None:
         raise InvalidRequest("The model has no chat template.", field="input", remedy="Give input as a text.")
-    turns = TurnBuilder(_take_text)
+    turns = TurnBuilder(lambda item, field: take_parts(item, field, INPUT_PART, trained_layout))
     for item in fields.take_objects("input") or ():
         _take_item(item, turns, chat_format)
     messages = turns.finish()
@@ -80,13 +86,12 @@ def _take_item(item: Fields, turns: TurnBuilder, chat_format: ChatFormat) -> Non
     item.finish(INPUT_ITEM)
 
 
-def _take_text(item: Fields, field: str) -> str:
-    return take_parts(item, field, INPUT_PART)
-
-
-def take_parts(fields: Fields, field: str, table: FieldTable) -> str:
+def take_parts(fields: Fields, field: str, table: FieldTable, trained_layout: str = "") -> str:
     """The text in `field`: a string, or a list of parts with the fields of `table`. A part of JSON has lines
-    of its own. Raises `InvalidRequest` if `field` is missing, and `UnsupportedField` for an image."""
+    of its own. Raises `InvalidRequest` if `field` is missing, and `UnsupportedField` for an image.
+
+    trained_layout : as in `json_line`
+    """
     path = fields.path(field)
     value: str | list[msgspec.Raw] | None = fields.take(field, str | list[msgspec.Raw])
     if value is None:
@@ -95,7 +100,7 @@ def take_parts(fields: Fields, field: str, table: FieldTable) -> str:
         return value
     text, line = "", False
     for part in fields.take_objects(field) or ():
-        new, own_line = _take_part(part, table)
+        new, own_line = _take_part(part, table, trained_layout)
         part.finish(table)
         if text and (line or own_line) and not text.endswith("\n"):
             text += "\n"
@@ -103,12 +108,13 @@ def take_parts(fields: Fields, field: str, table: FieldTable) -> str:
     return text
 
 
-def _take_part(part: Fields, table: FieldTable) -> tuple[str, bool]:
+def _take_part(part: Fields, table: FieldTable, trained_layout: str) -> tuple[str, bool]:
     """(the text of a part, whether it is JSON)."""
     kind: str = part.need("type")
     if kind == "input_json":
         value = part.need("data", list[dict[str, Any]] | dict[str, Any])
-        return json_text(value, part.path("data")), True
+        _check_size(value, part.path("data"))
+        return json_line(value, trained_layout), True
     field = "refusal" if kind == "refusal" else "text"
     if kind in _TEXTS and field in table.names("taken"):
         text: str | None = part.take(field, str)
@@ -128,9 +134,19 @@ def _take_part(part: Fields, table: FieldTable) -> tuple[str, bool]:
     )
 
 
-def json_text(value: Any, path: str) -> str:
+def json_line(value: Any, trained_layout: str = "") -> str:
     """`value`, an object or array from JSON, as the text that the model is shown: one line of JSON, with a
-    space after each comma and colon. Raises `InvalidRequest`, naming `path`, over the limits."""
+    space after each comma and colon, and the keys in the order of the body.
+
+    trained_layout : for a state, the layout that it is written for: deciders have their own form of JSON
+    """
+    if trained_layout.startswith("decider-"):
+        return decider.state_text(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _check_size(value: Any, path: str) -> None:
+    """Raise `InvalidRequest`, naming `path`, for JSON over OpenAI's limits."""
     levels = values = 0
     layer = [value]
     while layer and levels <= MAX_LEVELS and values <= MAX_VALUES:
@@ -145,5 +161,5 @@ def json_text(value: Any, path: str) -> str:
     elif len(msgspec.json.encode(value)) > MAX_JSON_BYTES:
         problem = f"has more than {MAX_JSON_BYTES} bytes of compact JSON"
     else:
-        return json.dumps(value, ensure_ascii=False)
+        return
     raise InvalidRequest(f"{path} {problem}.", field=path, remedy="Leave out what no question is about.")

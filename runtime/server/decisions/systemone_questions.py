@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.decisions.checks import Place
-from ramify.decisions.decider import state_text
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.questions import (
     MAX_OPTIONS,
@@ -29,6 +28,7 @@ from ramify.questions import (
     QuestionKind,
 )
 from ramify.runtime.server.decisions.ask import Answered
+from ramify.runtime.server.decisions.state import json_line
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.tables.systemone import OUTCOMES, QUESTION
 from ramify.text import quoted
@@ -63,17 +63,15 @@ def key_path(name: str) -> str:
 
 
 def text_of(content: Content | None, path: str, trained_layout: str = "") -> str:
-    """`content`, which stands at `path`, as the model reads it. Objects and arrays are one line of JSON, as
-    in `state.json_text`, with their keys in the order of the body. None is an empty text.
+    """`content`, which stands at `path`, as the model reads it. Objects and arrays are a `json_line`. None is
+    an empty text.
 
-    trained_layout : for a state, the layout that it is written for: deciders have their own form of JSON
+    trained_layout : as in `json_line`
     """
     if content is None or isinstance(content, str):
         return content or ""
     try:
-        if trained_layout.startswith("decider-"):
-            return state_text(content)
-        return json.dumps(content, ensure_ascii=False)
+        return json_line(content, trained_layout)
     except RecursionError:
         raise InvalidRequest(f"{path} is nested too deeply.", field=path) from None
 
