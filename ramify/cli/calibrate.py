@@ -153,9 +153,10 @@ def run_command(options: argparse.Namespace) -> int:
     labelled_questions(content, ANY_CHAT)
     with target(options) as backend:
         info = wait(backend.info())
-        labelled = labelled_questions(content, info.chat_format)
         reports: list[tuple[float, str]] = []
         for decide in ways:
+            trained = info.trained_layout if decide.layout in ("auto", "trained") else ""
+            labelled = labelled_questions(content, info.chat_format, trained)
             scores = wait(_scores(backend, labelled, decide))
             empty = None
             if "pmi" in normalisations:
@@ -175,7 +176,7 @@ def run_command(options: argparse.Namespace) -> int:
         print(f"No temperature was fitted: {options.output} is not written.")
         return 1
     calibration = Calibration(
-        model=info.fingerprint,
+        model=info.digest,
         layout=asked.layout,
         temperatures={name: Temperature(base=value) for name, value in found.temperatures.items()},
         end=way.decide.end,
@@ -345,10 +346,10 @@ def _report(way: Way, asked: Asked, found: Fit) -> str:
 
 def _warnings(items: Sequence[LabelledAnswer], accuracy: float, mass: float) -> list[str]:
     found = []
-    expected, surely_above = chance(items)
-    if accuracy <= surely_above:
+    expected, clearly_above = chance(items)
+    if accuracy <= clearly_above:
         found.append(
-            f"an accuracy of {accuracy:.1%} is not surely above chance, {expected:.1%}: a temperature can "
+            f"an accuracy of {accuracy:.1%} is not clearly above chance, {expected:.1%}: a temperature can "
             "only flatten such probabilities"
         )
     if mass < LOW_MASS:

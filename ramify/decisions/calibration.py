@@ -184,7 +184,7 @@ def _objection(
     if found > 0.999 * HIGHEST:
         return f"{found:.2f} is the bound: the probabilities say nothing about the labels"
     if not _lowers(items, now, unseen):
-        return f"{found:.2f} does not surely lower the loss of questions that it was not fitted to"
+        return f"{found:.2f} does not clearly lower the loss of questions that it was not fitted to"
     extreme = sum(max(tempered(item.probabilities, found)) > EXTREME for item in items) / len(items)
     if found < otherwise and extreme > MOST_EXTREME:
         return f"{found:.2f} would make {extreme:.0%} of the answers more certain than {EXTREME}"

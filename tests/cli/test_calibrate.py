@@ -72,7 +72,7 @@ def test_temperatures_are_fitted_and_written(
     printed = capsys.readouterr().out
     found = read_calibration(str(out))
     assert found.layout == "verbatim-1"
-    assert found.model == server.frontend.info.fingerprint
+    assert found.model == server.frontend.info.digest
     assert found.temperatures["choice"].base == pytest.approx(TRUE_TEMPERATURE, rel=0.3)
     row = figures(printed, "choice")
     assert row["items"] == 200
@@ -161,7 +161,7 @@ def test_all_wrong_lines_are_named_before_anything_is_asked(
         f"line {number}" for number in (2, 4, 5, 6, 7, 8, 9)
     ]
     assert "label is 'complaints'; the choice has 'billing', 'returns', 'sales'." in said[1]
-    assert "line 4: A line is one JSON object; this is none: " in said[2]
+    assert "line 4: It must be one JSON object: " in said[2]
     assert "label is 1; the predicate has True, False." in said[3]
     assert "label is 2; the score has 0, 1." in said[5]
     assert not server.frontend.requests
@@ -228,7 +228,7 @@ def test_answers_at_chance_and_a_small_option_mass_are_told(
     printed = capsys.readouterr().out
     assert "Lowest" not in printed, "there is one way"
     assert "warning: choice: an accuracy of " in printed
-    assert "is not surely above chance, 33.3%" in printed
+    assert "is not clearly above chance, 33.3%" in printed
     # The byte model's options have a mass of up to 0.15, the questions' choice is all that it answers.
     mass = figures(printed, "choice")["mass"]
     assert (f"warning: choice: a mean option mass of {mass:.3f} is small" in printed) == (mass < LOW_MASS)
@@ -251,3 +251,30 @@ def test_a_folder_that_is_missing_is_named_before_anything_is_asked(
     assert calibrate(server, write(tmp_path, *lines(4)), "--output", str(tmp_path / "none" / "c.json")) == 2
     assert "There is no folder" in capsys.readouterr().err
     assert not server.frontend.requests
+
+
+def test_a_line_that_is_no_object_is_told_so(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert calibrate(server, write(tmp_path, '{"input": "x",', '"label": true}')) == 2
+    said = capsys.readouterr().err
+    assert "line 1: It must be one JSON object: " in said
+    assert "body" not in said
+
+
+def test_a_temperature_at_the_upper_bound_is_refused(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = []
+    for row in lines():
+        options = tuple([Option(name=value) for value in VALUES])
+        question = Question(kind="choice", instructions=row["question"]["instructions"], options=options)
+        prompt = f"<user>{row['input']}".encode()
+        (scores,) = decided(prompt, Decide(questions=(question,))).questions
+        least = min(range(len(VALUES)), key=scores.forms[0].logprobs.__getitem__)
+        rows.append(row | {"label": VALUES[least]})
+    assert calibrate(server, write(tmp_path, *rows)) == 0
+    out = capsys.readouterr().out
+    assert (
+        "no temperature for choice: 16.00 is the bound: the probabilities say nothing about the labels" in out
+    )

@@ -108,8 +108,8 @@ def test_a_group_with_few_items_gets_the_temperature_of_its_kind() -> None:
 def test_a_fit_that_does_not_help_unseen_questions_is_refused() -> None:
     """Thirty labels drawn from the stated probabilities: what differs from 1 is chance."""
     tries = [fit(drawn("choice", 3, 1.0, LEAST_ITEMS, seed)) for seed in range(20)]
-    refused = [one for one in tries if "does not surely lower the loss" in one.refused.get("choice", "")]
-    assert len(refused) >= 10
+    refused = [one for one in tries if "does not clearly lower the loss" in one.refused.get("choice", "")]
+    assert len(refused) >= 18
 
 
 def test_a_fit_that_makes_answers_extreme_is_refused() -> None:
@@ -164,7 +164,7 @@ def test_a_group_that_the_kind_would_spoil_gets_1() -> None:
     few = drawn("choice", 3, 1.0, 60, seed=2) + items[200:]
     spoilt = fit(few)
     assert spoilt.temperatures["choice:3"] == 1.0
-    assert "does not surely lower" in spoilt.refused["choice:3"]
+    assert "does not clearly lower" in spoilt.refused["choice:3"]
     assert spoilt.held_out[:60] == [item.probabilities for item in few[:60]]
 
 
