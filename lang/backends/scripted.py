@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ramify.constraint import Constraint
+from ramify.decisions.layouts import BLANK_LINE, PLAIN_CLOSING
 from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
 from ramify.lang.backends.script import Answer, Answers, Script, Step, scores_of, text_of, uniform
 from ramify.lang.prompt.chat import chatml
@@ -411,7 +412,8 @@ class ScriptedBackend:
 def _words(question: Question, decide: Decide) -> list[str]:
     """The texts of a question whose tokens are counted."""
     options = [text for one in question.options for text in (one.name, one.description)]
-    return [decide.opening or "\n\n", question.instructions, *options, decide.closing or "\nAnswer:"]
+    opening, closing = decide.opening or BLANK_LINE, decide.closing or PLAIN_CLOSING
+    return [opening, question.instructions, *options, closing]
 
 
 def _split(text: str, request: Generate) -> tuple[str, str]:

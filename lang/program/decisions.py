@@ -41,7 +41,7 @@ HOLD_S = 0.01
 """Longest time, in seconds, that decisions wait for the next one while the body neither reads a result nor
 appends another step nor ends."""
 
-Asked = tuple[tuple[str, tuple[str, ...]], ...]
+StepFields = tuple[tuple[str, tuple[str, ...]], ...]
 """`Call.asked`."""
 
 SAMPLING = SamplingParams(max_tokens=0, temperature=0.0, token_healing=False)
@@ -130,7 +130,7 @@ async def ask(
 
 
 async def _scores(
-    branch: Branch, call: Call, view: View[Target], decide: Questions, asked: Asked
+    branch: Branch, call: Call, view: View[Target], decide: Questions, asked: StepFields
 ) -> tuple[str, Sequence[QuestionScores]]:
     """Ask the questions of `decide` about `view` in one request. Returns the request's id and the scores.
 

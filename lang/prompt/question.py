@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from ramify.decisions.layouts import BLANK_LINE
 from ramify.lang.prompt.chat import Begin, Content, End, begin_turn, end_turn, open_answer
 from ramify.lang.prompt.transcript import text_of
 from ramify.messages import Thinking
@@ -50,7 +51,7 @@ def place_of_question(content: Content, info: ModelInfo) -> Place:
     empty = opened.tail is not None and isinstance(opened.tail.mark, Begin)
     answer = begin_turn(end_turn(opened, "user", info, written=""), "assistant", info)
     answer = open_answer(answer, Thinking(enabled=False), info)
-    return Place(content, opened, "" if empty else "\n\n", text_of(answer.tail, opened.tail))
+    return Place(content, opened, "" if empty else BLANK_LINE, text_of(answer.tail, opened.tail))
 
 
 def finished(content: Content, info: ModelInfo) -> Content:

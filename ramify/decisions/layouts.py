@@ -27,6 +27,10 @@ from typing import NamedTuple
 from ramify.messages import Generate, Segment
 from ramify.questions import MAX_OPTIONS, Option, Question
 
+BLANK_LINE, PLAIN_CLOSING = "\n\n", "\nAnswer:"
+"""The texts around a question behind a plain prompt: `Decide.opening` and `closing` where they are None. A
+question that goes on in a turn stands behind a blank line, too."""
+
 
 class Spelling(NamedTuple):
     """A text that answers a question, and the option that it stands for."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramify.decisions.layouts import LAYOUTS, Form, Layout, Spelling
+from ramify.decisions.layouts import BLANK_LINE, LAYOUTS, Form, Layout, Spelling
 from ramify.engine_messages import DecisionForm, DecisionTokens, WrittenQuestion
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Segment
@@ -30,8 +30,6 @@ from ramify.questions import Decide, Question
 PLACE = f"\U0010fffd{secrets.token_hex(8)}\U0010fffd"
 """A text that holds the place of a question in a chat, or of a content in a trained layout, while the
 template renders it. It is drawn at random, so that no message has it."""
-BLANK_LINE = "\n\n"
-PLAIN_CLOSING = "\nAnswer:"
 MAX_AUTO_TOKENS = 8
 """Most tokens of an option that the layout "auto" writes verbatim."""
 MAX_FORM_CHARACTERS = 8 << 20

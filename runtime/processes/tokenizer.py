@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.decisions.checks import check_decide, check_template_variables
-from ramify.decisions.layouts import Layout
+from ramify.decisions.layouts import BLANK_LINE, PLAIN_CLOSING, Layout
 from ramify.decisions.trained import Other, trained
 from ramify.engine_messages import (
     Detokenize,
@@ -40,8 +40,6 @@ from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.processes.chat_rendering import TEMPLATE_S, ChatRenderer
 from ramify.runtime.processes.choice_tokens import ChoiceTokenizer, check_choices, check_pooling
 from ramify.runtime.processes.decision_tokens import (
-    BLANK_LINE,
-    PLAIN_CLOSING,
     DecisionTokenizer,
     Surroundings,
     cut_at_place,

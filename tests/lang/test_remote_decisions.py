@@ -539,7 +539,7 @@ def test_a_normalisation_of_scores_is_refused_where_there_are_none():
     answers = [{"type": "predicate", "probability": 0.9}]
     with raw_openai(says(decisions=data(answers=answers))) as (backend, _):
         failed = program_of(rm.user("It broke."), step).run(backend=backend).error()
-    assert "without the scores" in str(failed)
+    assert "without their scores" in str(failed)
 
 
 def test_a_decision_is_sent_again_and_kept(tmp_path):

@@ -20,7 +20,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from ramify.decisions.layouts import LAYOUTS, Form
+from ramify.decisions.layouts import BLANK_LINE, LAYOUTS, PLAIN_CLOSING, Form
 from ramify.errors import UnsupportedNode
 from ramify.loop import cancel_at_end
 from ramify.messages import ChatMessage, Generate, TextChunk, Thinking, TokenLogprobs, Usage, concatenated
@@ -32,8 +32,6 @@ WINDOW = 20
 """Tokens whose log-probabilities are asked for: the most that OpenAI's chat API gives."""
 AT_ONCE = 32
 """Most requests in flight for one `Decide`."""
-GAP, CLOSING = "\n\n", "\nAnswer:"
-"""Text before and after a form behind a plain prompt."""
 USE_ENGINE = "Use Engine or RuntimeEndpoint."
 
 
@@ -107,10 +105,10 @@ def _asked(request: Generate, form: Form) -> Generate:
     """`request` with the form behind its prompt: in the last turn if a user's, else in a new user turn."""
     body = "".join([part for part in form.body if isinstance(part, str)])
     if request.chat is None:
-        return replace(request, prompt=(*request.prompt, GAP + body + CLOSING))
+        return replace(request, prompt=(*request.prompt, BLANK_LINE + body + PLAIN_CLOSING))
     *before, last = request.chat
     if last.role == "user":
-        return replace(request, chat=(*before, replace(last, content=last.content + GAP + body)))
+        return replace(request, chat=(*before, replace(last, content=last.content + BLANK_LINE + body)))
     return replace(request, chat=(*request.chat, ChatMessage(role="user", content=body)))
 
 
