@@ -101,6 +101,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     """Text that changes with anything that may change an answer: weights, tokenizer, number formats. Empty if
     not known."""
+    digest: str = ""
+    """Digest of the weights, the tokenizer and the options that change the model: the same on all machines
+    that have the same files. Empty if not known."""
     max_running: int = 0
     """Most requests in a batch of a replica. `chunk_tokens`: most prompt tokens in a step of a replica."""
     chunk_tokens: int = 0

@@ -162,7 +162,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     one to the power of 1 / temperature."""
 
     model: str
-    """`ModelInfo.fingerprint` of the model that the temperatures hold for."""
+    """`ModelInfo.digest` of the model that the temperatures hold for."""
     layout: str
     """Name and version of the layout that the temperatures hold for."""
     temperatures: dict[str, Temperature]

@@ -21,6 +21,7 @@ from ramify.decisions.calibration import (
     BINS,
     EXTREME,
     FOLDS,
+    HIGHEST,
     LEAST_ITEMS,
     Fit,
     LabelledAnswer,
@@ -80,8 +81,9 @@ Figures, each before -> after:
 Before: as the target answers now, by its own calibration if it has one. After: by temperatures that were
 fitted to the questions about other states ({FOLDS} parts). The file written is fitted to all questions.
 
-A temperature is not fitted to fewer than {LEAST_ITEMS} questions, and is refused if it does not help with the
-questions about other states, or if it makes most answers certain."""
+A temperature is not fitted to fewer than {LEAST_ITEMS} questions of a kind. It is refused if it does not
+lower the NLL of the questions about other states by more than the standard error, or if it makes most
+answers certain."""
 
 
 class Way(NamedTuple):
@@ -145,8 +147,9 @@ def run_command(options: argparse.Namespace) -> int:
     labelled_questions(content, ANY_CHAT)
     with target(options) as backend:
         info = wait(backend.info())
-        labelled = labelled_questions(content, info.chat_format)
         for decide in ways:
+            trained = info.trained_layout if decide.layout in ("auto", "trained") else ""
+            labelled = labelled_questions(content, info.chat_format, trained)
             scores = wait(_scores(backend, labelled, decide))
             empty = None
             if "pmi" in normalisations:
@@ -162,7 +165,7 @@ def run_command(options: argparse.Namespace) -> int:
         print(f"No temperature was fitted: {options.output} is not written.")
         return 1
     calibration = Calibration(
-        model=info.fingerprint,
+        model=info.digest,
         layout=asked.layout,
         temperatures={name: Temperature(base=value) for name, value in found.temperatures.items()},
         end=way.decide.end,
@@ -315,6 +318,10 @@ def _report(way: Way, asked: Asked, found: Fit) -> str:
             + "".join(f"{each:>17}" for each in figures)
             + ("" if temperature is None else f"{temperature:>13.2f}")
         )
-    return "\n".join(
-        lines + [f"no temperature for {name}: {reason}" for name, reason in found.refused.items()]
-    )
+    lines += [f"no temperature for {name}: {reason}" for name, reason in found.refused.items()]
+    lines += [
+        f"{name}: {value:.2f} is the bound; the answers are hardly better than chance"
+        for name, value in found.temperatures.items()
+        if value > 0.999 * HIGHEST
+    ]
+    return "\n".join(lines)

@@ -53,8 +53,12 @@ def read_file(path: str) -> bytes:
         raise NotFound(f"{path} cannot be read: {error.strerror}.", field="file") from None
 
 
-def labelled_questions(content: bytes, chat_format: ChatFormat | None) -> list[LabelledQuestion]:
+def labelled_questions(
+    content: bytes, chat_format: ChatFormat | None, trained_layout: str = ""
+) -> list[LabelledQuestion]:
     """The questions of a file, for a model with this chat format. Empty lines are left out.
+
+    trained_layout : the layout that the states are written for; empty for one of other models
 
     Raises `InvalidRequest` that names all wrong lines, and for a file without questions.
     """
@@ -63,7 +67,7 @@ def labelled_questions(content: bytes, chat_format: ChatFormat | None) -> list[L
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             try:
-                found.append(_labelled_question(number, line, chat_format))
+                found.append(_labelled_question(number, line, chat_format, trained_layout))
             except RamifyError as error:
                 wrong[number] = error
     if wrong:
@@ -82,9 +86,15 @@ def wrong_lines(errors: dict[int, RamifyError]) -> InvalidRequest:
     return InvalidRequest("\n  ".join([f"{lines} wrong:", *shown]), field="file")
 
 
-def _labelled_question(number: int, line: bytes, chat_format: ChatFormat | None) -> LabelledQuestion:
-    fields = Fields.parse(line)
-    state = take_input(fields, "", chat_format)
+def _labelled_question(
+    number: int, line: bytes, chat_format: ChatFormat | None, trained_layout: str
+) -> LabelledQuestion:
+    try:
+        fields = Fields.parse(line)
+    except InvalidRequest as error:
+        reason = error.message.removeprefix("The body: ")
+        raise InvalidRequest(f"It must be one JSON object: {reason}") from None
+    state = take_input(fields, "", chat_format, trained_layout)
     question = fields.take_object("question")
     if question is None:
         raise InvalidRequest("question is missing.", field="question")

@@ -7,14 +7,15 @@ Example: ten predicates are answered with P(true) = 0.9, and seven of them are t
     least loss       (0.9 / 0.1) ** (1 / T) = 0.7 / 0.3, so T = ln 9 / ln (7 / 3) = 2.59
 
 Temperature scaling: arXiv 1706.04599. A temperature is refused if it does not lower the loss of questions
-that it was not fitted to, and if it makes most answers extreme: temperatures fitted to an easy benchmark
-drive probabilities to 0 and 1 elsewhere.
+that it was not fitted to by more than the standard error, and if it makes most answers extreme: temperatures
+fitted to an easy benchmark drive probabilities to 0 and 1 elsewhere.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -163,12 +164,13 @@ def _objection(items: Sequence[LabelledAnswer], found: float, otherwise: float) 
     None if there is none."""
     if len(items) < LEAST_ITEMS:
         return f"{len(items)} questions are fewer than {LEAST_ITEMS}"
-    unseen = 0.0
+    gains = []
     for rest, part in _parts(items):
         there = _least_loss([items[at] for at in rest])
-        unseen += sum(_loss(items[at], there) for at in part)
-    if unseen >= sum(_loss(item, otherwise) for item in items):
-        return f"{found:.2f} does not lower the loss of questions that it was not fitted to"
+        gains += [_loss(items[at], otherwise) - _loss(items[at], there) for at in part]
+    # The mean over the standard error is above 1.
+    if sum(gains) <= statistics.stdev(gains) * math.sqrt(len(gains)):
+        return f"{found:.2f} does not clearly lower the loss of questions that it was not fitted to"
     extreme = sum(max(tempered(item.probabilities, found)) > EXTREME for item in items) / len(items)
     if found < otherwise and extreme > MOST_EXTREME:
         return f"{found:.2f} would make {extreme:.0%} of the answers more certain than {EXTREME}"

@@ -24,7 +24,7 @@ import json
 import math
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -178,7 +178,7 @@ class _Writer:
         before = (self._before, APART) if self._config.chat else ()
         return (*before, "Context:\n", *prompt)
 
-    def forms(self, question: Question, permutations: int) -> list[Form]:
+    def forms(self, question: Question, permutations: int) -> Iterable[Form]:
         """A form for each order of the options, or for each isolated level."""
         text = question.instructions or NO_INSTRUCTIONS
         options = question.options
@@ -189,10 +189,10 @@ class _Writer:
             return [self._form(text, {1: no, 0: yes})]
         if question.kind == "choice":
             texts = [_text(one.name, one.description) for one in options]
-            return [
+            return (
                 self._form(text, {index: texts[index] for index in order})
                 for order in orders(question, permutations)
-            ]
+            )
         levels = [_level(place, one) for place, one in enumerate(options)]
         if not self._config.isolated_levels:
             return [self._form(text, {place: f"{place}: {level}" for place, level in enumerate(levels)})]
@@ -233,7 +233,14 @@ class _Writer:
 
 
 def _chat_text(chat: Sequence[ChatMessage]) -> str:
-    """The state of a chat: the text of a single message, else the messages as JSON."""
+    """The state of a chat: the text of a single message, else the messages as JSON. Raises `UnsupportedField`
+    for calls of tools, of which the package says nothing."""
+    if any(turn.tool_calls or turn.role == "tool" for turn in chat):
+        raise UnsupportedField(
+            "Calls of tools have no place in the layout that this checkpoint was trained with.",
+            field="messages",
+            remedy="Write them into a text, or name another layout.",
+        )
     if len(chat) == 1:
         return chat[0].content
     return state_text([{"role": turn.role, "content": turn.content} for turn in chat])

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,8 +57,9 @@ class Layout:
 
     name: str
     """Name and version: the field `layout` of `QuestionScores`."""
-    forms: Callable[[Question, int], list[Form]]
-    """(question, `Decide.permutations`) → its forms."""
+    forms: Callable[[Question, int], Iterable[Form]]
+    """(question, `Decide.permutations`) → its forms. Many forms of a long question are written one by one, as
+    they are read."""
     state: Callable[[Generate], tuple[Segment, ...]] | None = None
     """The segments of the state, if this layout writes the prompt itself: no chat template is rendered, and
     nothing stands between state, body and answer. None: the prompt stays as it is."""
@@ -81,9 +82,9 @@ def written(question: Question, layout: str) -> str | None:
     return None if found is None else "".join(map(str, next(iter(found.forms(question, 1))).body))
 
 
-def verbatim(question: Question, permutations: int) -> list[Form]:
+def verbatim(question: Question, permutations: int) -> Iterable[Form]:
     """A form for each order of the options. The options' names are the spellings."""
-    return [_verbatim(question, order) for order in orders(question, permutations)]
+    return (_verbatim(question, order) for order in orders(question, permutations))
 
 
 def _verbatim(question: Question, order: Sequence[int]) -> Form:
@@ -103,9 +104,9 @@ def _verbatim(question: Question, order: Sequence[int]) -> Form:
     return Form(body, tuple([Spelling(index, options[index].name) for index in order]))
 
 
-def labels(question: Question, permutations: int) -> list[Form]:
+def labels(question: Question, permutations: int) -> Iterable[Form]:
     """A form for each order of the options. The spellings are labels: A, B, … in the order of the form."""
-    return [_labels(question, order) for order in orders(question, permutations)]
+    return (_labels(question, order) for order in orders(question, permutations))
 
 
 def _labels(question: Question, order: Sequence[int]) -> Form:
@@ -119,11 +120,11 @@ def _labels(question: Question, order: Sequence[int]) -> Form:
     return Form(body, tuple([Spelling(index, label) for index, label in given]))
 
 
-def isolated(question: Question, permutations: int) -> list[Form]:
+def isolated(question: Question, permutations: int) -> Iterable[Form]:
     """A yes-or-no form about each option. A predicate, which is one such question, has one form."""
     if question.kind == "predicate":
         return verbatim(question, 1)
-    return [
+    return (
         Form(
             _lines(
                 _instructions(question),
@@ -134,7 +135,7 @@ def isolated(question: Question, permutations: int) -> list[Form]:
             about=index,
         )
         for index, one in enumerate(question.options)
-    ]
+    )
 
 
 def orders(question: Question, permutations: int) -> list[list[int]]:

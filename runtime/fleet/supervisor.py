@@ -20,7 +20,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S, EngineEvents
 from ramify.runtime.inspect.resolve import resolve
-from ramify.runtime.model.checkpoint import ModelFiles, fingerprint
+from ramify.runtime.model.checkpoint import ModelFiles, digest, fingerprint
 from ramify.runtime.processes.engine_processes import EngineProcesses
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.shares import Share
@@ -168,7 +168,7 @@ class EngineSupervisor:
         self._engine = engine
         info = ready["scheduler"].model_info
         assert info is not None
-        model, calibration = fingerprint(self._files, self._config, info), info.calibration
+        model, calibration = digest(self._files, self._config), info.calibration
         if (path := self._config.calibration) is not None:
             calibration = read_calibration(path)
             layouts = {one.name for one in LAYOUTS.values()} | {info.trained_layout} - {""}
@@ -176,7 +176,8 @@ class EngineSupervisor:
         self.info = msgspec.structs.replace(
             info,
             chat_format=ready["tokenizer"].chat_format,
-            fingerprint=model,
+            fingerprint=fingerprint(self._files, self._config, info),
+            digest=model,
             calibration=calibration,
         )
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens

@@ -122,5 +122,32 @@ def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 
+WEIGHTS = frozenset((".safetensors", ".gguf"))
+CONTENT = frozenset((".json", ".jinja", ".model"))
+"""Suffixes of the files that `digest` reads beside the weights."""
+CONTENT_OPTIONS = ("load_format", "quantization", "rope_scaling", "seed")
+"""Options of the engine that change the model itself, and not only the rounding of its numbers."""
+BLOCK, BLOCKS = 64 << 10, 64
+"""Bytes of a block, and about the most blocks of a file that `digest` reads: 4 MiB, in a few milliseconds."""
+
+
+def digest(files: ModelFiles, config: EngineConfig) -> str:
+    """A digest of the model's content, the same for copies of the files on other machines.
+
+    Of a large file it reads blocks at equal distances, so it tells a fine-tuned checkpoint from its base.
+    """
+    found = hashlib.sha256(repr([getattr(config, name) for name in CONTENT_OPTIONS]).encode())
+    beside = [path for path in _files(files.tokenizer) if path.suffix in CONTENT]
+    paths = {path for path in _files(files.weights) if path.suffix in CONTENT | WEIGHTS}.union(beside)
+    for path in sorted(paths, key=lambda path: path.name):
+        size = path.stat().st_size
+        found.update(f"{path.suffix} {size} ".encode())
+        with path.open("rb") as file:
+            for start in range(0, size, max(BLOCK, size // BLOCKS)):
+                file.seek(start)
+                found.update(file.read(BLOCK))
+    return found.hexdigest()[:32]
+
+
 def _files(place: Path) -> list[Path]:
     return [path for path in place.iterdir() if path.is_file()] if place.is_dir() else splits_of(place)

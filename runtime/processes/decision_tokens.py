@@ -208,7 +208,7 @@ class DecisionTokenizer:
             place = f"decide.questions[{index}]"
             tokenised = [_tokenised(form, next(bodies), paths, place) for form in one]
             written.append(WrittenQuestion(layout=layouts[index].name, forms=tuple(tokenised)))
-        return written, sum(map(_size, forms.values()))
+        return written, sum(_size(form) for one in forms.values() for form in one)
 
     def _add_paths(self, paths: Paths, written: Iterable[Sequence[Form]], closing: str) -> None:
         """Add the ids of each spelling that is a text: those that the text adds to the ids of `closing`."""
@@ -267,19 +267,23 @@ def _slices(decide: Decide, places: Iterable[int]) -> Iterator[list[int]]:
         yield part
 
 
-def _size(forms: Iterable[Form]) -> int:
-    return sum(len(part) for form in forms for part in form.body)
+def _size(form: Form) -> int:
+    return sum(map(len, form.body))
 
 
 def _forms(
     questions: Mapping[int, Question], layouts: Mapping[int, Layout], permutations: int, room: int
 ) -> dict[int, list[Form]]:
     """The forms of each question. Raises `InvalidRequest` if they have more than `room` characters."""
-    found, size = {}, 0
+    found: dict[int, list[Form]] = {}
+    size = 0
     for index, question in questions.items():
-        forms = found[index] = layouts[index].forms(question, permutations)
-        size += _size(forms)
-        if size > room:
+        forms = found[index] = []
+        for form in layouts[index].forms(question, permutations):
+            forms.append(form)
+            size += _size(form)
+            if size <= room:
+                continue
             raise InvalidRequest(
                 f"The questions have more than {MAX_FORM_CHARACTERS} characters as they are written: once for"
                 " each order of the options, and in the layout isolated once for each option.",

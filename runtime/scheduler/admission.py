@@ -101,7 +101,9 @@ class HighestResponseRatioNext(FirstComeFirstServed):
             left = max(left, SINGLE_SHARE * usual)
         elif hint.forks and program.open_requests == 1:
             left *= LAST_BRANCH_SHARE
-        return -(PATIENCE * usual + self._programs.waited(request)) / (left + request.length - matched)
+        return -(PATIENCE * usual + self._programs.waited(request)) / (
+            left + request.length + request.behind - matched
+        )
 
 
 POLICIES: dict[str, type[FirstComeFirstServed]] = {
@@ -211,7 +213,7 @@ class Admission:
             request.expired = request.deadline is not None and request.deadline <= self.admitted
             admitted.append(request)
             self.admitted += 1
-            budget -= request.extend_len
+            budget -= request.extend_len + request.behind
             prefilling.append(request)
         return admitted
 

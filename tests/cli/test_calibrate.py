@@ -71,7 +71,7 @@ def test_temperatures_are_fitted_and_written(
     printed = capsys.readouterr().out
     found = read_calibration(str(out))
     assert found.layout == "verbatim-1"
-    assert found.model == server.frontend.info.fingerprint
+    assert found.model == server.frontend.info.digest
     assert found.temperatures["choice"].base == pytest.approx(TRUE_TEMPERATURE, rel=0.3)
     row = figures(printed, "choice")
     assert row["items"] == 200
@@ -198,3 +198,28 @@ def test_a_folder_that_is_missing_is_named_before_anything_is_asked(
     assert calibrate(server, write(tmp_path, *lines(4)), "--output", str(tmp_path / "none" / "c.json")) == 2
     assert "There is no folder" in capsys.readouterr().err
     assert not server.frontend.requests
+
+
+def test_a_line_that_is_no_object_is_told_so(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert calibrate(server, write(tmp_path, '{"input": "x",', '"label": true}')) == 2
+    said = capsys.readouterr().err
+    assert "line 1: It must be one JSON object: " in said
+    assert "body" not in said
+
+
+def test_a_temperature_at_the_upper_bound_is_told(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = []
+    for row in lines():
+        options = tuple([Option(name=value) for value in VALUES])
+        question = Question(kind="choice", instructions=row["question"]["instructions"], options=options)
+        prompt = f"<user>{row['input']}".encode()
+        (scores,) = decided(prompt, Decide(questions=(question,))).questions
+        least = min(range(len(VALUES)), key=scores.forms[0].logprobs.__getitem__)
+        rows.append(row | {"label": VALUES[least]})
+    assert calibrate(server, write(tmp_path, *rows)) == 0
+    out = capsys.readouterr().out
+    assert "choice: 16.00 is the bound; the answers are hardly better than chance" in out

@@ -107,8 +107,8 @@ def test_a_group_with_few_items_gets_the_temperature_of_its_kind() -> None:
 def test_a_fit_that_does_not_help_unseen_questions_is_refused() -> None:
     """Thirty labels drawn from the stated probabilities: what differs from 1 is chance."""
     tries = [fit(drawn("choice", 3, 1.0, LEAST_ITEMS, seed)) for seed in range(20)]
-    refused = [one for one in tries if "does not lower the loss" in one.refused.get("choice", "")]
-    assert len(refused) >= 10
+    refused = [one for one in tries if "does not clearly lower the loss" in one.refused.get("choice", "")]
+    assert len(refused) >= 18
 
 
 def test_a_fit_that_makes_answers_extreme_is_refused() -> None:

@@ -82,7 +82,7 @@ def forms_of(
     def encode(text: str) -> list[int]:
         return model.encode(text, add_special_tokens=False)
 
-    return decider_layout(decider_config(config), encode).forms(asked, n)
+    return [*decider_layout(decider_config(config), encode).forms(asked, n)]
 
 
 def test_options_of_labels(model: PreTrainedTokenizerFast) -> None:
@@ -114,9 +114,9 @@ def test_more_options_than_labels_of_one_token() -> None:
 
     layout = decider_layout(DeciderConfig(), encode)
     options = tuple(Option(name=str(n)) for n in range(27))
-    assert layout.forms(Question(kind="choice", options=options[:26]), 1)
+    assert [*layout.forms(Question(kind="choice", options=options[:26]), 1)]
     with pytest.raises(UnsupportedField, match=r"27 options.* 26 labels"):
-        layout.forms(Question(kind="choice", options=options), 1)
+        list(layout.forms(Question(kind="choice", options=options), 1))
 
 
 def test_levels_named_by_words(model: PreTrainedTokenizerFast) -> None:
@@ -252,3 +252,11 @@ def test_rerankers(tmp_path: Path) -> None:
     assert uninstructed is not None
     with pytest.raises(UnsupportedField, match="takes no instruction"):
         uninstructed(Generate(rid="", chat=turns))
+
+
+def test_a_conversation_with_tools_is_refused_by_a_decider() -> None:
+    layout = decider_layout(decider_config({}), lambda text: [])
+    turns = [ChatMessage(role="user", content="refund 7"), ChatMessage(role="tool", content="ok")]
+    assert layout.state is not None
+    with pytest.raises(UnsupportedField, match="Calls of tools"):
+        layout.state(Generate(rid="", chat=tuple(turns)))

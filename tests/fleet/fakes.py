@@ -42,6 +42,7 @@ def model_info(**fields: Any) -> ModelInfo:
         "chat_format": None,
         "max_running": 8,
         "page_size": 16,
+        "digest": "content",
     }
     return ModelInfo(**(own | fields))
 

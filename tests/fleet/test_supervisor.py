@@ -248,9 +248,10 @@ def test_a_calibration_belongs_to_the_model_and_a_layout(folder: Path, tmp_path:
         await plain.engine.aclose()
         assert plain.engine.info is not None
         assert plain.engine.info.calibration is None
-        own = plain.engine.info.fingerprint
+        own = plain.engine.info.digest
+        assert own != plain.engine.info.fingerprint
         info = await start(model=own, layout="verbatim-1")
-        assert info.fingerprint == own
+        assert info.digest == own
         assert info.calibration is not None
         assert info.calibration.temperatures == {"choice": Temperature(base=2.0)}
         assert (await start(model=own, layout="decider-1")).calibration is not None

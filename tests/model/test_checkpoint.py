@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.model import checkpoint
+from ramify.runtime.model.checkpoint import ModelFiles, digest
 from ramify.runtime.model.loading.load import dummy_model, load_model
 from ramify.runtime.model.shape.hf_config import config_from_folder, config_from_hf
 
@@ -253,3 +257,28 @@ def test_dummy_weights_are_random_and_repeatable(tmp_path: Path) -> None:
     assert one.std() > 0
     torch.testing.assert_close(one, same, atol=0, rtol=0)
     assert not torch.allclose(one, other)
+
+
+def test_the_digest_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy elsewhere has the same one; a fine-tuned checkpoint of the same shapes has another."""
+    monkeypatch.setattr(checkpoint, "BLOCK", 64)
+    weights = bytearray(100_000)
+
+    def copy(name: str) -> ModelFiles:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(weights)
+        return ModelFiles(name=name, weights=folder, tokenizer=folder)
+
+    config = EngineConfig(model="x")
+    one, other = copy("one"), copy("other")
+    (other.weights / "README.md").write_text("Downloaded elsewhere.")
+    os.utime(other.weights / "config.json", (1, 1))
+    found = digest(one, config)
+    assert digest(other, config) == found
+    assert digest(one, EngineConfig(model="x", quantization="int8")) != found
+    (other.weights / "config.json").write_text("[]")
+    assert digest(other, config) != found
+    weights[-10_000::50] = b"1" * 200  # the tensors of the last layers
+    assert digest(copy("tuned"), config) != found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ramify.decisions.checks import place_of
+from ramify.decisions.layouts import Form, Layout, isolated
 from ramify.engine_messages import DecisionForm, DecisionTokens, Submit, Tokenize
 from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
 from ramify.messages import ChatMessage, Choices, Generate, ProgramHint
@@ -93,6 +94,25 @@ def test_a_question_continues_the_last_user_turn(prompts: PromptTokenizer, token
     assert rest.endswith(" and nothing else.<|end|><|assistant|>")
     assert spelled(tokenizer, found) == [(0, "ab"), (1, "abc"), (2, "x")]
     assert found.forks == (len(found.ids),)
+
+
+def test_no_more_forms_are_written_than_are_taken(
+    prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All forms of this question would have 255 times its characters."""
+    written = []
+
+    def forms(question: Question, permutations: int) -> Iterator[Form]:
+        for form in isolated(question, permutations):
+            written.append(form)
+            yield form
+
+    monkeypatch.setitem(decision_tokens.LAYOUTS, "isolated", Layout("isolated-1", forms))
+    long = "x" * (decision_tokens.MAX_FORM_CHARACTERS // 3)
+    asked = choice(*map(str, range(255)), instructions=long)
+    with pytest.raises(InvalidRequest, match="characters as they are written"):
+        submit(prompts, asked, layout="isolated")
+    assert len(written) == 3
 
 
 @pytest.mark.parametrize("layout", ["auto", "labels", "isolated"])

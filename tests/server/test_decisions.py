@@ -20,7 +20,7 @@ from ramify.errors import InvalidRequest
 from ramify.messages import ChatMessage
 from ramify.questions import MAX_OPTIONS, MAX_QUESTIONS, Calibration, Option, Temperature
 from ramify.runtime.server.decisions import ask as decisions_ask
-from ramify.runtime.server.decisions.state import MAX_JSON_BYTES, MAX_LEVELS, MAX_VALUES
+from ramify.runtime.server.decisions.state import MAX_JSON_BYTES, MAX_JSON_LEVELS, MAX_JSON_VALUES
 from tests.server.conftest import refused, speak
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 
@@ -324,7 +324,7 @@ def part(data: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "data", [deep(MAX_LEVELS), {"a": [0] * (MAX_VALUES - 2)}, {"a": "x" * (MAX_JSON_BYTES - 8)}, []]
+    "data", [deep(MAX_JSON_LEVELS), {"a": [0] * (MAX_JSON_VALUES - 2)}, {"a": "x" * (MAX_JSON_BYTES - 8)}, []]
 )
 def test_json_up_to_the_limits(http: httpx.Client, frontend: FakeFrontend, data: Any) -> None:
     frontend.max_prompt_tokens = 1 << 20
@@ -363,8 +363,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"input": part(5)}, "input[0].content[0].data"),
     ({"input": part([1])}, "input[0].content[0].data[0]"),
-    ({"input": part(deep(MAX_LEVELS + 1))}, "input[0].content[0].data"),
-    ({"input": part({"a": [0] * (MAX_VALUES - 1)})}, "input[0].content[0].data"),
+    ({"input": part(deep(MAX_JSON_LEVELS + 1))}, "input[0].content[0].data"),
+    ({"input": part({"a": [0] * (MAX_JSON_VALUES - 1)})}, "input[0].content[0].data"),
     ({"input": part({"a": "x" * (MAX_JSON_BYTES - 7)})}, "input[0].content[0].data"),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": "r"}]}, "input[0].call_id"),
     ({"input": [{"type": "custom_tool_call_output", "output": "r"}]}, "input[0].call_id"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from ramify.errors import InvalidRequest
-from ramify.messages import ChatMessage
+from ramify.messages import ChatMessage, Generate, TextChunk
 from ramify.questions import MAX_QUESTIONS
 from ramify.runtime.server.decisions.rerank import RELEVANCE
 from ramify.runtime.server.fields import MAX_OBJECTS
@@ -56,6 +57,23 @@ def test_the_most_relevant_come_first(http: httpx.Client, frontend: FakeFrontend
     assert found["id"].startswith("rerank-")
     usage = found["usage"]
     assert usage["prompt_tokens"] == usage["total_tokens"] > sum(map(len, DOCUMENTS))
+
+
+def test_a_document_of_a_later_state_is_named(
+    http: httpx.Client, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = frontend._chunks
+
+    async def failing(request: Generate) -> AsyncGenerator[TextChunk, None]:
+        if request.decide is not None and len(request.decide.questions) == 11:
+            raise InvalidRequest("It is wrong.", field="decide.questions[9]")
+        async for chunk in chunks(request):
+            yield chunk
+
+    monkeypatch.setattr(frontend, "_chunks", failing)
+    documents = [f"d{i}" for i in range(MAX_QUESTIONS + 11)]
+    error = refused(http.post("/v1/rerank", json=BODY | {"documents": documents}))
+    assert error["param"] == f"documents[{MAX_QUESTIONS + 9}]"
 
 
 def test_the_first_n_without_their_documents(http: httpx.Client) -> None:

@@ -55,7 +55,7 @@ async def scores_by_logprobs(
         raise _refused(f"has no layout {decide.layout}", "decide.layout", USE_ENGINE)
     if decide.end != "prefix":
         raise _refused("shows one token, and not the end of a turn", "decide.end", USE_ENGINE)
-    written = [layout.forms(question, decide.permutations) for question in decide.questions]
+    written = [[*layout.forms(question, decide.permutations)] for question in decide.questions]
     for number, forms in enumerate(written):
         if len({spelling.option for spelling in forms[0].spellings}) > WINDOW:
             raise _refused(

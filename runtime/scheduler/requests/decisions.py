@@ -166,6 +166,11 @@ class Decisions:
             self.pending.append(self._branch(form, form.paths.tree.root, None))
         return self.pending[-1] if self.pending else None
 
+    @property
+    def left(self) -> int:
+        """The number of tokens behind the state that have not been computed."""
+        return self.tokens - len(self.ids) - self._computed
+
     def count(self, tokens: int) -> None:
         """Count `tokens` tokens behind the state that have been computed."""
         self._computed += tokens

@@ -87,7 +87,9 @@ class Request:
         self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
         self.flow = Flow(submit.priority)
         """The request's flow: one of its own until `Flows.join` sets another."""
-        self.uncached = self.prompt_len if decisions is None else decisions.tokens
+        self.decisions = decisions
+        """The questions about the prompt; None for other requests."""
+        self.uncached = self.prompt_len + self.behind
         """The number of tokens of the prompt and of questions that were not cached when the request was
         enqueued."""
         self.rank = 2 * submit.priority
@@ -131,8 +133,6 @@ class Request:
         """The pooled states of the prompt; None unless the request asks for an embedding."""
         self.scoring: ScoringState | None = None
         """The span of choices that the request computes; None unless choices are scored."""
-        self.decisions = decisions
-        """The questions about the prompt; None for other requests."""
         self.constrained: ConstrainedOutput | None = None
         self.healing: Healing | None = None
         """The state of token healing; None unless the known tokens are the end of the prompt."""
@@ -150,7 +150,7 @@ class Request:
     def count_uncached(self, found: int) -> None:
         """Set `uncached` by the first `found` tokens, which need not be computed. If a prefill of the request
         has been broken off, `uncached` does not decrease."""
-        uncached = max(0, (self.prompt_len if self.decisions is None else self.decisions.tokens) - found)
+        uncached = max(0, self.prompt_len + self.behind - found)
         begun = 0 < self.stats.reached < self.prompt_len
         self.uncached = max(self.uncached, uncached) if begun else uncached
 
@@ -291,6 +291,11 @@ class Request:
     @property
     def prefilling(self) -> bool:
         return self.computed_len < self.prompt_len
+
+    @property
+    def behind(self) -> int:
+        """The number of tokens of questions behind the prompt that have not been computed."""
+        return 0 if self.decisions is None else self.decisions.left
 
     @property
     def branching(self) -> bool:

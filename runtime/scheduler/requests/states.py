@@ -74,8 +74,10 @@ class RequestStates:
 
     def available(self, slots: int = 1) -> bool:
         """True if requests can be given `slots` more slots, or if the model has no states."""
+        if not self.present:
+            return True
         counts = self._cache.state_counts()
-        return not self.present or counts.in_use + slots <= counts.total
+        return counts.in_use + slots <= counts.total
 
     def take_slot(self, request: Request, lock: PrefixLock, match: Match) -> None:
         """Give a slot to `request`, which is admitted after the tokens of `lock`. A slot must be

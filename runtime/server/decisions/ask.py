@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -135,20 +136,27 @@ def ask(
     return Asked(parsed.streams, questions, normalise, calibration)
 
 
-async def answers_of(request: Request, asked: Asked, path_of: Callable[[Place], str]) -> Answers:
+async def answers_of(request: Request, asked: Asked, path_of: Callable[[Place, int], str]) -> Answers:
     """The answers to all questions. Raises `ClientGone` if the client of `request` disconnects before.
 
-    path_of : a place in a `Decide` → the client's path of it, for errors of the engine
+    path_of : (a place in a `Decide`, index of the state) → the client's path of it, for errors of the engine
     """
-    try:
-        results = await while_connected(request.receive, collect(asked.streams))
-    except InvalidRequest as error:
-        if isinstance(error, PromptTooLong) and error.field is not None:
-            error.message = error.message.replace("your messages", f"your {error.field}")
-        if error.field is not None and (place := place_of(error.field)) is not None:
-            ours, error.field = error.field, path_of(place)
-            error.message = error.message.replace(ours, error.field)
-        raise
+
+    async def located(index: int, stream: AsyncGenerator[TextChunk, None]) -> AsyncGenerator[TextChunk, None]:
+        async with aclosing(stream):
+            try:
+                async for chunk in stream:
+                    yield chunk
+            except InvalidRequest as error:
+                if isinstance(error, PromptTooLong) and error.field is not None:
+                    error.message = error.message.replace("your messages", f"your {error.field}")
+                if error.field is not None and (place := place_of(error.field)) is not None:
+                    ours, error.field = error.field, path_of(place, index % len(asked.questions))
+                    error.message = error.message.replace(ours, error.field)
+                raise
+
+    streams = [located(*each) for each in enumerate(asked.streams)]
+    results = await while_connected(request.receive, collect(streams))
     found: list[DecisionScores] = []
     for result in results:
         refuse_abort(result.finish)

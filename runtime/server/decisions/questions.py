@@ -126,7 +126,7 @@ _OPTIONS = {"choice": ("choices", "value"), "score": ("levels", "label")}
 """Kind → the client's names of the options, and of the name of an option."""
 
 
-def path_of(questions: Sequence[NamedQuestion], place: Place) -> str:
+def path_of(questions: Sequence[NamedQuestion], place: Place, state: int = 0) -> str:
     """The client's path of a place in the `Decide` of `questions`."""
     if place.question is None:
         return place.name

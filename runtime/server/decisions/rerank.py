@@ -201,16 +201,15 @@ def _states(service: Service, fields: Fields, rid: str, texts: Mapping[str, Sequ
     return states
 
 
-def _path_of(texts: str, asked: Asked, order: Sequence[int] | None, place: Place) -> str:
+def _path_of(texts: str, asked: Asked, order: Sequence[int] | None, place: Place, state: int) -> str:
     """The client's path of a place. The client has written the questions in the field `texts`.
 
     order : index of the text that each question is about; None if they are in the order of the texts
     """
     if place.question is None:
         return texts if place.name == "questions" else place.name
-    if len(asked.questions) > 1:  # of several states, an error does not tell the one
-        return texts
-    return f"{texts}[{place.question if order is None else order[place.question]}]"
+    index = sum(map(len, asked.questions[:state])) + place.question
+    return f"{texts}[{index if order is None else order[index]}]"
 
 
 def _beside(one: Answered) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ramify.text import quoted
 from ramify.tool_calls.formats import FORMATS
 from ramify.tool_calls.prompt import plain_turns
 
-MAX_LEVELS, MAX_VALUES, MAX_JSON_BYTES = 32, 10_000, 256 << 10
+MAX_JSON_LEVELS, MAX_JSON_VALUES, MAX_JSON_BYTES = 32, 10_000, 256 << 10
 """Limits of JSON in a state or a question: nested objects and arrays; values, these included; bytes of
 compact UTF-8. All three are OpenAI's."""
 
@@ -149,15 +149,15 @@ def _check_size(value: Any, path: str) -> None:
     """Raise `InvalidRequest`, naming `path`, for JSON over OpenAI's limits."""
     levels = values = 0
     layer = [value]
-    while layer and levels <= MAX_LEVELS and values <= MAX_VALUES:
+    while layer and levels <= MAX_JSON_LEVELS and values <= MAX_JSON_VALUES:
         values += len(layer)
         containers = [one for one in layer if isinstance(one, dict | list)]
         levels += bool(containers)
         layer = [inner for one in containers for inner in (one.values() if isinstance(one, dict) else one)]
-    if levels > MAX_LEVELS:
-        problem = f"is nested in more than {MAX_LEVELS} levels"
-    elif values > MAX_VALUES:
-        problem = f"has more than {MAX_VALUES} values"
+    if levels > MAX_JSON_LEVELS:
+        problem = f"is nested in more than {MAX_JSON_LEVELS} levels"
+    elif values > MAX_JSON_VALUES:
+        problem = f"has more than {MAX_JSON_VALUES} values"
     elif len(msgspec.json.encode(value)) > MAX_JSON_BYTES:
         problem = f"has more than {MAX_JSON_BYTES} bytes of compact JSON"
     else:

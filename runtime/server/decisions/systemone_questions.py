@@ -190,7 +190,7 @@ def answer_body(asked: NamedQuestion, found: Answered) -> dict[str, Any]:
     return body | found.own_fields()
 
 
-def path_of(questions: Mapping[str, NamedQuestion], place: Place) -> str:
+def path_of(questions: Mapping[str, NamedQuestion], place: Place, state: int = 0) -> str:
     """The client's path of a place in the `Decide` of `questions`."""
     if place.question is None:
         return place.name
