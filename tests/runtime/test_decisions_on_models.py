@@ -156,4 +156,7 @@ def test_real_weights() -> None:
         for (ids, paths), values in zip(asked, found, strict=True):
             some = [*range(len(paths))] if len(paths) < 20 else [*range(0, 255, 64), 254]
             wanted = exact(reference, state + ids, paths, ends, some)
-            assert [values[path] for path in some] == near(wanted)
+            for path, value in zip(some, wanted, strict=True):
+                # The terms are each as exact as float32 logits of 30 after 30 layers in another order.
+                terms = len(paths[path]) + 1
+                assert values[path] == pytest.approx(value, abs=2e-5 * terms), (path, terms)
