@@ -185,8 +185,8 @@ class Decide(Request, frozen=True, kw_only=True, tag="decide"):
     fields: dict[str, Question] = {}
     """Instead of `question`: a question for each field."""
     append: bool = False
-    """Whether the text of the answer's value is appended: the name of an option, the number of a level,
-    ``True`` or ``False``."""
+    """Whether the text of the answer's value is appended: the name of the option or level, ``True`` or
+    ``False``."""
     layout: LayoutName = "auto"
     """The field of the same name in `ramify.questions.Decide`, as are `end` and `permutations`."""
     end: OptionEnd = "prefix"

@@ -310,15 +310,13 @@ def read_calibration(path: str) -> Calibration:
     return calibration
 
 
-def check_calibration(
-    calibration: Calibration, path: str, fingerprint: str, layouts: Collection[str]
-) -> None:
-    """Raise `InvalidRequest` unless `calibration` holds for the model with this fingerprint, and for one of
+def check_calibration(calibration: Calibration, path: str, digest: str, layouts: Collection[str]) -> None:
+    """Raise `InvalidRequest` unless `calibration` holds for the model with this digest, and for one of
     `layouts`."""
-    if calibration.model != fingerprint:
+    if calibration.model != digest:
         raise InvalidRequest(
-            f"{path} was fitted to the model {calibration.model!r}, and this is {fingerprint!r}: the model's "
-            "files, or options that change its outputs, are others.",
+            f"{path} was fitted to the model {calibration.model!r}, and this is {digest!r}: the model's "
+            "files or its quantization are others.",
             field="calibration",
             remedy="Fit it again with `ramify calibrate`, with the options of this engine.",
         )

@@ -16,6 +16,7 @@ from ramify.decisions.layouts import LAYOUTS
 from ramify.engine_messages import GetStats, ToFrontend, ToTokenizer
 from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
 from ramify.model_info import ModelInfo
+from ramify.questions import Calibration
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S, EngineEvents
@@ -91,6 +92,8 @@ class EngineSupervisor:
         """Whether an engine core was started. False after `close_now`, `aclose` or a failed restart."""
         self._files: ModelFiles | None = None
         self._draft_files: ModelFiles | None = None
+        self._calibration: Calibration | None = None
+        """The content of the calibration's file at the start. A restart does not read the file again."""
         self.info: ModelInfo | None = None
         self.max_prompt_tokens = 0
         self.page_bytes = 0
@@ -99,7 +102,7 @@ class EngineSupervisor:
         """Find the model's files and start the engine core. Raises when either fails, and for a wrong
         calibration."""
         if self._config.calibration is not None:
-            read_calibration(self._config.calibration)  # fails before the model is loaded
+            self._calibration = read_calibration(self._config.calibration)
         weights = self._config.load_format != "dummy"
         self._files = await asyncio.to_thread(resolve, self._config.model, weights=weights)
         if self._config.draft_model is not None:
@@ -168,17 +171,16 @@ class EngineSupervisor:
         self._engine = engine
         info = ready["scheduler"].model_info
         assert info is not None
-        model, calibration = digest(self._files, self._config), info.calibration
-        if (path := self._config.calibration) is not None:
-            calibration = read_calibration(path)
+        model = digest(self._files, self._config)
+        if self._calibration is not None and self._config.calibration is not None:
             layouts = {one.name for one in LAYOUTS.values()} | {info.trained_layout} - {""}
-            check_calibration(calibration, path, model, layouts)
+            check_calibration(self._calibration, self._config.calibration, model, layouts)
         self.info = msgspec.structs.replace(
             info,
             chat_format=ready["tokenizer"].chat_format,
             fingerprint=fingerprint(self._files, self._config, info),
             digest=model,
-            calibration=calibration,
+            calibration=self._calibration or info.calibration,
         )
         self.max_prompt_tokens = ready["scheduler"].max_prompt_tokens
         self.page_bytes = ready["scheduler"].page_bytes

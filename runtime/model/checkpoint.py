@@ -125,8 +125,9 @@ def fingerprint(files: ModelFiles, config: EngineConfig, info: ModelInfo) -> str
 WEIGHTS = frozenset((".safetensors", ".gguf"))
 CONTENT = frozenset((".json", ".jinja", ".model"))
 """Suffixes of the files that `digest` reads beside the weights."""
-CONTENT_OPTIONS = ("load_format", "quantization", "rope_scaling", "seed")
-"""Options of the engine that change the model itself, and not only the rounding of its numbers."""
+CONTENT_OPTIONS = ("load_format", "quantization", "rope_scaling")
+"""Options of the engine that change the model itself, and not only the rounding of its numbers. Dummy weights
+are drawn by `seed`, too."""
 BLOCK, BLOCKS = 64 << 10, 64
 """Bytes of a block, and about the most blocks of a file that `digest` reads: 4 MiB, in a few milliseconds."""
 
@@ -136,7 +137,9 @@ def digest(files: ModelFiles, config: EngineConfig) -> str:
 
     Of a large file it reads blocks at equal distances, so it tells a fine-tuned checkpoint from its base.
     """
-    found = hashlib.sha256(repr([getattr(config, name) for name in CONTENT_OPTIONS]).encode())
+    options = [getattr(config, name) for name in CONTENT_OPTIONS]
+    seed = config.seed if config.load_format == "dummy" else None
+    found = hashlib.sha256(repr([*options, seed]).encode())
     beside = [path for path in _files(files.tokenizer) if path.suffix in CONTENT]
     paths = {path for path in _files(files.weights) if path.suffix in CONTENT | WEIGHTS}.union(beside)
     for path in sorted(paths, key=lambda path: path.name):

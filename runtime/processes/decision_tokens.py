@@ -25,7 +25,7 @@ from ramify.engine_messages import DecisionForm, DecisionTokens, WrittenQuestion
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Segment
 from ramify.model_info import ThinkingFormat
-from ramify.questions import Decide, Question
+from ramify.questions import Decide, Option, Question
 
 PLACE = f"\U0010fffd{secrets.token_hex(8)}\U0010fffd"
 """A text that holds the place of a question in a chat, or of a content in a trained layout, while the
@@ -190,7 +190,7 @@ class DecisionTokenizer:
         room: int,
     ) -> tuple[list[WrittenQuestion], int]:
         """(questions of `decide` with the indices `places`, characters of their forms: at most `room`)."""
-        questions = {index: decide.questions[index] for index in places}
+        questions = {index: self._safe(decide.questions[index]) for index in places}
         layouts = dict.fromkeys(questions, layout or LAYOUTS["verbatim"])
         forms = _forms(questions, layouts, decide.permutations, room)
         paths: Paths = {}
@@ -236,9 +236,7 @@ class DecisionTokenizer:
 
     def _bodies(self, forms: Sequence[Form], around: Surroundings) -> list[tuple[int, ...]]:
         """The ids of each form."""
-        parts = [
-            list(_joined((around.opening, *map(self._safe, form.body), around.closing))) for form in forms
-        ]
+        parts = [list(_joined((around.opening, *form.body, around.closing))) for form in forms]
         texts = dict.fromkeys(part for one in parts for part in one if isinstance(part, str))
         ids = dict(zip(texts, self._encode_all(list(texts)), strict=True))
         return [
@@ -246,8 +244,16 @@ class DecisionTokenizer:
             for one in parts
         ]
 
-    def _safe(self, part: Segment) -> Segment:
-        return self._marked(part) if isinstance(part, str) else part
+    def _safe(self, question: Question) -> Question:
+        """`question` with its texts marked. A layout's own texts may have control tokens."""
+        options = tuple(
+            [
+                Option(name=self._marked(one.name), description=self._marked(one.description))
+                for one in question.options
+            ]
+        )
+        instructions = self._marked(question.instructions)
+        return msgspec.structs.replace(question, instructions=instructions, options=options)
 
 
 def _slices(decide: Decide, places: Iterable[int]) -> Iterator[list[int]]:

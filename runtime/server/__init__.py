@@ -14,6 +14,6 @@
 
 Dialects: `admin/` (health, model and server information, the dashboard), `openai/` (chat completions,
 completions, models, and in `responses/` the Responses API), `anthropic/` (the Messages API), `sglang/`
-(SGLang's native API), `ollama/` (Ollama's API), `llamacpp/` (llama.cpp's ``/infill``). `app/` combines the
-dialects into one application and serves it.
+(SGLang's native API), `ollama/` (Ollama's API), `llamacpp/` (llama.cpp's ``/infill``), `decisions/` (OpenAI's
+Decisions API, System One, reranking). `app/` combines the dialects into one application and serves it.
 """

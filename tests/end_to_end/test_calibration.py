@@ -72,6 +72,7 @@ def test_a_server_uses_the_temperatures_that_were_fitted(
     assert after == pytest.approx(tempered(before, temperature), rel=1e-9)
     assert max(after) < max(before)
     command = [sys.executable, "-m", "ramify", "serve", "--port", "0", "--calibration", out]
-    refused = subprocess.run([*command, "--dtype", "float32"], capture_output=True, text=True, timeout=120)
+    command += ["--quantization", "int8"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2
     assert "was fitted to the model" in refused.stderr

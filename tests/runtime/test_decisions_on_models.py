@@ -65,7 +65,7 @@ def test_the_state_of_a_hybrid_is_kept_whole_and_takes_no_step() -> None:
     assert usage.cached_tokens == 70, "the first computes the state for both"
 
 
-def test_a_hybrid_gives_the_same_bits_in_any_company() -> None:
+def test_a_hybrid_gives_the_same_numbers_in_any_company() -> None:
     state, asked = prompt_of(70), [(ids, paths[:4]) for ids, paths in questions(12)]
     alone, wanted = hybrid(), []
     for each in asked:

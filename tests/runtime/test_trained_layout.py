@@ -115,14 +115,17 @@ def test_models_without_a_layout() -> None:
 
 
 @pytest.mark.parametrize("texts", [("late?", "Late again."), ("a\n", "1 b"), ("(", ' "x"'), ("A", "")])
-def test_rerankers_have_the_ids_of_their_template(texts: tuple[str, str]) -> None:
+@pytest.mark.parametrize("special", [True, False])
+def test_rerankers_have_the_ids_of_their_template(texts: tuple[str, str], special: bool) -> None:
+    """The template's own special tokens stay special where those in texts do not."""
     query, document = texts
     model = tokenizer()
     model.backend_tokenizer.pre_tokenizer = ByteLevel(
         add_prefix_space=False
     )  # splits before blanks, as Qwen's
     model.chat_template = RERANKER
-    prompts = PromptTokenizer(model, trained=trained_layout(LogitScoreConfig(7, 3), model))
+    layout = trained_layout(LogitScoreConfig(7, 3), model)
+    prompts = PromptTokenizer(model, trained=layout, special_in_messages=special)
     asked = Question(kind="predicate", instructions=document, options=PREDICATE_OPTIONS)
     found = submit(prompts, asked, prompt=(query,)).decide
     state = submit(prompts, asked, prompt=(query,)).ids
