@@ -113,10 +113,9 @@ async def ask(
         prior: Sequence[QuestionScores | None] = [None] * len(decide.questions)
     else:
         calls = [call.child(kind, call.name, None, branch.run.clock()) for kind in ("sample", "prior")]
-        nothing = View(target, Content(), None)
         (rid, scores), (_, prior) = await all_of(
-            _scores(branch, one, about, decide, asked)
-            for one, about in zip(calls, (view, nothing), strict=True)
+            _scores(branch, one, view, decide, asked, empty=empty)
+            for one, empty in zip(calls, (False, True), strict=True)
         )
     lora = lora_of(branch, call, target)
     calibration = calibration_for(
@@ -130,11 +129,17 @@ async def ask(
 
 
 async def _scores(
-    branch: Branch, call: Call, view: View[Target], decide: Questions, asked: StepFields
+    branch: Branch,
+    call: Call,
+    view: View[Target],
+    decide: Questions,
+    asked: StepFields,
+    *,
+    empty: bool = False,
 ) -> tuple[str, Sequence[QuestionScores]]:
     """Ask the questions of `decide` about `view` in one request. Returns the request's id and the scores.
 
-    A trained layout writes the texts around a question itself, and is given messages, as are backends that
+    With `empty`, the questions are about a state without content, in a turn if `view` has turns. A trained layout writes the texts around a question itself, and is given messages, as are backends that
     take messages.
     """
     target = view.target
@@ -143,6 +148,10 @@ async def _scores(
         place = Place(content, content, None, None)
     else:
         place = place_of_question(view.content, target.info)
+    if empty:
+        nothing = Content()
+        plain = place.closing is None
+        place = Place(nothing, nothing, None, None) if plain else place_of_question(nothing, target.info)
     call.asked = asked
     decide = replace(decide, opening=place.opening, closing=place.closing)
     state = view._replace(content=place.state)

@@ -171,7 +171,7 @@ class EngineSupervisor:
         self._engine = engine
         info = ready["scheduler"].model_info
         assert info is not None
-        model = digest(self._files, self._config)
+        model = await asyncio.to_thread(digest, self._files, self._config)
         if self._calibration is not None and self._config.calibration is not None:
             layouts = {one.name for one in LAYOUTS.values()} | {info.trained_layout} - {""}
             check_calibration(self._calibration, self._config.calibration, model, layouts)

@@ -203,6 +203,13 @@ class PromptTokenizer:
             return (request.prompt if request.chat is None else (self._chats.render(request),)), None
         layout = self._decisions.layout(decide)
         if layout is not None and layout.state is not None:
+            for field in ("tools", "template_kwargs"):
+                if getattr(request, field):
+                    raise UnsupportedField(
+                        f"{field} has no effect in the layout that this checkpoint was trained with.",
+                        field=field,
+                        remedy="Leave it out, or name another layout.",
+                    )
             return layout.state(self._chats.marked(request)), Surroundings("", "", bare=True)
         prompt, around = request.prompt, Surroundings(BLANK_LINE, PLAIN_CLOSING)
         if request.chat is not None:

@@ -70,7 +70,9 @@ def _check(generate: Generate, service: Service) -> None:
             )
     if not generate.rid:
         raise InvalidRequest("rid is empty.", field="rid")
-    if generate.chat is None or generate.prompt:
+    if generate.chat is not None and generate.prompt:
+        raise UnsupportedField("prompt has no effect beside chat.", field="prompt", remedy="Leave it out.")
+    if generate.chat is None:
         check_segments(generate.prompt, "prompt", service.frontend.info.vocab_size)
     checked_priority(generate.priority)
     if generate.hint is not None:

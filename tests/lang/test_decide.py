@@ -526,6 +526,13 @@ def test_pmi_asks_behind_an_empty_state_as_well():
     assert state.trace.requests == 2
 
 
+def test_the_empty_state_of_plain_text_is_plain_text():
+    step = rm.decide("team", ["billing", "returns"], "Which team?", normalise="pmi")
+    backend = rm.ScriptedBackend([{"billing": 0.5, "returns": 0.5}] * 2)
+    program_of("Order 7.", step).run(backend=backend)
+    assert [backend.prompt_text(one) for one in backend.requests] == ["Order 7.", ""]
+
+
 async def _outside(backend, request):
     """The answer to a request that no step has sent."""
     from ramify.lang.trace.calls import CURRENT
