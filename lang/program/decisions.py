@@ -139,8 +139,9 @@ async def _scores(
 ) -> tuple[str, Sequence[QuestionScores]]:
     """Ask the questions of `decide` about `view` in one request. Returns the request's id and the scores.
 
-    With `empty`, the questions are about a state without content, in a turn if `view` has turns. A trained layout writes the texts around a question itself, and is given messages, as are backends that
-    take messages.
+    With `empty`, the questions are about a state without content, in a turn if `view` has turns. A trained
+    layout writes the texts around a question itself, and is given messages, as are backends that take
+    messages.
     """
     target = view.target
     if target.takes_messages or (decide.layout in ("auto", "trained") and target.info.trained_layout):
