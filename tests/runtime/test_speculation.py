@@ -125,7 +125,7 @@ def test_drafts_of_some_do_not_hold_up_the_others(tiny_folder: Path, others: int
     rng = random.Random(2)
 
     def recorded(plan: Any) -> Any:
-        decoding = [request for request, _ in plan if request.decoding]
+        decoding = [request for request, *_ in plan if request.decoding]
         lengths = [request.draft_len for request in decoding]
         if len(decoding) == len(plan) == 1 + others:
             seen.append((lengths, int(WAITING_SHARE / cost.share_of_a_row(len(plan)))))
