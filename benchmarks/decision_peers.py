@@ -38,7 +38,7 @@ from ramify.loop import wait
 from ramify.messages import Generate
 from ramify.questions import Decide, Question
 from ramify.runtime.engine.engine import Engine
-from ramify.runtime.processes.decision_tokens import BLANK_LINE, PLAIN_CLOSING
+from ramify.decisions.layouts import BLANK_LINE, PLAIN_CLOSING
 from ramify.sampling_params import SamplingParams
 
 Ask = Callable[[str, Sequence[Question]], None]
@@ -106,7 +106,7 @@ class LlamaCpp:
 
     def __call__(self, state: str, questions: Sequence[Question]) -> None:
         assert self._process.stdin is not None
-        forms = [LAYOUTS["verbatim"].forms(question, 1)[0].body[0] for question in questions]
+        forms = [next(iter(LAYOUTS["verbatim"].forms(question, 1))).body[0] for question in questions]
         texts = [f"{BLANK_LINE}{form}{PLAIN_CLOSING}" for form in forms]
         self._process.stdin.write(json.dumps({"state": state, "questions": texts}) + "\n")
         self._process.stdin.flush()

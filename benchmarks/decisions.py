@@ -118,7 +118,7 @@ class Subject:
         self._all([self._request(self._state, max_tokens=0)])
 
     def _prompts(self, count: int) -> list[str]:
-        forms = [LAYOUTS[LAYOUT].forms(question, 1)[0] for question in self._questions.new(count)]
+        forms = [next(iter(LAYOUTS[LAYOUT].forms(question, 1))) for question in self._questions.new(count)]
         return [f"{self._state}\n\n{''.join(map(str, form.body))}\nAnswer:" for form in forms]
 
     def _request(self, prompt: str, max_tokens: int, logprobs: int | None = None, **fields: Any) -> Generate:
