@@ -33,12 +33,11 @@ from typing import Any
 
 from benchmarks.decisions import Questions, state_of
 from benchmarks.peers import DRIVERS
-from ramify.decisions.layouts import LAYOUTS
+from ramify.decisions.layouts import BLANK_LINE, LAYOUTS, PLAIN_CLOSING
 from ramify.loop import wait
 from ramify.messages import Generate
 from ramify.questions import Decide, Question
 from ramify.runtime.engine.engine import Engine
-from ramify.decisions.layouts import BLANK_LINE, PLAIN_CLOSING
 from ramify.sampling_params import SamplingParams
 
 Ask = Callable[[str, Sequence[Question]], None]
