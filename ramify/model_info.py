@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ramify.questions import Calibration
+from ramify.questions import Calibration, LayoutName
 
 
 class ToolPieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,3 +119,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     "unsupported" if it has one that is refused by name, empty if it has none."""
     calibration: Calibration | None = None
     """Temperatures for the probabilities of decisions; None for none."""
+
+    def trained_layout_for(self, layout: LayoutName) -> str:
+        """Name of the trained layout that `Decide.layout` stands for; empty for a layout of other models."""
+        return self.trained_layout if layout in ("auto", "trained") else ""

@@ -144,7 +144,7 @@ async def _scores(
     messages.
     """
     target = view.target
-    if target.takes_messages or (decide.layout in ("auto", "trained") and target.info.trained_layout):
+    if target.takes_messages or target.info.trained_layout_for(decide.layout):
         content = finished(view.content, target.info)
         place = Place(content, content, None, None)
     else:

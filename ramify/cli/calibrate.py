@@ -155,7 +155,7 @@ def run_command(options: argparse.Namespace) -> int:
         info = wait(backend.info())
         reports: list[tuple[float, str]] = []
         for decide in ways:
-            trained = info.trained_layout if decide.layout in ("auto", "trained") else ""
+            trained = info.trained_layout_for(decide.layout)
             labelled = labelled_questions(content, info.chat_format, trained)
             scores = wait(_scores(backend, labelled, decide))
             empty = None

@@ -138,13 +138,17 @@ def isolated(question: Question, permutations: int) -> Iterable[Form]:
     )
 
 
+def order_count(question: Question, permutations: int) -> int:
+    """The number of `orders` of the question's options."""
+    return min(permutations, len(question.options)) if question.kind == "choice" else 1
+
+
 def orders(question: Question, permutations: int) -> list[list[int]]:
     """The orders in which the options are listed: rotations of a choice's options, at equal distances.
 
     A choice of n options has at most n orders. Predicates and levels have one.
     """
-    n = len(question.options)
-    count = min(permutations, n) if question.kind == "choice" else 1
+    n, count = len(question.options), order_count(question, permutations)
     return [[(shift * n // count + place) % n for place in range(n)] for shift in range(count)]
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramify.decisions.layouts import BLANK_LINE, LAYOUTS, Form, Layout, Spelling
+from ramify.decisions.layouts import BLANK_LINE, LAYOUTS, Form, Layout, Spelling, order_count
 from ramify.engine_messages import DecisionForm, DecisionTokens, WrittenQuestion
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ChatMessage, Segment
@@ -37,14 +37,13 @@ MAX_FORM_CHARACTERS = 8 << 20
 SLICE_CHARACTERS = 128 << 10
 """Characters of questions that are written and tokenised before other prompts have a turn: about 0.1 s."""
 
+MAX_KNOWN_IDS = 1_000_000
+"""Most token ids of questions that are kept for later requests, about 36 bytes each."""
+
 EncodeAll = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """Texts → token ids of each. The texts do not begin the prompt."""
 Paths = dict[str, tuple[int, ...]]
 """Text of a spelling → its token ids behind the closing."""
-
-
-MAX_KNOWN_IDS = 1_000_000
-"""Most token ids of questions that are kept for later requests, about 36 bytes each."""
 
 
 class Surroundings(NamedTuple):
@@ -263,8 +262,9 @@ def _slices(decide: Decide, places: Iterable[int]) -> Iterator[list[int]]:
     for index in places:
         question = decide.questions[index]
         texts = sum(len(option.name) + len(option.description) for option in question.options)
-        forms = len(question.options) if decide.layout == "isolated" else decide.permutations
-        size += texts * min(decide.permutations, len(question.options)) + len(question.instructions) * forms
+        count = order_count(question, decide.permutations)
+        forms = len(question.options) if decide.layout == "isolated" else count
+        size += texts * count + len(question.instructions) * forms
         part.append(index)
         if size >= SLICE_CHARACTERS:
             yield part

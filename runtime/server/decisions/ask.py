@@ -84,7 +84,7 @@ def trained_layout(service: Service, fields: Fields) -> str:
     """Name and version of the trained layout in which the questions of a request are written; empty for a
     layout of other models."""
     layout: LayoutName = fields.take("layout", LayoutName, "auto")
-    return service.frontend.info.trained_layout if layout in ("auto", "trained") else ""
+    return service.frontend.info.trained_layout_for(layout)
 
 
 def ask(
