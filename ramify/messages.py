@@ -318,18 +318,36 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prompt and completion tokens of an answer from a store (`ramify.answers`). They were not computed, and
     no other field counts them."""
     retractions: int = 0
+    grammar_s: float = 0.0
+    """Seconds from arrival at the scheduler until the grammar was compiled; 0 if the request did not wait for
+    a grammar."""
     queue_s: float = 0.0
-    """Seconds from arrival at the scheduler to the first forward pass."""
+    """Seconds in the queue: from arrival, or from the end of `grammar_s`, to the first forward pass."""
     first_token_s: float = 0.0
     """Seconds from arrival at the scheduler to the first output token."""
     total_s: float = 0.0
     """Seconds from arrival at the scheduler to the end."""
 
     @property
-    def writing_s(self) -> float:
+    def prefill_s(self) -> float:
+        """Seconds from the first forward pass to the first output token, or to the end of a request that
+        generates nothing. 0 if the backend reports no times."""
+        return max((self.first_token_s or self.total_s) - self.grammar_s - self.queue_s, 0.0)
+
+    @property
+    def decode_s(self) -> float:
         """Seconds from the first output token to the end; 0 if the backend does not report the time of the
         first token."""
         return self.total_s - self.first_token_s if self.first_token_s else 0.0
+
+    @property
+    def phases(self) -> dict[str, float] | None:
+        """The parts of `total_s` in their order, in seconds; None if the backend reports no times."""
+        return {name: getattr(self, name) for name in PHASES} if self.total_s else None
+
+
+PHASES = ("grammar_s", "queue_s", "prefill_s", "decode_s")
+"""The phases of a request: waiting for its grammar, waiting in the queue, computing the prompt, generating."""
 
 
 class ReachedLimit(msgspec.Struct, frozen=True, kw_only=True):

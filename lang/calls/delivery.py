@@ -25,7 +25,7 @@ from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.session import Session, Target
 from ramify.lang.prompt.thinking import ThoughtSplitter
-from ramify.lang.trace.calls import Call
+from ramify.lang.trace.calls import Call, Failure
 from ramify.lang.trace.outputs import add_usage
 from ramify.loop import cancel_at_end
 from ramify.messages import (
@@ -118,15 +118,17 @@ class Delivery:
         repeatable = is_repeatable(request)
         with retry.attempts(IN_BATCH_S if session.in_batch else None) as attempts:
             while True:
+                sent_s = session.clock()
                 try:
                     await _receive(self._backend, request, self._taker())
                     return request.rid
                 except RamifyError as error:
+                    failed_s = session.clock()
                     if self._show is not None:
                         self._note_shown()
                     if (self._shown and not repeatable) or not await attempts.again(error):
                         raise
-                call.resent += 1
+                    call.failures.append(Failure(str(error), sent_s, failed_s, session.clock()))
                 request = msgspec.structs.replace(request, rid=session.next_rid())
 
     def _taker(self) -> Callable[[TextChunk], None]:

@@ -164,7 +164,7 @@ def _first_text_s(call: Call) -> float | None:
     usage = call.own_usage
     if call.followed or call.first_text_s is None or call.end_s is None or not usage.first_token_s:
         return call.first_text_s
-    return min(call.first_text_s, max(call.end_s - usage.writing_s, call.start_s))
+    return min(call.first_text_s, max(call.end_s - usage.decode_s, call.start_s))
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:

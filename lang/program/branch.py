@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from ramify.lang.program.run import Run
 
 
+DROPPED = ("gen", "select", "decide", "tool")
+"""The kinds of calls whose text `recover` removes. Forks and programs have content of their own."""
+
 Entry = tuple[Step, Variable | None, Statement]
 """A queued step, the variable that it sets, and its statement."""
 
@@ -383,6 +386,7 @@ class Branch:
             self.content, self.scopes = before[0], dict(before[1])
             error, self.error, self._failed = self.error, None, None
             self.call.error = None
+            self._note_recover(error, before[2])
             return error
 
     def unnoticed_error(self) -> ProgramError | None:
@@ -402,11 +406,20 @@ class Branch:
         for variable in self.variables.values():
             if isinstance(variable, GatheredVariable) and variable.error is not None:
                 variable.error.notice()
+                self._note_recover(variable.error, len(self.call.children))
                 return variable.error
         raise ProgramError(
             "There is nothing to recover from: no step of this state has failed.",
             remedy="Read the variable first, which waits for its step." if self._busy else None,
         )
+
+    def _note_recover(self, error: ProgramError, kept: int) -> None:
+        """Add a `recover` to the trace, which keeps the branch's first `kept` calls and drops the others."""
+        undone = self.call.children[kept:]
+        gone = {id(call) for before in undone for call in before.dropped}
+        call = self.call.child("recover", error.variable or "", None, self.run.clock(), line=error.line)
+        call.end_s, call.text = call.start_s, str(error.__cause__ or error)
+        call.dropped = tuple([one for one in undone if one.kind in DROPPED and id(one) not in gone])
 
     def _skip(self, step: Step, variable: Variable | None, error: ProgramError) -> None:
         skipped = ProgramError(

@@ -10,6 +10,7 @@ drops the failed attempts and their corrections, and continues as if the valid o
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,13 @@ async def attempt(
     for left in range(step.retries, -1, -1):
         sent = call.child("attempt", call.name, None, branch.run.clock())
         view = branch.view(target, content)
-        output = await send(branch, sent, view, sampling, step.node.constraint, thinking=step.node.thinking)
+        try:
+            output = await send(
+                branch, sent, view, sampling, step.node.constraint, thinking=step.node.thinking
+            )
+        except (Exception, asyncio.CancelledError) as error:
+            sent.error = str(error) or "cancelled"
+            raise
         call.text, call.finish, call.prompt_end = output.text, output.finish, sent.prompt_end
         call.thinking = sent.thinking
         try:

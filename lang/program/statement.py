@@ -31,15 +31,16 @@ class Statement:
         self.limits = limits
         self.open = block
         """Whether this is a block that the body has not left yet."""
-        self.before: tuple[Content, dict[str, Piece | None]] | None = None
-        """The branch's content and open scopes before the first step; None until that step runs."""
+        self.before: tuple[Content, dict[str, Piece | None], int] | None = None
+        """The branch's content, its open scopes and its number of calls before the first step; None until
+        that step runs."""
 
     def note_before(self, branch: Branch) -> None:
         """Keep the content of `branch` if no step of the statement has run. Called before each step. Also
         sets the branch's limits to those of the statement."""
         branch.limits = self.limits
         if self.before is None:
-            self.before = (branch.content, dict(branch.scopes))
+            self.before = (branch.content, dict(branch.scopes), len(branch.call.children))
 
     def closed(self) -> Statement:
         """The outermost block around this statement that the body has left; this statement if there is no

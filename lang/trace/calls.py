@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,17 +17,33 @@ from ramify.lang.trace.outputs import Tokens, add_usage
 from ramify.lang.typed.decision import Decision
 from ramify.messages import ChoiceScore, Finish, TokenLogprobs, Usage
 from ramify.questions import Question
-from ramify.text import shortened
 
 if TYPE_CHECKING:
     from ramify.lang.tools.forms import TaggedCalls
     from ramify.lang.trace.misses import Misses
 
-CallKind = Literal["program", "fork", "gen", "select", "decide", "tool", "sample", "attempt", "prior"]
+CallKind = Literal[
+    "program", "fork", "gen", "select", "decide", "tool", "recover", "sample", "attempt", "prior"
+]
 """The kind of a call. program and fork: containers of other calls. gen, select and decide: steps of the
-program. tool: a call of a function by the model; not a request. The children of a step that makes several
-requests, one for each request: sample (n > 1), attempt (retries > 0), and for a decide with "pmi" sample and
-prior (the questions behind an empty state)."""
+program. tool: a call of a function by the model; not a request. recover: a `ProgramState.recover`, named like
+the step that had failed; not a request. The children of a step that makes several requests, one for each
+request: sample (n > 1), attempt (retries > 0), and for a decide with "pmi" sample and prior (the questions
+behind an empty state)."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """A transient failure of a request, after which the request was sent again. Times are in seconds since the
+    outermost program began."""
+
+    error: str
+    start_s: float
+    """The time at which the request that failed was sent."""
+    end_s: float
+    """The time of the failure."""
+    again_s: float
+    """The time at which the request was sent again."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -47,14 +64,14 @@ class Call:
     """The usage of the attempts that broke off before the last attempt, as far as that usage is known."""
     stored: bool = False
     """Whether the answer came from a store of answers, without a request."""
-    resent: int = 0
-    """Number of times that the request was sent again after a transient failure."""
+    failures: list[Failure] = field(default_factory=list)
+    """The transient failures of the request, after each of which it was sent again."""
     first_text_s: float | None = None
     followed: bool = False
     """Whether the text is streamed while it is generated."""
     text: str = ""
     """The text generated so far. For a select: the choice. For a decide: the text of its value. For a tool:
-    the result that the model is shown."""
+    the result that the model is shown. For a recover: the error of the step that had failed."""
     thinking: str | None = None
     """The thoughts before `text`; None if the step has no setting of thinking."""
     before: str = ""
@@ -82,6 +99,9 @@ class Call:
     """The question of each of `decisions`."""
     form: TaggedCalls | None = field(default=None, repr=False)
     """The form of the step's tool calls; None in a step that calls no tools."""
+    dropped: tuple[Call, ...] = field(default=(), repr=False)
+    """For a recover: the steps and the calls of tools that it removed from the content, the failed one
+    included."""
     priority: int | None = None
     """The priority that the step sets."""
     lora: str | None = None
@@ -103,6 +123,26 @@ class Call:
     def output(self) -> str:
         """The whole generated text, thoughts included. Empty for a decide, which generates nothing."""
         return "" if self.asked else self.before + self.text
+
+    @property
+    def resent(self) -> int:
+        """Number of times that the request was sent again after a transient failure."""
+        return len(self.failures)
+
+    @property
+    def phases(self) -> dict[str, float] | None:
+        """Seconds that the request waited for its grammar (``grammar_s``) and in the queue (``queue_s``), and
+        in which its prompt was computed (``prefill_s``) and its output generated (``decode_s``). After
+        transient failures, those of the last request.
+
+        None for a call that is no request, has not ended, or was answered by a backend that reports no times.
+        """
+        return self.own_usage.phases if self.finish is not None and self.sent else None
+
+    @property
+    def dropped_usage(self) -> Usage:
+        """The usage of the calls that a recover dropped."""
+        return reduce(add_usage, [call.usage for call in self.dropped], Usage())
 
     @property
     def spent(self) -> Usage:
@@ -173,7 +213,7 @@ class Call:
     @property
     def sent(self) -> bool:
         """Whether this call is itself a request to the backend."""
-        steps = self.kind not in ("program", "fork", "tool") and not self.merged
+        steps = self.kind not in ("program", "fork", "tool", "recover") and not self.merged
         return steps and not self.children and not self.stored
 
     @property
@@ -184,6 +224,16 @@ class Call:
     @property
     def duration_s(self) -> float | None:
         return None if self.end_s is None else self.end_s - self.start_s
+
+    def shift(self, seconds: float) -> None:
+        """Add `seconds` to all times of this call, without those of its children."""
+        self.start_s += seconds
+        self.end_s = None if self.end_s is None else self.end_s + seconds
+        self.first_text_s = None if self.first_text_s is None else self.first_text_s + seconds
+        for failure in self.failures:
+            failure.start_s += seconds
+            failure.end_s += seconds
+            failure.again_s += seconds
 
     def walk(self) -> Iterator[Call]:
         """Yield this call and all calls below it, in program order."""
@@ -208,11 +258,14 @@ class Call:
             "model": self.model or None,
             "start_s": self.start_s,
             "end_s": self.end_s,
+            "phases": self.phases,
             "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
             **{name: getattr(usage, name) for name in COUNTS},
             "arguments": self.arguments,
             "stored": self.stored,
             "resent": self.resent,
+            "failures": [asdict(failure) for failure in self.failures],
+            "dropped": [call.place for call in self.dropped],
             "text": self.text,
             "thinking": self.thinking,
             "decisions": {field: one.to_dict() for field, one in self.decisions},
@@ -224,6 +277,8 @@ class Call:
         }
 
     def __str__(self) -> str:
+        from ramify.lang.trace.tree import render
+
         return render(self)
 
     def _repr_html_(self) -> str:
@@ -244,65 +299,6 @@ CURRENT: ContextVar[Call | None] = ContextVar("ramify_call", default=None)
 """The call for which the method `generate` of a backend is running. A scripted backend looks up its answer by
 the name of this call."""
 
-STEPS = ("program", "fork", "gen", "select", "decide", "tool")
-MAX_TEXT, MAX_DECIDED = 40, 200
-
-
-def render(call: Call) -> str:
-    """The tree below `call` as text: a line for each step, with the numbers of computed, cached and generated
-    tokens."""
-    several = len(call.usage_by_model) > 1
-    rows = list(_rows(call, "", "", several))
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {figures}".rstrip() for label, figures in rows)
-
-
-def _rows(call: Call, head: str, indent: str, models: bool) -> Iterator[tuple[str, str]]:
-    """The (label, figures) of each step. With `models`, the label includes the name of the model."""
-    model = f"  {call.model}" if models and call.model and call.kind != "tool" else ""
-    yield head + label_of(call) + model, _figures(call)
-    steps = [child for child in call.children if child.kind in STEPS]
-    for child in steps:
-        last = child is steps[-1]
-        yield from _rows(
-            child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "), models
-        )
-
 
 def label_of(call: Call) -> str:
     return call.name if call.kind in ("program", "fork") else f"{call.kind} {call.name}"
-
-
-def decided(call: Call) -> str:
-    """The values of a decide with their probabilities, such as ``billing 0.64 (confidence 0.46, option mass
-    0.003)``; with fields, ``urgent True 0.91 (…), team billing 0.64 (…)``."""
-    return ", ".join([f"{field} {_decision(one)}".lstrip() for field, one in call.decisions])
-
-
-def _decision(one: Decision) -> str:
-    mass = "" if one.option_mass is None else f", option mass {one.option_mass:.2g}"
-    return f"{one.text} {one.probabilities[one.value]:.2f} (confidence {one.confidence:.2f}{mass})"
-
-
-def _figures(call: Call) -> str:
-    usage = call.usage
-    time = "  running" if call.duration_s is None else f"{call.duration_s:7.3f} s"
-    text = shortened(call.text if call.error is None else call.error, MAX_TEXT)
-    outcome = repr(text) if call.error is None else f"failed: {text}"
-    if call.kind == "tool":
-        outcome = f"{shortened(call.arguments or '', MAX_TEXT)} → {outcome}"
-    if call.decisions and call.error is None:
-        outcome = shortened(decided(call), MAX_DECIDED)
-    if call.kind == "tool" and not call.requests:
-        return f"{time}  {outcome}"
-    thought = f", thinking {usage.reasoning_tokens}" if usage.reasoning_tokens else ""
-    figures = (
-        f"{time}  prompt {usage.prompt_tokens:5} = cached {usage.cached_tokens:5} + "
-        f"computed {usage.prompt_tokens - usage.cached_tokens:5}  "
-        f"out {usage.completion_tokens:4} (forced {usage.forced_tokens}{thought})"
-    )
-    if call.kind in ("program", "fork"):
-        return figures
-    how = f"  sent again {call.resent}x" if call.resent else f"  stored {usage.stored_tokens}" * call.stored
-    how += "  asked with the step before" * call.merged
-    return f"{figures}{how}  {outcome}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from typing import Any
 
@@ -28,9 +28,7 @@ def together(name: str, runs: Sequence[tuple[float, Call]]) -> Call:
     first = min(began for began, _ in runs)
     for began, call in runs:
         for one in call.walk():
-            one.start_s += began - first
-            one.end_s = None if one.end_s is None else one.end_s + began - first
-            one.first_text_s = None if one.first_text_s is None else one.first_text_s + began - first
+            one.shift(began - first)
         call.parent = root
         root.children.append(call)
     root.end_s = max(call.end_s or call.start_s for call in root.children)
@@ -62,13 +60,14 @@ def report_data(root: Call) -> dict[str, Any]:
             "start": call.start_s,
             "end": call.end_s,
             "first": call.first_text_s,
+            "phases": call.phases,
             "prompt_tokens": usage.prompt_tokens,
             "cached": usage.cached_tokens,
             "out": usage.completion_tokens,
             "forced": usage.forced_tokens,
             "requests": call.requests,
             "arguments": call.arguments,
-            "resent": call.resent,
+            "failures": [asdict(failure) for failure in call.failures],
             "stored": usage.stored_tokens,
             "text": call.text,
             "finish": None if call.finish is None else call.finish.reason,
@@ -97,6 +96,10 @@ def report_data(root: Call) -> dict[str, Any]:
                 ]
                 for (field, one), question in zip(call.decisions, call.questions, strict=True)
             ]
+        if call.kind == "recover":
+            lost = call.dropped_usage
+            data["dropped"] = [numbered[one] for one in call.dropped]
+            data["lost"] = [lost.prompt_tokens - lost.cached_tokens, lost.completion_tokens]
         if cached is not None:
             data["cached_chars"], data["exact"] = cached.chars, cached.exact
         if miss is not None:

@@ -318,7 +318,7 @@ class Router:
         for chunk in message.chunks:
             found = self._requests.get(chunk.rid) if chunk.ids else None
             if found is not None and found.reserved:
-                held_s = chunk.usage.writing_s if found.coalesced and chunk.usage is not None else 0.0
+                held_s = chunk.usage.decode_s if found.coalesced and chunk.usage is not None else 0.0
                 with errors_logged("counting output"):
                     self._placement.progress(chunk.rid, len(chunk.ids), now - held_s)
             if chunk.finish is not None:

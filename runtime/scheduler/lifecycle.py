@@ -251,6 +251,7 @@ class Arrivals:
             found = self.requests.grammars.request(request.rid, request.constraint)
             if found is None:
                 self.requests.compiling[request.rid] = request
+                request.stats.queued = None
             else:
                 self._begin(request, found)
         else:
@@ -273,6 +274,7 @@ class Arrivals:
         for rid, outcome in outcomes:
             request = self.requests.compiling.pop(rid, None)
             if request is not None:
+                request.stats.queued = self.requests.clock()
                 self._begin(request, outcome)
 
     def _begin(self, request: Request, grammar: Grammar | RamifyError | None) -> None:

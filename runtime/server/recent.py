@@ -52,7 +52,7 @@ class RequestRecord:
 
     def add_chunk(self, chunk: TextChunk) -> None:
         if self.first is None and chunk.ids:
-            held = 0.0 if chunk.usage is None else chunk.usage.writing_s
+            held = 0.0 if chunk.usage is None else chunk.usage.decode_s
             self.first = max(self.begun, self.clock() - held)
         self.output_tokens += len(chunk.ids)
         if chunk.usage is not None:
@@ -84,6 +84,7 @@ class RequestRecord:
             "start": self.begun - origin,
             "first": None if self.first is None else self.first - origin,
             "end": None if self.ended is None else self.ended - origin,
+            "phases": None if self.ended is None else usage.phases,
             "prompt_tokens": usage.prompt_tokens,
             "cached": usage.cached_tokens,
             "out": max(usage.completion_tokens, self.output_tokens),

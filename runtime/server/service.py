@@ -171,8 +171,8 @@ class Service:
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
                         if first_token_s is None:
-                            # The chunk was held back: its first token came `writing_s` ago.
-                            previous = now - (recording.usage.writing_s if request.every_s else 0.0)
+                            # The chunk was held back: its first token came `decode_s` ago.
+                            previous = now - (recording.usage.decode_s if request.every_s else 0.0)
                             first_token_s = previous - started
                             self.metrics.first_token_s.labels(endpoint).observe(first_token_s)
                             tokens = tokens - 1 if request.every_s else 0

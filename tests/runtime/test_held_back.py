@@ -144,7 +144,7 @@ def test_a_long_text_is_told_now_and_then_and_says_when_it_began(stop: tuple[str
     assert [chunk.text for chunk in steps.told] == ["abcde", "fghij"]
     first, second = steps.told
     assert first.usage is not None
-    assert first.usage.writing_s == pytest.approx(0.5)
+    assert first.usage.decode_s == pytest.approx(0.5)
     assert second.usage is None
 
 

@@ -127,7 +127,7 @@ class Request:
 
         self.pages = PageTable()
         self.report = Report()
-        self.stats = RequestStats()
+        self.stats = RequestStats(queued=arrival)
         self.speculation = SpeculationState()
         self.pooled = None if submit.pooling is None else PooledStates(submit.pooling)
         """The pooled states of the prompt; None unless the request asks for an embedding."""
@@ -443,11 +443,8 @@ class Request:
     def usage(self, now: float, *, aborted: bool = False) -> Usage:
         """The cost of the request so far. With `aborted`, prompt tokens that were neither found in the tree
         nor computed are left out."""
-
-        def since_arrival(moment: float | None) -> float:
-            return 0.0 if moment is None else moment - self.arrival
-
         stats = self.stats
+        queued = now if stats.queued is None else stats.queued
         prompt_tokens = self.reached_prompt_tokens if aborted else self.prompt_tokens
         cached_tokens = min(stats.cached_tokens or 0, prompt_tokens)
         return Usage(
@@ -463,8 +460,9 @@ class Request:
             model_draft_tokens=stats.model_draft_tokens,
             model_accepted_tokens=stats.model_accepted_tokens,
             retractions=stats.retractions,
-            queue_s=since_arrival(stats.first_pass),
-            first_token_s=since_arrival(stats.first_token),
+            grammar_s=queued - self.arrival,
+            queue_s=(now if stats.first_pass is None else stats.first_pass) - queued,
+            first_token_s=0.0 if stats.first_token is None else stats.first_token - self.arrival,
             total_s=now - self.arrival,
         )
 

@@ -144,9 +144,9 @@ class AnswerWriter:
             "total_duration": time.perf_counter_ns() - self._started,
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(max(usage.first_token_s - usage.queue_s, 0.0)),
+            "prompt_eval_duration": nanoseconds(usage.prefill_s),
             "eval_count": usage.completion_tokens,
-            "eval_duration": nanoseconds(usage.writing_s),
+            "eval_duration": nanoseconds(usage.decode_s),
             "ramify": {**numbers["prompt_tokens_details"], **numbers["ramify"], **self._extras},
         }
 

@@ -48,6 +48,7 @@ def usage_body(usages: Sequence[Usage], n: int) -> Body:
             "computed_tokens": prompt - cached,
             "forced_tokens": sum(one.forced for one in totals),
             **{name: sum(getattr(usage, name) for usage in usages) for name in summed},
+            "grammar_s": min(usage.grammar_s for usage in usages),
             "queue_s": min(usage.queue_s for usage in usages),
             "first_token_s": min(usage.first_token_s for usage in usages),
             "total_s": max(usage.total_s for usage in usages),
@@ -59,8 +60,8 @@ def timings_body(usage: Usage) -> Body:
     """The times of one generation, under llama.cpp's names. The time of the prompt ends with the first token,
     and does not contain the time in the queue."""
     prompt, predicted = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
-    prompt_ms = 1000.0 * ((usage.first_token_s or usage.total_s) - usage.queue_s)
-    predicted_ms = 1000.0 * usage.writing_s
+    prompt_ms = 1000.0 * usage.prefill_s
+    predicted_ms = 1000.0 * usage.decode_s
     body: Body = {"cache_n": usage.cached_tokens}
     for name, tokens, ms in (("prompt", prompt, prompt_ms), ("predicted", predicted, predicted_ms)):
         body |= {

@@ -37,6 +37,7 @@ def generation_body(
         "forced_tokens": usage.forced_tokens,
         "kept_ids": result.kept_ids,
         "tail": result.tail,
+        "grammar_s": usage.grammar_s,
         "queue_s": usage.queue_s,
         "first_token_s": usage.first_token_s,
         "total_s": usage.total_s,
