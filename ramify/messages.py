@@ -347,7 +347,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 PHASES = ("grammar_s", "queue_s", "prefill_s", "decode_s")
-"""The phases of a request: waiting for its grammar, waiting in the queue, computing the prompt, generating."""
+"""The phases of a request: waiting for its grammar, waiting in the queue, computing the prompt, generating
+the output."""
 
 
 class ReachedLimit(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,8 +34,8 @@ behind an empty state)."""
 
 @dataclass(slots=True)
 class Failure:
-    """A transient failure of a request, after which the request was sent again. Times are in seconds since the
-    outermost program began."""
+    """A transient failure of a request, after which the request was sent again. Times are in seconds since
+    the outermost program began."""
 
     error: str
     start_s: float

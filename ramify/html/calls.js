@@ -1,6 +1,8 @@
 "use strict";
 // What the pages share that show calls over time: words and numbers, bars, rows, tips, the theme.
-// A call has kind, name, depth, number, children, start, end, first, prompt_tokens, cached, out, forced, text, error.
+// A call has kind, name, depth, number, children, start, end, first, prompt_tokens, cached, out, forced, text, error; and
+// where they are known, phases (seconds by the names in PHASES), failures after which it was sent again, and of a recover
+// the numbers of the dropped calls.
 const at = id => document.getElementById(id);
 const el = (tag, className, text) => {
   const made = document.createElement(tag);
@@ -45,28 +47,37 @@ function tilesOf(tiles) {
 
 // parts: [class, size, words]
 function barOf(parts) {
-  const bar = el("div", "bar");
+  const bar = el("div", "bar"), whole = parts.reduce((sum, [, size]) => sum + size, 0);
   for (const [name, size] of parts) {
     if (!size) continue;
     const part = el("div", name);
-    part.style.flex = size + " 0 0";
+    part.style.flex = 100 * size / whole + " 0 0";
     bar.append(part);
   }
   return bar;
 }
 
-function legendOf(parts) {
+function legendOf(parts, written = count) {
   const legend = el("div", "legend");
   for (const [name, size, words] of parts) {
     const entry = el("span");
-    entry.append(el("i", name), `${count(size)} ${words}`);
+    entry.append(el("i", name), `${written(size)} ${words}`);
     legend.append(entry);
   }
   return legend;
 }
 
-function ticks(last) {
-  const rough = last / 5, power = 10 ** Math.floor(Math.log10(rough));
+// The phases of a request in their order: [class, name, words].
+const PHASES = [
+  ["grammar", "grammar_s", "waiting for the grammar"],
+  ["queue", "queue_s", "waiting in the queue"],
+  ["computed", "prefill_s", "computing the prompt"],
+  ["generated", "decode_s", "generating"],
+];
+const phasesOf = call => PHASES.map(([name, key, words]) => [name, call.phases?.[key] ?? 0, words]);
+
+function ticks(last, most = innerWidth < 600 ? 2 : 5) {
+  const rough = last / most, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough);
   const found = [];
   for (let time = 0; time < last * 0.96; time += step) found.push(time);
@@ -74,6 +85,7 @@ function ticks(last) {
 }
 
 function callRows(calls, last, choose) {
+  for (const call of calls) for (const number of call.dropped ?? []) calls[number].gone = true;
   const axis = el("div", "axis num"), lane = el("div", "lane");
   for (const time of ticks(last)) {
     const mark = el("span", "", time ? seconds(time) : "0");
@@ -81,12 +93,12 @@ function callRows(calls, last, choose) {
     lane.append(mark);
   }
   axis.append(el("div"), lane, el("div"));
-  return [axis, ...calls.map(call => callRow(call, last, choose))];
+  return [axis, ...calls.map(call => callRow(call, last, choose, calls))];
 }
 
-function callRow(call, last, choose) {
+function callRow(call, last, choose, calls) {
   const group = call.kind === "program" || call.kind === "fork" || call.children.length > 0;
-  const row = el("div", "row" + (group ? " group" : "") + (call.error ? " failed" : ""));
+  const row = el("div", "row" + (group ? " group" : "") + (call.error ? " failed" : "") + (call.gone ? " gone" : ""));
   row.id = "row" + call.number;
   const label = el("div", "label");
   label.style.paddingLeft = 14 + 16 * call.depth + "px";
@@ -98,34 +110,52 @@ function callRow(call, last, choose) {
     line.style.left = 100 * time / last + "%";
     lane.append(line);
   }
-  const end = call.end ?? last, mark = el("div", call.kind === "tool" ? "tool" : group ? "frame" : "work");
-  mark.style.left = 100 * call.start / last + "%";
-  mark.style.width = 100 * Math.max(end - call.start, 0) / last + "%";
+  const mark = el("div", ["tool", "recover"].includes(call.kind) ? call.kind : group ? "frame" : "work");
+  // A recover is drawn from the first call that it dropped.
+  const start = Math.min(call.start, ...(call.dropped ?? []).map(number => calls[number].start)), end = call.end ?? last;
+  mark.style.left = 100 * start / last + "%";
+  mark.style.width = 100 * Math.max(end - start, 0) / last + "%";
   if (mark.className === "work") fillWork(mark, call, last);
   lane.append(mark);
-  row.append(label, lane, el("div", "took num", seconds(call.end == null ? null : call.end - call.start)));
+  row.append(label, lane, el("div", "took num", call.kind === "recover" ? "" : seconds(call.end == null ? null : call.end - call.start)));
   row.addEventListener("click", () => choose(call.number));
   hovering(row, () => summary(call));
   return row;
 }
 
-function fillWork(mark, call, last) {
-  // Until the first text the time goes to the prompt, then to the output; each is divided by its tokens.
-  const end = call.end ?? last, first = call.first ?? end, whole = Math.max(end - call.start, 1e-9);
+// The time of a call as [class, seconds], in order: attempts that failed and the pauses after them, what is outside of the
+// engine, the phases. Without phases the time goes to the prompt until the first text, then to the output. The time of the
+// prompt and of the output is divided by their tokens.
+function segments(call, last) {
+  const end = call.end ?? last, found = [];
+  let start = call.start;
+  for (const failure of call.failures ?? []) {
+    found.push(["failure", failure.end_s - failure.start_s], ["pause", failure.again_s - failure.end_s]);
+    start = failure.again_s;
+  }
+  const whole = Math.max(end - start, 0), first = Math.min(Math.max(call.first ?? end, start), end);
+  let prefill = first - start, decode = end - first;
+  if (call.phases) {
+    const phases = phasesOf(call), sum = phases.reduce((sum, [, time]) => sum + time, 0), scale = sum > whole ? whole / sum : 1;
+    const [grammar, queue, ...rest] = phases.map(([, time]) => time * scale);
+    found.push(["outside", whole - sum * scale], ["grammar", grammar], ["queue", queue]);
+    [prefill, decode] = rest;
+  }
   const [cached, computed, generated, forced] = shares(call);
-  for (const [span, parts] of [[first - call.start, [cached, computed]], [end - first, [generated, forced]]]) {
+  for (const [span, parts] of [[prefill, [cached, computed]], [decode, [generated, forced]]]) {
     const tokens = parts[0][1] + parts[1][1];
-    for (const [name, part] of parts) {
-      if (!part) continue;
-      const piece = el("div", name);
-      piece.style.width = 100 * (span / whole) * (part / tokens) + "%";
-      mark.append(piece);
-    }
-    if (!tokens && span > 0) {
-      const piece = el("div", "pending");
-      piece.style.width = 100 * (span / whole) + "%";
-      mark.append(piece);
-    }
+    if (tokens) found.push(...parts.map(([name, part]) => [name, span * part / tokens]));
+    else found.push(["pending", span]);
+  }
+  return found.filter(([, time]) => time > 0);
+}
+
+function fillWork(mark, call, last) {
+  const parts = segments(call, last), whole = parts.reduce((sum, [, time]) => sum + time, 0);
+  for (const [name, time] of parts) {
+    const piece = el("div", name);
+    piece.style.width = 100 * time / whole + "%";
+    mark.append(piece);
   }
 }
 
@@ -135,6 +165,10 @@ function summary(call) {
   for (const part of shares(call)) {
     if (part[1]) box.append(legendOf([part]));
   }
+  for (const part of phasesOf(call)) {
+    if (part[1] >= 0.0005) box.append(legendOf([part], seconds));
+  }
+  if (call.failures?.length) box.append(el("div", "", `sent again ${count(call.failures.length)}x: ${shorten(call.failures.at(-1).error, 160)}`));
   if (call.text) box.append(el("div", "mono said", shorten(call.text, 160)));
   if (call.miss) box.append(el("div", "sub", shorten(`${count(call.miss.computed_tokens)} computed: ${call.miss.text}`, 240)));
   if (call.error) box.append(el("div", "", call.error));

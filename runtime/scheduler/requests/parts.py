@@ -67,8 +67,8 @@ class Report:
 
 @dataclasses.dataclass(slots=True)
 class RequestStats:
-    """The cost of one request. `queued`, `first_pass` and `first_token` are readings of the scheduler's clock,
-    in seconds."""
+    """The cost of one request. `queued`, `first_pass` and `first_token` are readings of the scheduler's
+    clock, in seconds."""
 
     queued: float | None
     """The arrival, or the moment when the request's grammar was compiled; None before that moment."""
