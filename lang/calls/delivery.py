@@ -186,10 +186,12 @@ def _text(chunk: TextChunk) -> str:
 
 
 def least_usage(known: Usage, received: Sequence[TextChunk]) -> Usage:
-    """`known` with its completion_tokens raised, if necessary, to the number of tokens in `received`. A chunk
-    of text without token ids counts as one token."""
+    """The usage of a request whose last chunk did not come: `known` with its completion_tokens raised, if
+    necessary, to the number of tokens in `received`, and without the times of the first token and of the end.
+    A chunk of text without token ids counts as one token."""
     tokens = sum([max(len(chunk.ids), bool(chunk.text or chunk.reasoning)) for chunk in received])
-    return msgspec.structs.replace(known, completion_tokens=max(known.completion_tokens, tokens))
+    completion_tokens = max(known.completion_tokens, tokens)
+    return msgspec.structs.replace(known, completion_tokens=completion_tokens, first_token_s=0.0, total_s=0.0)
 
 
 def is_repeatable(request: Generate) -> bool:

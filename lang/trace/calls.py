@@ -137,7 +137,7 @@ class Call:
 
         None for a call that is no request, has not ended, or was answered by a backend that reports no times.
         """
-        return self.own_usage.phases if self.finish is not None and self.sent else None
+        return self.own_usage.phases if self.end_s is not None and self.sent else None
 
     @property
     def dropped_usage(self) -> Usage:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from msgspec.structs import replace
+
 from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.lang.common.event import Event
 from ramify.messages import Generate, TextChunk
@@ -57,3 +59,18 @@ class Holding(ScriptedBackend):
                 raise
             finally:
                 self.holding -= 1
+
+
+PHASES = {"grammar_s": 2.0, "queue_s": 0.5, "prefill_s": 0.25, "decode_s": 1.25}
+"""`Call.phases` of the requests that `Timed` answers."""
+
+
+class Timed(ScriptedBackend):
+    """Reports the times `PHASES`, as an engine does."""
+
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        async for chunk in super().generate(request):
+            if chunk.usage is not None:
+                times = {"grammar_s": 2.0, "queue_s": 0.5, "first_token_s": 2.75, "total_s": 4.0}
+                chunk = replace(chunk, usage=replace(chunk.usage, **times))
+            yield chunk

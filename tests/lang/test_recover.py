@@ -47,6 +47,51 @@ def test_an_agent_falls_back_before_the_whole_turn():
     assert state.trace.error is None
 
 
+def test_the_trace_has_what_was_dropped():
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("kept")
+        s += "a" + rm.gen("y") + rm.gen("x")
+        s.sync()
+        s.recover()
+        s += "b" + rm.gen("x")
+
+    backend = rm.ScriptedBackend({"kept": "k", "y": "one two", "x": [BackendError("gone"), "fine"]})
+    trace = program.run(backend=backend).trace
+    kept, y, failed, recover, again = trace.children
+    assert (recover.kind, recover.name, recover.text, recover.error) == ("recover", "x", "gone", None)
+    assert recover.line == failed.line
+    assert recover.dropped == (y, failed)
+    assert recover.dropped_usage.completion_tokens == y.usage.completion_tokens > 0
+    assert not recover.sent
+    assert trace.requests == 4
+    assert trace.usage.completion_tokens == sum(
+        call.usage.completion_tokens for call in (kept, y, failed, again)
+    )
+    assert recover.to_dict()["dropped"] == ["1", "2"]
+    (line,) = [line for line in str(trace).splitlines() if "recover" in line]
+    assert line.startswith("├─ recover x")
+    computed = y.computed_tokens + failed.computed_tokens
+    assert line.endswith(f"dropped 2 calls: computed {computed} + out 3  after: gone")
+
+
+def test_a_call_is_dropped_once():
+    @rm.function
+    def program(s):
+        with s.assistant():
+            s += rm.gen("x")
+            s.sync()
+            s.recover()
+            s += rm.gen("y") + rm.gen("x")
+        s.sync()
+        s.recover()
+
+    backend = rm.ScriptedBackend({"x": [BackendError("gone"), BackendError("again")], "y": "yes"})
+    x, first, y, again, second = program.run(backend=backend).trace.children
+    assert first.dropped == (x,)
+    assert second.dropped == (y, again)
+
+
 def test_skipped_variables_stay_failed_until_they_are_set_again():
     @rm.function
     def program(s):
@@ -178,6 +223,8 @@ def test_a_failed_join_recovers_to_before_the_join(mode: str):
         with pytest.raises(rm.ProgramError, match="gone"):
             s["x"] if mode == "gather_variable" else s.text()
         assert s.recover().variable == "x"
+        last = s.trace.children[-1]
+        assert (last.kind, last.name, last.text) == ("recover", "x", "gone")
         assert forks[0]["x"] == "a"
         with pytest.raises(rm.ProgramError, match="cannot be recovered: it was joined"):
             forks[1].recover()

@@ -146,7 +146,11 @@ def test_these_statuses_pass(clock, status):
     assert [pause >= 3 for pause in clock.pauses] == [True, True]
     (call,) = state.trace.children
     assert call.resent == call.to_dict()["resent"] == 2
-    assert "sent again 2x" in str(state.trace)
+    first, second = call.failures
+    assert str(status) in first.error
+    assert call.start_s <= first.start_s <= first.end_s <= first.again_s <= second.start_s
+    assert [failure["error"] for failure in call.to_dict()["failures"]] == [first.error, second.error]
+    assert f"sent again 2x after {second.again_s - call.start_s:.3f} s" in str(state.trace)
     calls = [body["request"]["rid"] for body in server.bodies if "request" in body]
     assert len(set(calls)) == 3  # the server may still run the earlier ones
 

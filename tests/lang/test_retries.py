@@ -90,6 +90,19 @@ def test_the_attempts_are_in_the_trace():
     assert step.text == GOOD
     assert step.error is None
     assert step.usage.completion_tokens == sum(call.own_usage.completion_tokens for call in step.children)
+    _, rejected, valid = str(step).splitlines()
+    assert rejected.startswith("├─ attempt trip")
+    assert rejected.endswith("failed: it ends on day 3, before it starts")
+    assert valid.startswith("└─ attempt trip")
+    once = asking(retries=2).run(backend=rm.ScriptedBackend({"trip": GOOD, "bye": "Bye."})).trace.children[0]
+    assert len(str(once).splitlines()) == 1
+
+
+def test_an_attempt_that_takes_too_long_has_failed():
+    program = program_of("Count: " + rm.gen("x", timeout=0.02, retries=3))
+    (step,) = program.run(backend=Holding(lambda request: "one two")).trace.children
+    (sent,) = step.children
+    assert sent.error == "cancelled"
 
 
 def test_the_last_error_is_raised():

@@ -6,6 +6,9 @@ import pytest
 
 import ramify as rm
 from ramify.messages import Usage
+from ramify.programs.route import router
+from tests.lang.backends import PHASES, Timed
+from tests.lang.remote import ScriptedFrontend, live_endpoint
 from tests.lang.steps import program_of
 
 
@@ -143,3 +146,41 @@ def test_forced_tokens_are_counted():
     state = longer.run(backend=rm.ScriptedBackend(["very much so"]))
     assert state.usage.forced_tokens == 2
     assert "(forced 2)" in str(state.trace)
+
+
+# --- phases ---
+
+
+@pytest.mark.parametrize("where", ["here", "calls", "programs"])
+def test_requests_tell_their_phases(where):
+    """Directly, over ``/v1/calls``, and over ``/v1/programs``."""
+    program = program_of("Q:" + rm.gen("x") + " A:" + rm.select("y", ["a", "b"]))
+    script = {"x": "one two", "y": "a"}
+    if where == "here":
+        state = program.run(backend=Timed(script))
+    else:
+        frontend = ScriptedFrontend(lambda request: "a")
+        frontend.backend = Timed(script if where == "programs" else lambda request: "a")
+        with live_endpoint(frontend, router) as (backend, _):
+            ran = program.compile() if where == "programs" else program
+            state = ran.run(backend=backend)
+            state.sync()
+    gen, select = state.trace.children
+    assert gen.phases == select.phases == PHASES
+    assert gen.to_dict()["phases"] == PHASES
+    assert state.trace.phases is None
+    assert "grammar 2.000 s  queue 0.500 s" in str(gen)
+
+
+def test_phases_that_are_not_known_are_absent(run):
+    state, _ = run
+    assert {call.phases for call in state.trace.walk()} == {None}
+    assert state.trace.to_dict()["children"][0]["children"][0]["phases"] is None
+    assert "queue" not in str(state.trace)
+
+
+def test_short_waits_are_not_in_the_tree():
+    (call,) = program_of("Q:" + rm.gen("x")).run(backend=Timed({"x": "one"})).trace.children
+    call.end_s = call.start_s + 30.0
+    assert "grammar 2.000 s" in str(call)
+    assert "queue" not in str(call)

@@ -259,6 +259,9 @@ def test_the_time_of_a_request() -> None:
     (program,) = recent
     call = program.details(9.0)["calls"][0]
     assert (call["start"], call["first"], call["end"], call["out"]) == (0.0, 1.0, None, 1)
+    recording.add_chunk(last_chunk(grammar_s=1, queue_s=2, first_token_s=4, total_s=9))
+    assert program.details(9.0)["calls"][0]["phases"] is None
     recording.end_request("length")
     call = program.details(9.0)["calls"][0]
     assert (call["end"], call["outcome"]) == (2.0, "length")
+    assert call["phases"] == {"grammar_s": 1, "queue_s": 2, "prefill_s": 1, "decode_s": 5}
