@@ -16,12 +16,13 @@ needs_browser = pytest.mark.skipif(
 )
 
 
-def rendered(address: str, *, profile: Path) -> str:
-    """The document up to its first script, after the scripts have run for 2 s of virtual time."""
+def rendered(address: str, *, profile: Path, size: tuple[int, int] = (1280, 900)) -> str:
+    """The document up to its first script, after the scripts have run for 2 s of virtual time. `size`: width
+    and height of the window in pixels."""
     assert BROWSER is not None
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     done = subprocess.run(
-        [*command, "--virtual-time-budget=2000", "--dump-dom", address],
+        [*command, f"--window-size={size[0]},{size[1]}", "--virtual-time-budget=2000", "--dump-dom", address],
         capture_output=True,
         text=True,
         timeout=100,

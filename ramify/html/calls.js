@@ -123,38 +123,39 @@ function callRow(call, last, choose, calls) {
   return row;
 }
 
-// The time of a call as [class, seconds], in order: attempts that failed and the pauses after them, what is outside of the
+// The time of a call as [class, from, to], in order: attempts that failed and the pauses after them, what is outside of the
 // engine, the phases. Without phases the time goes to the prompt until the first text, then to the output. The time of the
 // prompt and of the output is divided by their tokens.
 function segments(call, last) {
   const end = call.end ?? last, found = [];
-  let start = call.start;
+  let now = call.start;
+  const until = (name, time) => { if (time > now) found.push([name, now, now = time]); };
   for (const failure of call.failures ?? []) {
-    found.push(["failure", failure.end_s - failure.start_s], ["pause", failure.again_s - failure.end_s]);
-    start = failure.again_s;
+    until("failure", failure.end_s);
+    until("pause", failure.again_s);
   }
-  const whole = Math.max(end - start, 0), first = Math.min(Math.max(call.first ?? end, start), end);
-  let prefill = first - start, decode = end - first;
+  let first = Math.min(Math.max(call.first ?? end, now), end);
   if (call.phases) {
-    const phases = phasesOf(call), sum = phases.reduce((sum, [, time]) => sum + time, 0), scale = sum > whole ? whole / sum : 1;
-    const [grammar, queue, ...rest] = phases.map(([, time]) => time * scale);
-    found.push(["outside", whole - sum * scale], ["grammar", grammar], ["queue", queue]);
-    [prefill, decode] = rest;
+    const phases = phasesOf(call).map(part => part[1]), sum = phases.reduce((sum, time) => sum + time, 0);
+    const [grammar, queue, prefill] = phases.map(time => time * Math.min(1, (end - now) / sum));
+    until("outside", end - sum);
+    until("grammar", now + grammar);
+    until("queue", now + queue);
+    first = now + prefill;
   }
   const [cached, computed, generated, forced] = shares(call);
-  for (const [span, parts] of [[prefill, [cached, computed]], [decode, [generated, forced]]]) {
+  for (const [from, to, parts] of [[now, first, [cached, computed]], [first, end, [generated, forced]]]) {
     const tokens = parts[0][1] + parts[1][1];
-    if (tokens) found.push(...parts.map(([name, part]) => [name, span * part / tokens]));
-    else found.push(["pending", span]);
+    for (const [name, part] of tokens ? parts : [["pending", 1]]) until(name, now + (to - from) * part / (tokens || 1));
   }
-  return found.filter(([, time]) => time > 0);
+  return found;
 }
 
 function fillWork(mark, call, last) {
-  const parts = segments(call, last), whole = parts.reduce((sum, [, time]) => sum + time, 0);
-  for (const [name, time] of parts) {
+  const whole = Math.max((call.end ?? last) - call.start, 1e-9);
+  for (const [name, from, to] of segments(call, last)) {
     const piece = el("div", name);
-    piece.style.width = 100 * time / whole + "%";
+    piece.style.width = 100 * (to - from) / whole + "%";
     mark.append(piece);
   }
 }

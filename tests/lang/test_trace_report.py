@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from typing import Literal
 
 import pytest
 
 import ramify as rm
+from ramify.errors import BackendError, WorkerDied
 from ramify.html.template import script
 from ramify.lang.trace.report import report, report_data
+from ramify.retry import Retry
 from tests.browser import BROWSER, needs_browser, rendered, words
+from tests.lang.backends import PHASES, Timed
 
 
 @rm.function
@@ -139,3 +143,162 @@ def test_a_run_that_failed_and_one_that_did_nothing(tmp_path):
         assert len(data["root"]["children"]) == 2 * fail
     if BROWSER is not None:
         assert 'class="row' in rendered((tmp_path / "page.html").as_uri(), profile=tmp_path / "profile")
+
+
+# --- waiting, failures, recovers ---
+
+
+def not_twice(value: str) -> None:
+    if value == "bad":
+        raise ValueError("it is bad")
+
+
+@pytest.fixture
+def mixed(clock):
+    """A run with a request that was sent again, a recover, a rejected attempt, and a failure that nobody
+    recovered from."""
+
+    class Dying(Timed):
+        async def generate(self, request):
+            if len(self.requests) == 1 and not self.died:
+                self.died = True
+                raise WorkerDied("The engine died.")
+            async for chunk in super().generate(request):
+                yield chunk
+
+    @rm.function
+    def program(s):
+        s += rm.user("Q") + rm.assistant(rm.gen("kept"))
+        s += rm.user("R") + rm.assistant(rm.gen("y") + rm.gen("x"))
+        s.sync()
+        s.recover()
+        s += rm.assistant(rm.gen("tried", validate=not_twice, retries=1))
+        s += rm.user("S") + rm.assistant(rm.gen("x"))
+
+    backend = Dying(
+        {"kept": "k", "y": "one", "x": [BackendError("gone"), BackendError("lost")], "tried": ["bad", "fine"]}
+    )
+    backend.died, backend.retry = False, Retry()
+    return program.run(backend=backend).trace
+
+
+def test_the_data_of_a_run_with_failures(mixed):
+    kept, y, x, recover, tried, last = report_data(mixed)["root"]["children"]
+    assert kept["phases"] == PHASES
+    assert kept["failures"] == []
+    (failure,) = y["failures"]
+    assert failure["error"] == "The engine died."
+    assert recover["dropped"] == [2, 3]
+    assert recover["lost"] == [y["prompt_tokens"] - y["cached"], y["out"]]
+    assert "dropped" not in last
+    assert [attempt["error"] for attempt in tried["children"]] == ["it is bad", None]
+    assert x["phases"] is None
+
+
+def drawn(trace, folder, fragment="", code="", size=(1280, 900)) -> str:
+    """The page of `trace` at `fragment`. `code` is JavaScript that runs at its end."""
+    trace.save(folder / "page.html")
+    page = (folder / "page.html").read_text().replace("</body>", f"<script>{code}</script></body>")
+    (folder / "page.html").write_text(page)
+    return rendered(f"{(folder / 'page.html').as_uri()}#{fragment}", profile=folder / "profile", size=size)
+
+
+def chosen(document: str) -> int:
+    (number,) = re.findall(r'class="row[^"]* chosen" id="row(\d+)"', document)
+    return int(number)
+
+
+@needs_browser
+def test_waiting_failures_and_recovers_are_drawn_apart(mixed, tmp_path):
+    document = drawn(mixed, tmp_path)
+    said = words(document)
+    for phase, time in (
+        ("grammar", "8.00 s"),
+        ("queue", "2.00 s"),
+        ("computed", "1.00 s"),
+        ("generated", "5.00 s"),
+    ):
+        assert re.search(rf'<i class="{phase}"></i>{time} ', document), phase
+    for name in ("grammar", "queue"):
+        assert len(re.findall(rf'class="{name}" style="width', document)) == 4, name
+    assert document.count('class="failure" style="width') == document.count('class="pause" style="width') == 1
+    assert document.count('class="recover"') == 1
+    assert re.findall(r'class="row([^"]*) gone( chosen)?" id="row(\d+)"', document) == [
+        ("", "", "2"),
+        (" failed", "", "3"),
+    ]
+    assert "1 failed, 1 attempt rejected, 1 recovered" in said
+    assert chosen(document) == 8  # the step that failed for good
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (2, ["The engine died. Failed after", "waiting for the grammar", "Dropped by the recover below"]),
+        (4, ["gone The program recovered, and dropped 2 calls: ", "gen y gen x"]),
+        (6, ["it is bad"]),
+    ],
+)
+def test_the_detail_says_what_failed(mixed, tmp_path, call, told):
+    said = words(drawn(mixed, tmp_path, f"call={call}").split('id="detail"')[1])
+    for text in told:
+        assert text in said
+
+
+@needs_browser
+def test_the_keyboard_and_links_choose_calls(mixed, tmp_path):
+    def pressed(*keys):
+        return "".join(
+            f"document.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}));" for key in keys
+        )
+
+    assert chosen(drawn(mixed, tmp_path, "call=2", pressed("ArrowDown", "ArrowDown", "ArrowUp"))) == 3
+    assert chosen(drawn(mixed, tmp_path, "call=2", pressed("End", "ArrowDown"))) == 8
+    # In the detail, which Enter opens, the arrows scroll.
+    assert chosen(drawn(mixed, tmp_path, "call=2", pressed("Enter", "ArrowDown"))) == 2
+    assert chosen(drawn(mixed, tmp_path, "call=2", pressed("Enter", "Escape", "ArrowDown"))) == 3
+    followed = drawn(
+        mixed,
+        tmp_path,
+        "call=4",
+        "document.querySelector('#detail a').click(); document.title = location.hash",
+    )
+    assert chosen(followed) == 2
+    assert "<title>#call=2</title>" in followed
+
+
+MEASURE = """
+const [tree, detail, title] = ["tree", "detail", "title"].map(id => at(id).getBoundingClientRect());
+const { scrollWidth, scrollHeight } = document.scrollingElement;
+document.title = JSON.stringify({
+  width: innerWidth, over: scrollWidth - innerWidth, high: scrollHeight - innerHeight,
+  wide: tree.width / innerWidth, below: detail.top >= tree.bottom, title: title.height,
+});
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "many"), [(1600, False), (1600, True), (500, False), (500, True)])
+def test_the_page_is_used(state, tmp_path, width, many):
+    """Few calls, or a narrow window: the timeline has the whole width, and the detail is below it. Many calls
+    in a wide window: the detail is beside the timeline, and both fill the window."""
+
+    @rm.function
+    def program(s):
+        for _ in range(40 if many else 1):
+            s += "Q" + rm.gen("x", max_tokens=2)
+
+    trace = program.run(backend=rm.ScriptedBackend(lambda request: "a")).trace
+    document = drawn(trace, tmp_path, code=MEASURE, size=(width, 900))
+    found = json.loads(html.unescape(re.search("<title>(.*?)</title>", document).group(1)))
+    assert found["width"] == width
+    assert found["over"] <= 0
+    assert found["title"] < 40
+    assert found["below"] == (not many or width == 500)
+    if found["below"]:
+        assert found["wide"] > 0.9
+    else:
+        assert found["wide"] > 0.5
+        assert found["high"] <= 0
+    assert chosen(document) == 1

@@ -1,4 +1,4 @@
-"""The phases of a request: waiting for its grammar, waiting in the queue, computing the prompt, generating."""
+"""The phases of a request: it waits for its grammar, waits in the queue, computes its prompt, generates."""
 
 from __future__ import annotations
 
