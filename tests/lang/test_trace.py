@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ramify as rm
+from ramify.errors import BackendError
 from ramify.messages import Usage
 from ramify.programs.route import router
 from tests.lang.backends import PHASES, Timed
@@ -177,6 +178,19 @@ def test_phases_that_are_not_known_are_absent(run):
     assert {call.phases for call in state.trace.walk()} == {None}
     assert state.trace.to_dict()["children"][0]["children"][0]["phases"] is None
     assert "queue" not in str(state.trace)
+
+
+def test_a_request_that_broke_off_has_no_phases():
+    class Broken(Timed):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                raise BackendError("gone")
+
+    (call,) = program_of("Q:" + rm.gen("x")).run(backend=Broken({"x": "one two"})).trace.children
+    assert call.usage.completion_tokens == 1
+    assert call.usage.queue_s == 0.5
+    assert call.phases is None
 
 
 def test_short_waits_are_not_in_the_tree():
