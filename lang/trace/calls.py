@@ -302,3 +302,14 @@ the name of this call."""
 
 def label_of(call: Call) -> str:
     return call.name if call.kind in ("program", "fork") else f"{call.kind} {call.name}"
+
+
+def decided(call: Call) -> str:
+    """The values of a decide with their probabilities, such as ``billing 0.64 (confidence 0.46, option mass
+    0.003)``; with fields, ``urgent True 0.91 (…), team billing 0.64 (…)``."""
+    return ", ".join([f"{field} {_decision(one)}".lstrip() for field, one in call.decisions])
+
+
+def _decision(one: Decision) -> str:
+    mass = "" if one.option_mass is None else f", option mass {one.option_mass:.2g}"
+    return f"{one.text} {one.probabilities[one.value]:.2f} (confidence {one.confidence:.2f}{mass})"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ramify.html.fragment import details, escaped, fragment, head, table, tag, text
-from ramify.lang.trace.calls import Call, label_of
-from ramify.lang.trace.tree import decided
+from ramify.lang.trace.calls import Call, decided, label_of
 from ramify.messages import Usage
 
 MAX_CALLS = 150
@@ -35,7 +34,7 @@ def _row(call: Call, several: bool, span: tuple[float, float], depth: int) -> li
     label = f'<span style="padding-left:{14 * min(depth, 12)}px">{escaped(label_of(call), 60)}</span>'
     took = "running" if call.duration_s is None else f"{call.duration_s:.3f} s"
     cells = [label + _bar(call, span), *([escaped(call.model)] if several else []), took]
-    cells += ["" if call.kind in ("tool", "recover") else f"{count:,}" for count in counts]
+    cells += ["" if call.kind == "tool" else f"{count:,}" for count in counts]
     return [*cells, "" if programs and call.error is None else _said(call)]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ramify.lang.trace.calls import Call, label_of
-from ramify.lang.typed.decision import Decision
+from ramify.lang.trace.calls import Call, decided, label_of
 from ramify.text import shortened
 
 STEPS = ("program", "fork", "gen", "select", "decide", "tool", "recover")
@@ -54,17 +53,6 @@ def _waits(call: Call) -> str:
     return "".join(
         [f"  {word} {longest[name]:.3f} s" for name, word in WAITS.items() if longest[name] >= least]
     )
-
-
-def decided(call: Call) -> str:
-    """The values of a decide with their probabilities, such as ``billing 0.64 (confidence 0.46, option mass
-    0.003)``; with fields, ``urgent True 0.91 (…), team billing 0.64 (…)``."""
-    return ", ".join([f"{field} {_decision(one)}".lstrip() for field, one in call.decisions])
-
-
-def _decision(one: Decision) -> str:
-    mass = "" if one.option_mass is None else f", option mass {one.option_mass:.2g}"
-    return f"{one.text} {one.probabilities[one.value]:.2f} (confidence {one.confidence:.2f}{mass})"
 
 
 def _figures(call: Call) -> str:

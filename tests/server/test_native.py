@@ -118,7 +118,16 @@ def test_generate(endpoint: SglangEndpoint) -> None:
     meta = answer["meta_info"]
     assert meta["finish_reason"] == {"type": "length", "length": 8}
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (11, 8, 0)
-    assert {"id", "num_retractions", "forced_tokens", "kept_ids", "tail", "grammar_s", "queue_s", "total_s"} <= meta.keys()
+    assert {
+        "id",
+        "num_retractions",
+        "forced_tokens",
+        "kept_ids",
+        "tail",
+        "grammar_s",
+        "queue_s",
+        "total_s",
+    } <= meta.keys()
     assert "input_token_logprobs" not in meta
 
 
