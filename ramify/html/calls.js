@@ -10,8 +10,10 @@ const el = (tag, className, text) => {
   if (text !== undefined) made.textContent = text;
   return made;
 };
-const seconds = value => value == null ? "…" : value >= 10 ? value.toFixed(1) + " s" : value >= 1 ? value.toFixed(2) + " s" : value >= 0.001 ? (1000 * value).toFixed(value >= 0.1 ? 0 : 1) + " ms" : (1e6 * value).toFixed(0) + " µs";
+const seconds = value => value == null ? "…" : value >= 600 ? (value / 60).toFixed(1) + " min" : value >= 10 ? value.toFixed(1) + " s" : value >= 1 ? value.toFixed(2) + " s" : value >= 0.001 ? (1000 * value).toFixed(value >= 0.1 ? 0 : 1) + " ms" : (1e6 * value).toFixed(0) + " µs";
 const count = value => value.toLocaleString("en");
+const compact = value => value.toLocaleString("en", value < 10000 ? {} : { notation: "compact", maximumFractionDigits: 1 });
+const costOf = (prompt, out, running) => prompt || !running ? `${compact(prompt)} → ${compact(out)}` : "…";
 const percent = (part, whole) => whole ? Math.round(100 * part / whole) + "%" : "–";
 const shorten = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
 
@@ -76,48 +78,88 @@ const PHASES = [
 ];
 const phasesOf = call => PHASES.map(([name, key, words]) => [name, call.phases?.[key] ?? 0, words]);
 
-function ticks(last, most = innerWidth < 600 ? 2 : 5) {
-  const rough = last / most, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough);
-  const found = [];
-  for (let time = 0; time < last * 0.96; time += step) found.push(time);
-  return found;
+const niceStep = rough => { const power = 10 ** Math.floor(Math.log10(rough)); return [1, 2, 5, 10].map(n => n * power).find(n => n >= rough); };
+
+// The places, from 0 to 1, of values from 0 to `end` on an axis along `spans`, which are pairs of values.
+// Where long spans would squeeze the (lower) median one below `least` of the width, stretches in which nothing begins or
+// ends are cut short. Spans [0, 1], [1, 2], [2, 100], [100, 101] with `least` 0.1 are placed as if from 2 to 100 passed 7.
+function scaleOf(spans, end, least) {
+  const sizes = spans.map(([from, to]) => to - from).filter(size => size > 0).sort((a, b) => a - b);
+  const unit = sizes[(sizes.length - 1) >> 1] ?? end;
+  const edges = [...new Set([0, end, ...spans.flat()])].filter(value => value >= 0 && value <= end).sort((a, b) => a - b);
+  const gaps = edges.slice(1).map((value, index) => value - edges[index]);
+  const total = most => gaps.reduce((sum, gap) => sum + Math.min(gap, most), 0);
+  let most = end;
+  while (most > 2 * unit && least * total(most) > unit) most = Math.max(2 * unit, most / 1.1);
+  const whole = total(most), sums = [0];
+  for (const gap of gaps) sums.push(sums.at(-1) + Math.min(gap, most));
+  const place = value => {
+    let index = edges.findIndex(edge => edge > value) - 1;
+    if (index < 0) index = gaps.length - 1;
+    return (sums[index] + (value - edges[index]) / gaps[index] * Math.min(gaps[index], most)) / whole;
+  };
+  const cut = gaps.flatMap((gap, index) => gap > most ? [[edges[index], edges[index + 1]]] : []);
+  const narrow = innerWidth < 600, step = niceStep(whole / (narrow ? 2 : 5)), candidates = [];
+  for (const [from, to] of [[0, 0], ...cut].map(([, to], index) => [to, cut[index]?.[0] ?? end])) {
+    for (let value = Math.ceil(from / step - 1e-9) * step; value <= to; value += step) candidates.push(value);
+  }
+  const ticks = [];
+  for (const value of [...candidates, ...cut.map(([, to]) => to)]) {
+    if ((place(value) < 0.96 || value === end && cut.length) && ticks.every(tick => Math.abs(place(tick) - place(value)) > (narrow ? 0.22 : 0.09))) ticks.push(value);
+  }
+  return { place, ticks, breaks: cut.map(([from, to]) => (place(from) + place(to)) / 2) };
+}
+
+// CSS of an axis: lines at the ticks, and gaps where the scale is cut, which are drawn over what lies there.
+function linesOf(scale) {
+  const bands = (places, half, colour) => `linear-gradient(90deg, ${["transparent 0", ...places.flatMap(place =>
+    [`transparent calc(${100 * place}% - ${half}px)`, `${colour} 0`, `${colour} calc(${100 * place}% + ${half}px)`, "transparent 0"])].join(", ")})`;
+  const sorted = places => places.sort((a, b) => a - b);
+  return { "--lines": bands(sorted(scale.ticks.filter(tick => tick).map(scale.place)), 0.5, "var(--line)"), "--breaks": [[2, "var(--panel)"], [3, "var(--faint)"]].map(([half, colour]) => bands(sorted(scale.breaks), half, colour)).join(", ") };
+}
+
+// Labels at the ends of an axis stay within it.
+function standAt(label, place) {
+  label.style.left = 100 * place + "%";
+  label.style.transform = `translateX(-${place ? place > 0.96 ? 100 : 50 : 0}%)`;
 }
 
 function callRows(calls, last, choose) {
   for (const call of calls) for (const number of call.dropped ?? []) calls[number].gone = true;
-  const axis = el("div", "axis num"), lane = el("div", "lane");
-  for (const time of ticks(last)) {
+  const scale = scaleOf(calls.filter(call => !call.children.length).map(call => [call.start, call.end ?? last]), last, 0.02);
+  const axis = el("div", "axis num"), lane = el("div", "lane"), lines = linesOf(scale);
+  for (const time of scale.ticks) {
     const mark = el("span", "", time ? seconds(time) : "0");
-    mark.style.left = 100 * time / last + "%";
+    standAt(mark, scale.place(time));
     lane.append(mark);
   }
-  axis.append(el("div"), lane, el("div"));
-  return [axis, ...calls.map(call => callRow(call, last, choose, calls))];
+  axis.append(el("div"), lane, el("div", "cost", "in → out"), el("div", "took", "time"));
+  return [axis, ...calls.map(call => callRow(call, last, scale, lines, choose, calls))];
 }
 
-function callRow(call, last, choose, calls) {
+function callRow(call, last, scale, lines, choose, calls) {
   const group = call.kind === "program" || call.kind === "fork" || call.children.length > 0;
-  const row = el("div", "row" + (group ? " group" : "") + (call.error ? " failed" : "") + (call.gone ? " gone" : ""));
+  const row = el("div", "row" + (group ? " group" : "") + (call.error ? " failed" : call.end == null ? " live" : "") + (call.gone ? " gone" : ""));
   row.id = "row" + call.number;
+  if (call.fresh != null) row.style.setProperty("--fresh", call.fresh + "%");
   const label = el("div", "label");
   label.style.paddingLeft = 14 + 16 * call.depth + "px";
   label.append(el("span", "name", call.name || "unnamed"));
-  if (call.kind && !["program", "fork"].includes(call.kind)) label.append(el("span", "kind", call.kind));
-  const lane = el("div", "lane");
-  for (const time of ticks(last).slice(1)) {
-    const line = el("div", "grid");
-    line.style.left = 100 * time / last + "%";
-    lane.append(line);
+  const kind = ["program", "fork"].includes(call.kind) ? "" : call.kind;
+  for (const [name, text] of [["kind", kind], ["client", call.client], ["excerpt", call.excerpt]]) {
+    if (text) label.append(el("span", name, text));
   }
+  const lane = el("div", "lane");
+  for (const [name, value] of Object.entries(lines)) lane.style.setProperty(name, value);
   const mark = el("div", ["tool", "recover"].includes(call.kind) ? call.kind : group ? "frame" : "work");
   // A recover is drawn from the first call that it dropped.
   const start = Math.min(call.start, ...(call.dropped ?? []).map(number => calls[number].start)), end = call.end ?? last;
-  mark.style.left = 100 * start / last + "%";
-  mark.style.width = 100 * Math.max(end - start, 0) / last + "%";
-  if (mark.className === "work") fillWork(mark, call, last);
+  mark.style.left = 100 * scale.place(start) + "%";
+  mark.style.width = 100 * Math.max(scale.place(end) - scale.place(start), 0) + "%";
+  if (mark.className === "work") fillWork(mark, call, last, scale.place);
   lane.append(mark);
-  row.append(label, lane, el("div", "took num", call.kind === "recover" ? "" : seconds(call.end == null ? null : call.end - call.start)));
+  const other = ["tool", "recover"].includes(call.kind), cost = other ? "" : costOf(call.prompt_tokens, call.out, call.end == null);
+  row.append(label, lane, el("div", "cost num", cost), el("div", "took num", call.kind === "recover" ? "" : seconds(end - call.start)));
   row.addEventListener("click", () => choose(call.number));
   hovering(row, () => summary(call));
   return row;
@@ -151,11 +193,11 @@ function segments(call, last) {
   return found;
 }
 
-function fillWork(mark, call, last) {
-  const whole = Math.max((call.end ?? last) - call.start, 1e-9);
+function fillWork(mark, call, last, place) {
+  const whole = Math.max(place(call.end ?? last) - place(call.start), 1e-9);
   for (const [name, from, to] of segments(call, last)) {
     const piece = el("div", name);
-    piece.style.width = 100 * (to - from) / whole + "%";
+    piece.style.width = 100 * (place(to) - place(from)) / whole + "%";
     mark.append(piece);
   }
 }
@@ -177,7 +219,7 @@ function summary(call) {
 }
 
 function hovering(element, content) {
-  element.addEventListener("mousemove", event => tip(event.clientX, event.clientY, content()));
+  element.addEventListener("mousemove", event => tip(event.clientX, event.clientY, content(event)));
   element.addEventListener("mouseleave", hideTip);
 }
 

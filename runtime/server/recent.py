@@ -11,17 +11,21 @@ from typing import Any
 import msgspec
 
 from ramify.messages import Generate, TextChunk, Usage
+from ramify.runtime.server.throughput import Throughput
+from ramify.text import plain
 
 PROGRAMS = 48
 """Number of most recent programs that are kept."""
 REQUESTS = 160
 """Number of requests kept of each program. Older ones count only in the sums."""
 TEXT = 160
-"""Characters kept of a prompt and of an output."""
+"""Characters kept of a prompt, of an output and of an error."""
 NAME = 80
 """Characters kept of a name or an id."""
 DEPTH = 32
 """Number of names kept of a request's path."""
+CLIENT = 40
+"""Characters kept of a client's name."""
 
 SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "evicted_tokens")
 
@@ -31,14 +35,16 @@ class RequestRecord:
     """The record of one generation, updated while it runs. Times are in seconds, by `clock`."""
 
     program: ProgramRecord
+    throughput: Throughput
     clock: Callable[[], float]
     texts: bool
-    """Whether the beginning of the output is kept."""
+    """Whether the beginning of the output and the error's message are kept."""
     rid: str
     path: tuple[str, ...]
     forks: tuple[str, ...]
     """Ids of the forks in `path`."""
     begun: float
+    client: str
     prompt: str = ""
     """The last characters of the prompt."""
     text: str = ""
@@ -47,36 +53,57 @@ class RequestRecord:
     ended: float | None = None
     usage: Usage = field(default_factory=Usage)
     output_tokens: int = 0
+    forced_tokens: int = 0
     outcome: str = ""
     """The finish reason, or "error"; "" while the generation runs."""
+    error: str = ""
+    """The beginning of the error's message; without `texts`, the error's class."""
 
     def add_chunk(self, chunk: TextChunk) -> None:
         if self.first is None and chunk.ids:
             held = 0.0 if chunk.usage is None else chunk.usage.decode_s
             self.first = max(self.begun, self.clock() - held)
         self.output_tokens += len(chunk.ids)
+        self.forced_tokens += len(chunk.forced)
+        before = self.usage
         if chunk.usage is not None:
             self.usage = chunk.usage
+        self.throughput.add_tokens(
+            max(0, self.usage.prompt_tokens - before.prompt_tokens),
+            max(0, self.usage.cached_tokens - before.cached_tokens),
+            len(chunk.ids),
+        )
         if self.texts and len(self.text) < TEXT:
             self.text = (self.text + chunk.text)[:TEXT]
 
-    def end_request(self, outcome: str) -> Usage:
+    def end_request(self, outcome: str, error: Exception | None = None) -> Usage:
         """End the record. Returns the usage. If the last chunk did not come, the usage is that of the first
         chunk with the output tokens that have come."""
-        if self.usage.completion_tokens < self.output_tokens:
-            self.usage = msgspec.structs.replace(self.usage, completion_tokens=self.output_tokens)
         program = self.program
+        self.usage = self.usage_so_far()
         self.ended = program.touched = self.clock()
         self.outcome = outcome
-        program.running -= 1
-        program.failed += outcome == "error"
+        program.running.discard(self)
+        if outcome == "error":
+            program.failed += 1
+            program.failed_at = self.ended
+        if error is not None:
+            self.error = str(error)[:TEXT] if self.texts else type(error).__name__
         for name in SUMMED:
             program.sums[name] += getattr(self.usage, name)
         return self.usage
 
+    def usage_so_far(self) -> Usage:
+        """The usage that was reported last, with at least the output tokens that have come."""
+        usage = self.usage
+        if usage.completion_tokens >= self.output_tokens:
+            return usage
+        forced = max(usage.forced_tokens, self.forced_tokens)
+        return msgspec.structs.replace(usage, completion_tokens=self.output_tokens, forced_tokens=forced)
+
     def to_dict(self, origin: float) -> dict[str, Any]:
         """The record in plain types, with times in seconds since `origin`."""
-        usage = self.usage
+        usage = self.usage_so_far()
         return {
             "rid": self.rid,
             "path": list(self.path),
@@ -87,12 +114,14 @@ class RequestRecord:
             "phases": None if self.ended is None else usage.phases,
             "prompt_tokens": usage.prompt_tokens,
             "cached": usage.cached_tokens,
-            "out": max(usage.completion_tokens, self.output_tokens),
+            "out": usage.completion_tokens,
             "forced": usage.forced_tokens,
             "evicted": usage.evicted_tokens,
             "evicted_by": usage.evicted_by,
             "retractions": usage.retractions,
             "outcome": self.outcome,
+            "error": self.error,
+            "client": self.client,
             "prompt": self.prompt,
             "text": self.text,
         }
@@ -110,15 +139,21 @@ class ProgramRecord:
         default_factory=lambda: collections.deque(maxlen=REQUESTS)
     )
     count: int = 0
-    running: int = 0
+    running: set[RequestRecord] = field(default_factory=set)
     failed: int = 0
+    failed_at: float | None = None
+    """The time of the latest failure."""
     ended: bool = False
     """True once the client has ended the program."""
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMMED, 0))
     """Sums over all requests of the program that have ended."""
 
     def summary(self, now: float) -> dict[str, Any]:
-        """The program in plain types, without its requests."""
+        """The program in plain types, with the client and the prompt of its latest request. The sums include
+        running requests."""
+        usages = [request.usage_so_far() for request in self.running]
+        sums = {name: self.sums[name] + sum(getattr(usage, name) for usage in usages) for name in SUMMED}
+        latest = self.requests[-1]
         return {
             "id": self.id,
             "name": self.name,
@@ -126,10 +161,13 @@ class ProgramRecord:
             "idle_s": 0.0 if self.running else now - self.touched,
             "took_s": (now if self.running else self.touched) - self.begun,
             "requests": self.count,
-            "running": self.running,
+            "running": len(self.running),
             "failed": self.failed,
+            "failed_s": None if self.failed_at is None else now - self.failed_at,
             "ended": self.ended,
-            **self.sums,
+            "client": latest.client,
+            "prompt": latest.prompt,
+            **sums,
         }
 
     def details(self, now: float) -> dict[str, Any]:
@@ -146,12 +184,13 @@ class Recent:
     """The most recent requests; with `texts`, also the ends of prompts and the beginnings of outputs."""
 
     def __init__(self, *, texts: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.throughput = Throughput(clock)
         self._texts = texts
         self._clock = clock
         self._programs: collections.OrderedDict[str, ProgramRecord] = collections.OrderedDict()
 
-    def record_request(self, request: Generate, endpoint: str) -> RequestRecord:
-        """Begin the record of a generation."""
+    def record_request(self, request: Generate, endpoint: str, client: str = "") -> RequestRecord:
+        """Begin the record of a generation that `client` asked for."""
         now, hint = self._clock(), request.hint
         name = endpoint if hint is None else hint.name or "program"
         key = endpoint if hint is None else hint.program[:NAME]
@@ -162,12 +201,22 @@ class Recent:
         self._programs.move_to_end(key)
         path = (request.rid,) if hint is None or not hint.path else hint.path
         forks = () if hint is None else hint.forks
-        record = RequestRecord(program, self._clock, self._texts, request.rid, _cut(path), _cut(forks), now)
+        record = RequestRecord(
+            program=program,
+            throughput=self.throughput,
+            clock=self._clock,
+            texts=self._texts,
+            rid=request.rid,
+            path=_cut(path),
+            forks=_cut(forks),
+            begun=now,
+            client=plain(client)[:CLIENT],
+        )
         if self._texts:
             record.prompt = _end_of(request)
         program.requests.append(record)
         program.count += 1
-        program.running += 1
+        program.running.add(record)
         program.ended = False
         return record
 

@@ -34,6 +34,8 @@ MAX_TOLD = 1000
 
 IN_BATCH: ContextVar[str] = ContextVar("in_batch", default="")
 """Id of the batch to which the current request belongs; "" for a request of a client."""
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""Name of the client that sent the current request, by its headers; "" if they have none."""
 
 
 class FrontendProtocol(Protocol):
@@ -160,10 +162,11 @@ class Service:
         started = previous = time.perf_counter()
         first_token_s: float | None = None
         status, finish = 499, "abort"
+        failure: Exception | None = None
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
-        recording = self.recent.record_request(request, endpoint)
+        recording = self.recent.record_request(request, endpoint, "batch" if batch else CLIENT.get())
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -184,10 +187,10 @@ class Service:
                         status = 499 if finish == "abort" else 200
                     yield chunk
         except Exception as error:
-            status, finish = getattr(error, "status", 500), "error"
+            status, finish, failure = getattr(error, "status", 500), "error", error
             raise
         finally:
-            usage = recording.end_request(finish)
+            usage = recording.end_request(finish, failure)
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)

@@ -12,14 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ramify.engine_messages import TreeNode
 from ramify.errors import EngineError, WorkerDied
 from ramify.messages import Finish, Generate, ProgramHint, TextChunk, Usage
-from ramify.runtime.server.recent import NAME, PROGRAMS, REQUESTS, TEXT, Recent
-from tests.browser import needs_browser, rendered, words
+from ramify.runtime.server.recent import CLIENT, NAME, PROGRAMS, REQUESTS, TEXT, Recent
+from ramify.runtime.server.throughput import INTERVAL_S, INTERVALS, Throughput
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
-
-NASTY = "<img src=x onerror=\"document.title='broken'\"></script> & so on"
 
 
 def ask(
@@ -82,6 +79,7 @@ def test_a_request_that_runs_and_one_that_failed(server: LiveServer, frontend: F
         assert other.frontend.held.wait(60)
         program = live(client, "p1")["chosen"]
         assert (program["running"], program["idle_s"]) == (1, 0)
+        assert (program["prompt_tokens"], program["completion_tokens"]) == (12, 2)
         (call,) = program["calls"]
         assert (call["end"], call["outcome"], call["out"], call["text"]) == (
             None,
@@ -94,7 +92,10 @@ def test_a_request_that_runs_and_one_that_failed(server: LiveServer, frontend: F
         other.frontend.fail_first = WorkerDied("The scheduler died.")
         assert client.post("/generate", json={"text": "x", "program": {"program": "p1"}}).status_code == 503
         program = live(client, "p1")["chosen"]
-        assert (program["running"], program["failed"], program["calls"][1]["outcome"]) == (0, 1, "error")
+        assert (program["running"], program["failed"], program["completion_tokens"]) == (0, 1, 5)
+        failed = program["calls"][1]
+        assert (failed["outcome"], failed["error"]) == ("error", "The scheduler died.")
+        assert 0 <= program["failed_s"] <= program["now"]
 
 
 def test_texts_can_be_kept_out() -> None:
@@ -103,6 +104,28 @@ def test_texts_can_be_kept_out() -> None:
         answer = client.get("/live", params={"program": "p1"})
         assert "secret" not in answer.text.lower()
         assert answer.json()["chosen"]["calls"][0]["out"] == 5
+        server.frontend.fail_first = WorkerDied("A secret.")
+        assert client.post("/generate", json={"text": "x", "program": {"program": "p1"}}).status_code == 503
+        answer = client.get("/live", params={"program": "p1"})
+        assert "secret" not in answer.text.lower()
+        assert answer.json()["chosen"]["calls"][1]["error"] == "WorkerDied"
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({"user-agent": "claude-cli/2.1.0 (external, cli)"}, "claude-cli/2.1.0"),
+        ({"user-agent": "OpenAI/Python 3.57.0"}, "OpenAI/Python 3.57.0"),
+        ({"user-agent": "curl/8.5.0", "x-title": "Notebook"}, "Notebook"),
+        ({"user-agent": "x" * 1000}, "x" * CLIENT),
+        ({"user-agent": ""}, ""),
+    ],
+)
+def test_the_name_of_a_client(http: httpx.Client, headers: dict[str, str], name: str) -> None:
+    body = {"text": "Hello.", "sampling_params": {"max_new_tokens": 2}, "program": {"program": repr(headers)}}
+    assert http.post("/generate", json=body, headers=headers).status_code == 200
+    program = live(http, repr(headers))["chosen"]
+    assert (program["client"], program["calls"][0]["client"]) == (name, name)
 
 
 def test_the_scheduler_is_asked_only_when_somebody_looks_and_not_by_everybody(fresh: httpx.Client) -> None:
@@ -153,40 +176,6 @@ def test_the_key_opens_the_page_and_its_data() -> None:
         assert client.get("/metrics", headers=basic("me:ses:ame")).status_code == 401
 
 
-TREE = (
-    TreeNode(parent=0, start=0, tokens=120, pages=8, state="in_use", locks=2),
-    TreeNode(parent=1, start=120, tokens=40, pages=3, state="leased", owners=("p1",), hidden=3),
-    TreeNode(parent=1, start=120, tokens=30, pages=2, state="evictable"),
-)
-
-
-@needs_browser
-def test_what_the_page_draws(tmp_path: Any) -> None:
-    frontend = FakeFrontend()
-    frontend.nodes = TREE
-    with LiveServer(frontend, api_key="sesame") as server:
-        headers = {"authorization": "Bearer sesame"}
-        with httpx.Client(base_url=server.url, timeout=60, headers=headers) as client:
-            ask(client, NASTY, path=("gen first",))
-            for number in range(2):
-                path = (f"fork {number}", "gen verdict")
-                ask(client, f"{NASTY} {number}", path=path, forks=["0/2"], name="judge " + NASTY)
-            client.post("/v1/completions", json={"model": MODEL, "prompt": "hello", "max_tokens": 3})
-        page = rendered(f"http://me:sesame@127.0.0.1:{server.port}/#program=p1&theme=dark", profile=tmp_path)
-    said = words(page)
-    assert "broken" not in page.split("<body>")[0]
-    assert 'data-theme="dark"' in page
-    assert page.count('class="program') == 2
-    assert page.count('class="row') == 1 + 1 + 2 * 2
-    assert page.count('class="work"') == 3
-    for state in ("in_use", "leased", "evictable"):
-        assert page.count(f'class="node {state}"') == 1
-    assert "3 nodes, 190 tokens shown; there are more" in said
-    assert "+ 3 more" in said
-    assert "64 of 0 tokens each" in said
-    assert "3 calls" in said
-
-
 def recent_of(**options: bool) -> Recent:
     ticks = itertools.count()
     return Recent(clock=lambda: float(next(ticks)), **{"texts": True} | options)
@@ -220,7 +209,7 @@ def test_more_programs_run_than_are_remembered() -> None:
     for recording in recordings:
         recording.add_chunk(last_chunk("so"))
         recording.end_request("stop")
-    assert all(one.running == 0 for one in recent)
+    assert not any(one.running for one in recent)
 
 
 def test_sums_outlive_the_requests_that_are_forgotten() -> None:
@@ -253,15 +242,72 @@ def test_texts_and_names_are_cut() -> None:
 
 
 def test_the_time_of_a_request() -> None:
-    recent = recent_of()
+    now = [0.0]
+    recent = Recent(texts=True, clock=lambda: now[0])
     recording = recent.record_request(request_of("p"), "/generate")
+    now[0] = 1.0
     recording.add_chunk(TextChunk(rid="", text="a", ids=(1,)))
     (program,) = recent
     call = program.details(9.0)["calls"][0]
     assert (call["start"], call["first"], call["end"], call["out"]) == (0.0, 1.0, None, 1)
     recording.add_chunk(last_chunk(grammar_s=1, queue_s=2, first_token_s=4, total_s=9))
     assert program.details(9.0)["calls"][0]["phases"] is None
+    now[0] = 2.0
     recording.end_request("length")
     call = program.details(9.0)["calls"][0]
     assert (call["end"], call["outcome"]) == (2.0, "length")
     assert call["phases"] == {"grammar_s": 1, "queue_s": 2, "prefill_s": 1, "decode_s": 5}
+
+
+def test_the_usage_of_a_running_request_counts() -> None:
+    recent = recent_of()
+    recording = recent.record_request(request_of("p"), "/generate")
+    (program,) = recent
+    assert program.summary(0.0)["prompt_tokens"] == 0
+    first = TextChunk(rid="", ids=(1, 2), forced=(1,), usage=Usage(prompt_tokens=9, cached_tokens=4))
+    recording.add_chunk(first)
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "running")
+    assert [program.summary(0.0)[name] for name in names] == [9, 4, 2, 1, 1]
+    recording.add_chunk(last_chunk(prompt_tokens=9, cached_tokens=4, completion_tokens=4, forced_tokens=2))
+    recording.end_request("stop")
+    assert [program.summary(0.0)[name] for name in names] == [9, 4, 4, 2, 0]
+
+
+def test_throughput_of_intervals() -> None:
+    now = [100.0]
+    throughput = Throughput(lambda: now[0])
+    throughput.add_tokens(300, 200, 0)
+    assert throughput.to_dict()["prompt_tokens"] == []  # the first interval has not ended
+    now[0] += INTERVAL_S
+    throughput.add_tokens(0, 0, 40)
+    throughput.add_tokens(0, 0, 2)
+    now[0] += 2 * INTERVAL_S
+    found = throughput.to_dict()
+    assert (found["prompt_tokens"], found["cached_tokens"]) == ([300, 0, 0], [200, 0, 0])
+    assert found["output_tokens"] == [0, 42, 0]
+
+
+def test_throughput_is_kept_for_ten_minutes() -> None:
+    now = [0.0]
+    throughput = Throughput(lambda: now[0])
+    for step in range(3 * INTERVALS):
+        now[0] = step * INTERVAL_S
+        throughput.add_tokens(0, 0, step)
+    assert throughput.to_dict()["output_tokens"] == list(range(2 * INTERVALS - 1, 3 * INTERVALS - 1))
+    now[0] = 1e9  # nobody asks anything for years
+    assert throughput.to_dict()["output_tokens"] == [0] * INTERVALS
+
+
+def test_requests_are_counted_in_the_throughput() -> None:
+    now = [0.0]
+    recent = Recent(texts=True, clock=lambda: now[0])
+    recording = recent.record_request(request_of("p"), "/generate")
+    usage = Usage(prompt_tokens=9, cached_tokens=4)
+    recording.add_chunk(TextChunk(rid="", ids=(1, 2), usage=usage))
+    now[0] = INTERVAL_S
+    recording.add_chunk(last_chunk(prompt_tokens=9, cached_tokens=4, completion_tokens=4))
+    recording.end_request("stop")
+    now[0] = 2 * INTERVAL_S
+    found = recent.throughput.to_dict()
+    assert (found["prompt_tokens"], found["cached_tokens"]) == ([9, 0], [4, 0])
+    assert found["output_tokens"] == [2, 2]

@@ -90,6 +90,7 @@ async def live_figures(request: Request) -> Response:
         "model": service.model_name,
         "version": __version__,
         "up_s": time.time() - service.started_at,
+        "api_key": service.config.api_key is not None,
         "healthy": service.frontend.healthy and not service.draining,
         "in_flight": service.frontend.in_flight,
         "age_s": None if latest is None else time.monotonic() - latest.at,
@@ -97,6 +98,7 @@ async def live_figures(request: Request) -> Response:
         "tree": [] if latest is None else latest.snapshot.nodes,
         "queue": [] if latest is None else latest.snapshot.queue,
         "queue_hidden": 0 if latest is None else latest.snapshot.queue_hidden,
+        "throughput": recent.throughput.to_dict(),
         "programs": [program.summary(now) for program in recent],
         "chosen": None if chosen is None else chosen.details(now),
     }

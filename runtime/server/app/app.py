@@ -13,6 +13,7 @@ from ramify.runtime.server.anthropic import endpoint as anthropic
 from ramify.runtime.server.app.access import RefuseWebPages
 from ramify.runtime.server.app.middleware import (
     CountResponses,
+    NameClient,
     OneFormOfPath,
     RequireApiKey,
     UnexpectedErrors,
@@ -49,6 +50,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
+    app.add_middleware(NameClient)
     # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.
     if config.api_key is not None:
         open_paths = ("/metrics",) if config.open_metrics else ()

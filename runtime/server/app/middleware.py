@@ -1,4 +1,4 @@
-"""Middleware: normalised paths, the API key, the count of responses, unexpected exceptions."""
+"""Middleware: normalised paths, the API key, the client's name, the count of responses, unexpected errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ramify.errors import EngineClosed, EngineError, Unauthorized
 from ramify.runtime.server.errors import error_response
 from ramify.runtime.server.metrics import Metrics
+from ramify.runtime.server.service import CLIENT
 
 logger = logging.getLogger("ramify.server")
 
@@ -82,6 +83,20 @@ class RequireApiKey:
         except ValueError:
             return False
         return scheme.lower() == b"basic" and hmac.compare_digest(decoded.partition(b":")[2], self._key)
+
+
+class NameClient:
+    """Sets `CLIENT`: the header ``x-title``, in which applications name themselves to OpenRouter, else the
+    products of ``user-agent`` without their comments (RFC 9110, section 10.1.5)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            CLIENT.set(headers.get("x-title") or headers.get("user-agent", "").partition("(")[0].strip())
+        await self.app(scope, receive, send)
 
 
 class CountResponses:
