@@ -6,7 +6,7 @@ PORT ?= 30000
 HOST_PYTHON ?= python3.12
 CAPABILITY ?= 9.0
 
-.PHONY: demo quick test long-test ray-test check serve docs gpu-visit-kit gpu-visit-rehearsal gpu-check clean
+.PHONY: demo quick test long-test ray-test check serve docs screenshots gpu-visit-kit gpu-visit-rehearsal gpu-check clean
 
 demo: $(VENV)/.runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/ramify pull
@@ -56,6 +56,10 @@ docs: $(VENV)/.dev  ## rewrite the generated parts of the documentation
 	$(BIN)/python docs/field_tables.py
 	$(BIN)/python docs/json_schema_table.py
 	$(BIN)/python docs/reference.py
+
+screenshots: $(VENV)/.dev  ## docs/images: pictures of a trace and of the dashboard under load, by chromium, in three minutes
+	@$(BIN)/ramify pull
+	$(BIN)/python docs/screenshots.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
