@@ -42,7 +42,7 @@ def main() -> int:
         )
         return 1
     IMAGES.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "ramify", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "ramify", "serve", "--port", "0", "--drain-s", "0"]
     stopping = threading.Event()
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         try:
@@ -52,7 +52,7 @@ def main() -> int:
             backend = rm.RuntimeEndpoint(url)
             report = Path(folder) / "trace.html"
             judge.run(essay=ESSAY, backend=backend).trace.save(report)
-            take(f"{report.as_uri()}#call=4", "trace", 1440, 700, Path(folder))
+            take(f"{report.as_uri()}#call=4", "trace", 1440, 900, Path(folder))
             program = put_load_on(url, backend, seconds, stopping)
             take(f"{url}/#program={program}", "dashboard", 1440, 1180, Path(folder))
         finally:
