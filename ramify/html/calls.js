@@ -81,7 +81,7 @@ const phasesOf = call => PHASES.map(([name, key, words]) => [name, call.phases?.
 const niceStep = rough => { const power = 10 ** Math.floor(Math.log10(rough)); return [1, 2, 5, 10].map(n => n * power).find(n => n >= rough); };
 
 // The places, from 0 to 1, of values from 0 to `end` on an axis along `spans`, which are pairs of values.
-// Where long spans would squeeze the (lower) median one below `least` of the width, stretches in which nothing begins or
+// Where long spans would squeeze the (lower) median one below `least` of the width, the spans in which nothing begins or
 // ends are cut short. Spans [0, 1], [1, 2], [2, 100], [100, 101] with `least` 0.1 are placed as if from 2 to 100 passed 7.
 function scaleOf(spans, end, least) {
   const sizes = spans.map(([from, to]) => to - from).filter(size => size > 0).sort((a, b) => a - b);
