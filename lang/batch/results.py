@@ -24,7 +24,7 @@ from ramify.lang.batch.output import check_file, check_out, unwritten
 from ramify.lang.batch.summary import BatchSummary
 from ramify.lang.batch.table import check_table, write_table
 from ramify.lang.batch.window import Row, Window
-from ramify.lang.common.caller import is_users
+from ramify.lang.common.caller import users_frames
 from ramify.lang.trace.calls import Call
 from ramify.lang.trace.outputs import add_usage
 from ramify.lang.trace.report import together
@@ -250,7 +250,7 @@ def _add(fields: dict[str, Any], name: str, value: Any, said: str) -> ProgramErr
 
 def _failure(error: ProgramError) -> dict[str, Any]:
     cause = error.__cause__
-    line, frames = _users_frames(error if cause is None else cause)
+    line, frames = users_frames(error if cause is None else cause)
     texts = {
         "type": type(error if cause is None else cause).__name__,
         "message": str(error),
@@ -261,19 +261,6 @@ def _failure(error: ProgramError) -> dict[str, Any]:
     }
     known = {name: None if text is None else valid(text) for name, text in texts.items()}
     return {**known, "transient": is_transient(error)}
-
-
-def _users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
-    """The file and line of the innermost frame of the user's code in a traceback, and the traceback's frames
-    from the user's outermost frame on, without Ramify's own frames."""
-    line, found = None, []
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        module = frame.f_globals.get("__name__", "")
-        if is_users(module):
-            line = f"{frame.f_code.co_filename}:{number}"
-        if line is not None and not module.startswith("ramify."):
-            found.append((frame, number))
-    return line, list(traceback.StackSummary.extract(iter(found)))
 
 
 def _usage(state: ProgramState) -> dict[str, Any]:

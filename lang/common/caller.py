@@ -41,6 +41,19 @@ def raised_line(error: BaseException) -> str | None:
     return line
 
 
+def users_frames(error: BaseException) -> tuple[str | None, list[traceback.FrameSummary]]:
+    """The file and line of the innermost frame of the user's code in a traceback, and the traceback's frames
+    from the user's outermost frame on, without Ramify's own frames."""
+    line, found = None, []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if is_users(module):
+            line = f"{frame.f_code.co_filename}:{number}"
+        if line is not None and not module.startswith("ramify."):
+            found.append((frame, number))
+    return line, list(traceback.StackSummary.extract(iter(found)))
+
+
 def is_users(module: str) -> bool:
     """Whether the module belongs to the user: not to Python's standard library, an installed package, or this
     package."""

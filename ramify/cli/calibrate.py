@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import msgspec
 from tqdm import tqdm
 
-from ramify.cli.labelled_file import LabelledQuestion, labelled_questions, read_file, wrong_lines
+from ramify.cli.inputs.labelled_file import LabelledQuestion, labelled_questions, read_file, wrong_lines
 from ramify.cli.target import add_target_flags, target
 from ramify.decisions.answers import answer
 from ramify.decisions.calibration import (

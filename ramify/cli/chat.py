@@ -23,7 +23,7 @@ import msgspec
 
 import ramify as rm
 from ramify.cli.flags import add_model
-from ramify.cli.run import load_module
+from ramify.cli.inputs.program_file import load_module
 from ramify.cli.target import add_target_flags, engine_of, first_model
 from ramify.errors import BackendError, InvalidRequest, NotFound, RamifyError
 from ramify.lang.backends.base import Backend

@@ -14,7 +14,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ramify.errors import InvalidRequest
-from ramify.runtime.config import VALUES_ELSEWHERE
 
 C = TypeVar("C")
 
@@ -111,12 +110,6 @@ class _Pairs(argparse.Action):
         setattr(namespace, self.dest, given | {name: path})
 
 
-def _value(text: str) -> str:
-    if text in VALUES_ELSEWHERE:
-        raise argparse.ArgumentTypeError(f"{text!r} is {VALUES_ELSEWHERE[text]!r} here")
-    return text
-
-
 def _json_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
@@ -131,7 +124,7 @@ def _how_to_parse(hint: Any) -> dict[str, Any]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
-        return {"choices": typing.get_args(hint), "type": _value}
+        return {"choices": typing.get_args(hint)}
     if hint == Mapping[str, Any]:
         return {"type": _json_object, "metavar": "JSON"}
     if typing.get_origin(hint) is Mapping:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from ramify.cli import signals
 from ramify.errors import RamifyError
 from ramify.lang.batch.output import FULL
 from ramify.spelling import nearest
@@ -30,8 +33,8 @@ COMMANDS = {
 
 FAILED = 2
 """Exit status after a `RamifyError`, and after wrong arguments (argparse)."""
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT, as in shells."""
+OWN_SIGNALS = ("serve", "chat")
+"""Commands that handle Ctrl-C themselves: the server drains, and in a chat it stops one answer."""
 BROKEN_PIPE = 141
 """Exit status if the reader of standard output is gone: 128 + SIGPIPE."""
 
@@ -63,21 +66,30 @@ def _write_no_more() -> None:
 
 def _run_command(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
     parser, command = _parsers(chosen)
+    if not arguments:
+        parser.print_help()
+        return FAILED
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         command.refuse(unknown)
     options.command_line = shlex.join(["ramify", *arguments])
+    handled = contextlib.nullcontext() if chosen in OWN_SIGNALS else signals.stopped_by_signals()
     try:
-        status: int = importlib.import_module(f"ramify.cli.{options.command}").run_command(options)
+        with handled:
+            status: int = importlib.import_module(f"ramify.cli.{options.command}").run_command(options)
     except RamifyError as error:
         print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as error:
+        number = error.args[0] if error.args else signal.SIGINT
         if notes := _notes(error):
-            print("ramify: interrupted.", *notes, sep="\n", file=sys.stderr)
-        return INTERRUPTED
+            said = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+            print(f"ramify: {said}.", *notes, sep="\n", file=sys.stderr)
+        return 128 + int(number)  # as in shells
     return status
 
 
@@ -92,12 +104,25 @@ def _notes(error: BaseException | None) -> list[str]:
     return notes
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that reports wrong arguments in one line, without the usage text that argparse prints before
-    it."""
+class Parser(argparse.ArgumentParser):
+    """A parser that reports wrong arguments in one line, with the most similar flag or value, and without the
+    usage text that argparse prints before it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(FAILED, f"{self.prog}: {message}; see {self.prog} --help\n")
+        end = "" if message.endswith(("?", ".")) else "."
+        self.exit(FAILED, f"{self.prog}: {message}{end} See {self.prog} --help.\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """argparse's check of a value against the choices of `action`; the subcommands are choices too."""
+        if action.choices is None or value in action.choices:
+            return
+        from ramify.runtime.config import VALUES_ELSEWHERE
+
+        known = list(action.choices)
+        remedy = nearest(str(value), known, VALUES_ELSEWHERE) or ""
+        if isinstance(action, argparse._SubParsersAction):
+            self.error(f"there is no command {value!r}. {remedy or 'There are ' + ', '.join(known)}")
+        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}. {remedy}".rstrip())
 
     def refuse(self, arguments: Sequence[str]) -> NoReturn:
         """Exit with an error about the first of the unknown `arguments`, with a suggestion if a known flag is
@@ -111,17 +136,18 @@ class _Parser(argparse.ArgumentParser):
             for name, here in ELSEWHERE.items()
         }
         remedy = nearest(first, flags, elsewhere) if first.startswith("-") else None
-        says = f"unknown argument {first}. {remedy or ''}".rstrip()
-        self.exit(FAILED, f"{self.prog}: {says} See {self.prog} --help.\n")
+        self.error(f"unknown argument {first}. {remedy or ''}".rstrip())
 
 
-def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
+def _parsers(chosen: str | None) -> tuple[Parser, Parser]:
     """The main parser, and the parser of the command `chosen`.
 
     Only that command is imported, and gets its arguments. Without a command, both are the main parser.
     """
-    parser = _Parser(
-        prog="ramify", description="Programs that make many calls to a language model, and their runtime."
+    parser = Parser(
+        prog="ramify",
+        description="Programs that make many calls to a language model, and their runtime.",
+        epilog="`ramify help COMMAND` or `ramify COMMAND --help` explains a command and its flags.",
     )
     parser.add_argument("--version", action=_Version)
     found = parser

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import functools
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from ramify.cli.row_files import json_or_text
-from ramify.cli.run_rows import InputRows, required
+from ramify.cli.inputs.program_file import load, read_arguments
+from ramify.cli.inputs.run_rows import InputRows
+from ramify.cli.signals import run_async
 from ramify.cli.target import add_target_flags, target
-from ramify.errors import InvalidRequest, NotFound, ProgramError
+from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.output import STANDARD_OUTPUT, check_file, check_out, descriptor, is_stream
 from ramify.lang.batch.summary import BatchSummary, cost
@@ -34,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "arguments",
         nargs="*",
         metavar="key=value",
+        default=[],
         help="its arguments; a value is read as JSON unless the parameter is a str or the JSON is not valid",
     )
     parser.add_argument(
@@ -156,55 +155,6 @@ def _price(text: str) -> tuple[float, float, float]:
     return computed, cached, output
 
 
-def load(place: str) -> Any:
-    """The program that ``path/to/file.py:name`` names."""
-    path, separator, name = place.rpartition(":")
-    if not separator or not path or not name:
-        raise InvalidRequest(f"{place!r} is not file.py:function.", field="program")
-    module = load_module(path)
-    program = getattr(module, name, None)
-    if not callable(getattr(program, "run", None)):
-        raise NotFound(f"{path} has no program {name!r}.", field="program", remedy="Decorate it: @function.")
-    return program
-
-
-def load_module(path: str) -> ModuleType:
-    """The module in the Python file at `path`."""
-    file = Path(path)
-    if not file.is_file():
-        raise NotFound(f"There is no file {path}.", field="program")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise InvalidRequest(f"{path} is not a Python file.", field="program")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # dataclasses and pydantic look their module up
-    sys.path.insert(0, str(file.parent.resolve()))
-    spec.loader.exec_module(module)
-    return module
-
-
-def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> dict[str, Any]:
-    """Parse ``key=value`` pairs to keyword arguments of `program`.
-
-    With `complete`, all required arguments must be given.
-    """
-    parameters = inspect.signature(program.body, eval_str=True).parameters
-    arguments: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator:
-            raise InvalidRequest(f"{pair!r} is not key=value.", field="arguments")
-        if key not in program.arg_names:
-            known = ", ".join(program.arg_names) or "none"
-            raise InvalidRequest(f"The program has no parameter {key!r}; it has {known}.", field="arguments")
-        arguments[key] = json_or_text(value, parameters[key])
-    needed = [name for name in required(program) if name not in arguments]
-    if needed and complete:
-        missing = ", ".join(f"{name}=…" for name in needed)
-        raise InvalidRequest(f"The program needs {missing}.", field="arguments")
-    return arguments
-
-
 def _run_rows(
     program: Any,
     common: dict[str, Any],
@@ -250,23 +200,22 @@ def _run_batch(program: Any, rows: InputRows, options: argparse.Namespace, backe
         give_up_after=GIVE_UP_AFTER_S if options.give_up_after is None else options.give_up_after,
         backend=backend,
     )
-    return asyncio.run(_await(found)) if inspect.isawaitable(found) else found
+    return run_async(found) if inspect.isawaitable(found) else found
 
 
 def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:
     state = program.run(**arguments, backend=backend)
     if inspect.isawaitable(state):
-        state = asyncio.run(_await(state))
+        state = run_async(state)
     error = state.error()
     names = [call.name for call in state.trace.walk() if call.kind in ("gen", "select", "decide")]
     for name in dict.fromkeys(names):
         if name not in state:
             continue  # a variable of a branch; the tree below shows it
-        try:
-            value = state[name]
-        except ProgramError:  # raised below
-            continue
-        print(f"{name} = {value if isinstance(value, str) else repr(value)}")
+        with contextlib.suppress(ProgramError):  # raised below
+            _print(name, state[name])
+    if state.ret_value is not None and not isinstance(state.ret_value, type(state)):
+        _print("returned", state.ret_value)
     print()
     print(state.trace)
     if error is not None:
@@ -274,5 +223,5 @@ def _run_once(program: Any, arguments: dict[str, Any], backend: Any) -> int:
     return 0
 
 
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
+def _print(name: str, value: Any) -> None:
+    print(f"{name} = {value if isinstance(value, str) else repr(value)}")

@@ -156,7 +156,7 @@ def test_what_is_wrong_ends_a_pipe_and_no_terminal(
         converse(model, "/schema nofile.json")
     (tmp_path / "wrong.py").write_text("def f(:\n")
     converse(model, f"/tools {tmp_path}/wrong.py", typed=True)
-    assert "wrong.py: SyntaxError" in capsys.readouterr().err
+    assert "wrong.py cannot be imported. SyntaxError: invalid syntax, at " in capsys.readouterr().err
     converse(model, "//etc is a folder?")
     assert "user\n/etc is" in model.prompt_text(model.requests[-1])
 

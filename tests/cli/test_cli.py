@@ -67,6 +67,44 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert (run.returncode, run.stderr) == (141, "")
 
 
+def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 2
+    out, err = capsys.readouterr()
+    assert all(f"\n    {command}" in out for command in main.COMMANDS)
+    assert not err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["help"], "usage: ramify [-h]"), (["help", "cache"], "usage: ramify cache")]
+)
+def test_help_as_a_command(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(arguments)
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("srve", "ramify: there is no command 'srve'. Did you mean serve? See ramify --help.\n"),
+        ("help rn", "ramify: there is no command 'rn'. Did you mean run? See ramify --help.\n"),
+        ("foo", "There are serve, deploy, run, "),
+        ("serve --policy progam", "'progam' is none of program, prefix, fcfs. Did you mean program? See "),
+        ("quantize a b --to int9", "'int9' is none of int8, int4, q8_0, "),
+        ("calibrate x --end turns", "Did you mean turn? See ramify calibrate --help.\n"),
+        ("run", "ramify run: the following arguments are required: file.py:function. See "),
+    ],
+)
+def test_misspelt_words_are_suggested(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(arguments.split())
+    assert exit_info.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -90,7 +128,7 @@ def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         main.main(["serve", "--port", "x"])
     assert exit_info.value.code == 2
     assert capsys.readouterr().err == (
-        "ramify serve: argument --port: invalid int value: 'x'; see ramify serve --help\n"
+        "ramify serve: argument --port: invalid int value: 'x'. See ramify serve --help.\n"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ramify as rm
-from ramify.cli.run_rows import InputRows
+from ramify.cli.inputs.run_rows import InputRows
 from ramify.errors import InvalidRequest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ramify.cli import main
-from ramify.cli.run import load, read_arguments
+from ramify.cli.inputs.program_file import load, read_arguments
 from ramify.errors import InvalidRequest, NotFound
 from tests.cli.conftest import Folder
 from tests.lang.remote import ScriptedFrontend
@@ -21,6 +21,7 @@ PROGRAM = """
         s += "hello " + name
         s += rm.gen("answer", max_tokens=4 * count)
         s += rm.gen("size", choices=["big", "small"])
+        return {"length": len(s["answer"])}
 
     @rm.function
     async def later(s, name: str):
@@ -45,6 +46,7 @@ def test_prints_outputs_and_trace(
     assert out.startswith("answer = ELLO 123")
     assert "greet" in out
     assert "gen answer" in out
+    assert "\nreturned = {'length': 8}\n\ngreet " in out
 
 
 def test_decisions_are_printed_with_their_probabilities(
@@ -85,8 +87,11 @@ def test_values_are_json_unless_the_parameter_is_text(folder: Folder) -> None:
     ("pairs", "problem"),
     [
         (["name"], "not key=value"),
-        (["nam=x"], "no parameter 'nam'; it has name, count, extra"),
-        (["count=2"], "needs name="),
+        (
+            ["nam=x"],
+            r"no parameter 'nam'\. Did you mean name\? It is greet\(name: str, count: int = 1, extra=None",
+        ),
+        (["count=2"], r"needs name=…\. It is greet\(name: str, "),
     ],
 )
 def test_bad_arguments(folder: Folder, pairs: list[str], problem: str) -> None:
@@ -94,13 +99,57 @@ def test_bad_arguments(folder: Folder, pairs: list[str], problem: str) -> None:
         read_arguments(load(folder.program("greet")), pairs)
 
 
-@pytest.mark.parametrize("name", ["plain", "missing"])
-def test_no_such_program(folder: Folder, name: str) -> None:
-    with pytest.raises(NotFound, match=name):
-        load(folder.program(name))
+def listed(error: NotFound) -> list[str]:
+    return [note.rpartition(":")[2] for note in error.__notes__]
 
 
-@pytest.mark.parametrize("place", ["program.py", ":fn", "program.py:"])
+PROGRAMS = ["greet name=… count=… extra=…", "later name=…", "decides text=…"]
+
+
+def test_an_unknown_program_lists_those_of_the_file(folder: Folder) -> None:
+    with pytest.raises(NotFound, match=r"no program 'gret'\. Did you mean greet\? There are:") as raised:
+        load(folder.program("gret"))
+    assert listed(raised.value) == PROGRAMS
+    with pytest.raises(NotFound, match=r"no program 'plain'\. Write @ramify\.function above a function"):
+        load(folder.program("plain"))
+
+
+def test_the_name_of_an_only_program_may_be_left_out(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(NotFound, match=r"has 3 programs\. Name one:") as raised:
+        load(str(folder.path / "greeting.py"))
+    assert listed(raised.value) == PROGRAMS
+    assert main.main(["run", str(folder.path / "greeting.py"), "--endpoint", "http://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().err.endswith("greeting.py:decides text=…\n")
+    with pytest.raises(NotFound, match=r"has no program\. Write @ramify"):
+        load(str(folder.write("none.py", "x = 1\n")))
+    one = folder.write("one.py", "import ramify as rm\n@rm.function\ndef only(s): ...\n")
+    assert load(str(one)).__name__ == "only"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("def f():\n    return 1 / 0\nf()\n", 2, "ZeroDivisionError: division by zero"),
+        ("def f(:\n", 1, "SyntaxError: invalid syntax"),
+        ("import ramify as rm\nrm.function(lambda: 0)\n", 2, "TypeError: <lambda> takes no state; "),
+        ("import nothing_here\n", 1, "ModuleNotFoundError: No module named 'nothing_here'"),
+    ],
+)
+def test_a_file_that_raises_shows_its_own_lines(
+    folder: Folder, text: str, line: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder.write("broken.py", text)
+    assert main.main(["run", f"{path}:f", "--endpoint", "http://127.0.0.1:9"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"ramify: {path} cannot be imported. {said}")
+    assert f", at {path}:{line}.\n" in err
+    assert f'  File "{path}", line {line}' in err
+    assert err.count("  File ") == err.count(str(path)) - 2
+
+
+@pytest.mark.parametrize("place", ["program", ":fn", "program.py:"])
 def test_a_place_has_a_file_and_a_name(place: str) -> None:
     with pytest.raises(InvalidRequest, match=r"file\.py:function"):
         load(place)

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from ramify.cli import main
-from ramify.cli.run import load
-from ramify.cli.run_rows import InputRows
+from ramify.cli.inputs.program_file import load
+from ramify.cli.inputs.run_rows import InputRows
 from tests.cli.conftest import Folder
 from tests.server.fake_frontend import LiveServer
 

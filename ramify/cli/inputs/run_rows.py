@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ramify.cli.row_files import Columns, RowFile, open_rows
+from ramify.cli.inputs.row_files import Columns, RowFile, open_rows
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.keys import Numbered, check_keys
 

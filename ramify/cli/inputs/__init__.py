@@ -1,0 +1,1 @@
+"""Files that the commands read: programs, rows of arguments, labelled questions."""
