@@ -13,11 +13,11 @@ The modules beside this file and `html`, `tool_calls` and `decisions` are shared
     json_text, schema_bundle    JSON from outside, and schemas that other schemas refer to
     errors, spelling, text      errors, similar names, and texts shortened for people
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
-    loop, retry                 one event loop for blocking functions, and requests sent again
+    loop, retry, unreachable    one event loop for blocking functions; requests sent again; failed connections
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
 `batches` (``/v1/batches``), `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
 
-Layers, lowest first: own modules; html; tool_calls; decisions; programs; batches; bench; ray; cli.
+Layers, lowest first: own modules; html; tool_calls; decisions; programs; batches; bench; ray; cli.inputs; cli.
 """
 
 from __future__ import annotations

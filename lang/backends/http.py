@@ -13,7 +13,6 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import certifi
@@ -34,6 +33,7 @@ from ramify.lang.backends.sse import DONE, EventParser, SentEvent
 from ramify.loop import in_background
 from ramify.retry import Retry
 from ramify.text import not_unicode
+from ramify.unreachable import proxy_for, unreachable
 
 CONNECT_S = 10.0
 LAST_BYTES_S = 0.5
@@ -275,11 +275,14 @@ class HttpClient:
         try:
             yield
         except aiohttp.ConnectionTimeoutError as error:
-            message = f"{url} cannot be reached: no connection within {CONNECT_S:g} s."
-            raise BackendError(message, transient=self._answered) from error
+            message, remedy = unreachable(url, error, self._proxy)
+            raise BackendError(message, remedy=remedy, transient=self._answered) from error
         except TimeoutError:
             raise RequestTimeout(
-                f"{url} did not answer in time.", transient=self._answered, begun=True
+                f"{url} did not answer in time.",
+                remedy="Raise the time limit (timeout_s), or see what the server is busy with.",
+                transient=self._answered,
+                begun=True,
             ) from None
         except aiohttp.ClientHttpProxyError as error:
             message = f"{url} cannot be reached: the proxy answered {error.status}."
@@ -291,10 +294,10 @@ class HttpClient:
             message = f"{url} closed the connection in the middle of its answer."
             raise BackendError(message, transient=True, begun=True) from error
         except (OSError, aiohttp.ClientError) as error:
-            reason = str(error) or type(error).__name__
+            message, remedy = unreachable(url, error, self._proxy)
             lost = self._answered and not isinstance(error, aiohttp.ClientSSLError)
             sent = not isinstance(error, aiohttp.ClientConnectorError)
-            raise BackendError(f"{url} cannot be reached: {reason}.", transient=lost, begun=sent) from error
+            raise BackendError(message, remedy=remedy, transient=lost, begun=sent) from error
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -346,16 +349,13 @@ def _checked(url: str) -> Any:
 
 
 def _proxy(scheme: str, host: str) -> str | None:
-    """URL of the proxy for `host`, from the environment or the system; None for no proxy.
+    """`proxy_for`, with ``http://``. Raises `BackendError` for a proxy of another kind.
 
     This function replaces aiohttp's `trust_env`, which looks up the proxy at each request, in a thread, and
     ignores ALL_PROXY.
     """
-    if proxy_bypass(host):
-        return None
-    proxies = getproxies()
-    found = proxies.get(scheme) or proxies.get("all")
-    if not found:
+    found = proxy_for(scheme, host)
+    if found is None:
         return None
     kind, _, rest = found.rpartition("://")
     if kind not in ("", "http"):

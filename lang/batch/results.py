@@ -178,14 +178,16 @@ class _Writer:
                 raise unwritten(self._plan.trace, failure, "The results are complete.") from failure
 
     def _standing(self, *, again: bool) -> str:
-        """Sentence about the progress of a batch that broke off, for a note on the error. `again`: whether
+        """Sentences about the progress of a batch that broke off, for a note on the error. `again`: whether
         the same call would continue the batch."""
         done = self.summary.rows + self.summary.skipped
-        left = f" of {len(self._rows)}" if isinstance(self._rows, Sized) else ""
+        total = len(self._rows) if isinstance(self._rows, Sized) else None
+        of, left = ("", "") if total is None else (f" of {total}", f", {total - done} are left")
         if self._file.is_stream:
-            return f"{done}{left} rows were written to {self._plan.out}; a further run begins anew."
+            return f"{done}{of} rows were written to {self._plan.out}; a further run begins anew."
+        failed = self.summary.failed + self.summary.failed_before
         then = "the same again goes on with the others" if again else "they are not run again"
-        return f"{done}{left} rows are done, in {self._plan.jsonl}; {then}."
+        return f"{done}{of} rows are done ({failed} failed){left}. Results are in {self._plan.jsonl}; {then}."
 
     def end(self) -> None:
         summary = self.summary

@@ -14,6 +14,7 @@ from ramify.bench.figures import figures, median
 from ramify.bench.load import Measured, measure_phase
 from ramify.bench.workloads import COMPLETIONS, WORKLOADS, Sizes, phases, words
 from ramify.errors import BackendError, InvalidRequest
+from ramify.spelling import check_word
 
 COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "requests_per_s": ("req/s", ("requests_per_s",)),
@@ -43,6 +44,12 @@ class Plan:
     seed: str = "0"
     bounds: Mapping[str, float] = field(default_factory=dict)
     timeout_s: float | None = 600.0
+
+    @property
+    def measurements(self) -> int:
+        """Number of lines that `run_plan` emits."""
+        each = sum(len(phases(workload, "", self.sizes)) for workload in self.workloads)
+        return each * len(self.endpoints) * len(self.rates) * self.runs
 
 
 @dataclass
@@ -76,8 +83,7 @@ def check_workloads(names: Sequence[str], prompts: bool) -> None:
     `prompts`: whether the user gave prompts.
     """
     for name in names:
-        if name not in WORKLOADS:
-            raise InvalidRequest(f"--workload {name!r} is none of {', '.join(WORKLOADS)}.", field="workload")
+        check_word("--workload", name, list(WORKLOADS))
         if name == "prompts" and not prompts:
             raise InvalidRequest("--workload prompts needs --prompts FILE.", field="workload")
 

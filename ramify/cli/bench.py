@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ramify.cli.signals import told_on_interrupt
 from ramify.cli.target import first_model
 from ramify.errors import InvalidRequest
 from ramify.loop import wait
@@ -78,9 +78,23 @@ def run_command(options: argparse.Namespace) -> int:
     if options.html is not None:
         check_matplotlib()
     plan = wait(_plan(options))
+    done: list[dict[str, Any]] = []
+
+    def standing() -> str:
+        where = "above" if options.jsonl is None else f"in {options.jsonl}"
+        return (
+            f"{len(done)} of {plan.measurements} measurements are done; their figures are {where}. "
+            f"A load test does not go on: to measure anew, {options.command_line}"
+        )
+
+    def tell(line: dict[str, Any]) -> None:
+        _tell(options.json, lines, line)
+        done.append(line)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(told_on_interrupt(standing))
         lines = None if options.jsonl is None else stack.enter_context(_open(options.jsonl))
-        series = wait(plans.run_plan(plan, functools.partial(_tell, options.json, lines)))
+        series = wait(plans.run_plan(plan, tell))
         for line in plans.ratios(series):
             _tell(options.json, lines, line)
     if not options.json:

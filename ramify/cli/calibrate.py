@@ -15,6 +15,7 @@ import msgspec
 from tqdm import tqdm
 
 from ramify.cli.inputs.labelled_file import LabelledQuestion, labelled_questions, read_file, wrong_lines
+from ramify.cli.signals import told_on_interrupt
 from ramify.cli.target import add_target_flags, target
 from ramify.decisions.answers import answer
 from ramify.decisions.calibration import (
@@ -135,6 +136,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
+    unwritten = "" if options.output is None else f" {options.output} is not written."
+    with told_on_interrupt(lambda: f"No answers are kept.{unwritten} To begin anew: {options.command_line}"):
+        return _calibrate(options)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
     ways = [
         Decide(questions=(), layout=layout, end=end, permutations=permutations)
         for layout, end, permutations in itertools.product(

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ramify.cli.flags import MODEL_HELP, add_config_flags, configured, given_fields
+from ramify.cli.signals import told_on_interrupt
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
 
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
+    with told_on_interrupt(lambda: f"What is finished is kept. To go on: {options.command_line}"):
+        return _pull(options)
+
+
+def _pull(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.resolve import resolve
 
     config = configured(EngineConfig, given_fields(options, EngineConfig))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ramify.cli.signals import told_on_interrupt
 from ramify.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -50,10 +51,13 @@ def run_command(options: argparse.Namespace) -> int:
         read_config(files.weights)  # raises, before anything is written, if --check is impossible
     target.parent.mkdir(parents=True, exist_ok=True)
     write = write_folder if is_folder else write_gguf
-    _print(write(files.weights, target, options.to), target)
+    with told_on_interrupt(lambda: f"{target} is not written. To begin anew: {options.command_line}"):
+        report = write(files.weights, target, options.to)
+    _print(report, target)
     if options.check:
         try:
-            _check(files, resolve(str(target)))
+            with told_on_interrupt(lambda: f"{target} is written, but was not compared with its source."):
+                _check(files, resolve(str(target)))
         except Exception as error:
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
             raise EngineError(

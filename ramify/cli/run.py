@@ -12,7 +12,7 @@ from typing import Any
 
 from ramify.cli.inputs.program_file import load, read_arguments
 from ramify.cli.inputs.run_rows import InputRows
-from ramify.cli.signals import run_async
+from ramify.cli.signals import run_async, told_on_interrupt
 from ramify.cli.target import add_target_flags, target
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
@@ -94,12 +94,10 @@ def run_command(options: argparse.Namespace) -> int:
     if options.input is None:
         return _on_target(_once(options), options)
     work, again = _rows(options)
-    try:
+    if options.output is None or is_stream(options.output):
         return _on_target(work, options)
-    except KeyboardInterrupt as error:
-        if options.output is not None and not is_stream(options.output):
-            error.add_note(f"To go on: {again}")
-        raise
+    with told_on_interrupt(lambda: f"To go on: {again}"):
+        return _on_target(work, options)
 
 
 def _on_target(work: Callable[[Any], int], options: argparse.Namespace) -> int:

@@ -41,6 +41,16 @@ def stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def told_on_interrupt(note: Callable[[], str]) -> Iterator[None]:
+    """Add ``note()`` to a KeyboardInterrupt of the block: what is done, where it is kept, how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.add_note(note())
+        raise
+
+
 def run_async(awaitable: Awaitable[T]) -> T:
     """Run `awaitable` in a new event loop.
 

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramify.cli import labelled_file, main
+from ramify.cli import main
 from ramify.cli.calibrate import ANY_CHAT, DESCRIPTION, LOW_MASS
+from ramify.cli.inputs import labelled_file
 from ramify.decisions.answers import tempered
 from ramify.decisions.calibration import read_calibration
 from ramify.errors import InvalidRequest

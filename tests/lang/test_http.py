@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 import ramify as rm
@@ -18,6 +20,7 @@ from ramify.errors import BackendError, InvalidRequest, RequestTimeout
 from ramify.lang.backends import http
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.loop import wait
+from ramify.unreachable import unreachable
 from tests.lang.remote import RawServer, ScriptedFrontend
 from tests.server.fake_frontend import LiveServer
 
@@ -218,6 +221,47 @@ def test_a_proxy_is_asked(monkeypatch):
         with pytest.raises(BackendError, match="the proxy answered 403"):
             on_client("https://elsewhere.invalid", use)
     assert proxy.heads[0].startswith("CONNECT elsewhere.invalid:443 HTTP/1.1\r\n")
+
+
+def test_a_connection_that_fails_names_the_address_and_the_remedy(monkeypatch):
+    async def use(client: HttpClient) -> Any:
+        return await client.get("/x")
+
+    def said(url: str) -> str:
+        with pytest.raises(BackendError) as raised:
+            on_client(url, use)
+        return str(raised.value)
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    assert said(url) == (
+        f"{url}/x cannot be reached: 127.0.0.1:{port} refuses connections. "
+        f"Start the server (`ramify serve --port {port}`), or correct the address."
+    )
+    assert said("http://nowhere.invalid:81").startswith(
+        "http://nowhere.invalid:81/x cannot be reached: nowhere.invalid has no address: "
+    )
+    with LiveServer(ScriptedFrontend([])) as server:
+        secure = server.url.replace("http:", "https:")
+        assert said(secure).endswith(" does not speak TLS. Write http:// in place of https://.")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    with RawServer(lambda target: whole(b"1"), tls=context) as server:
+        assert "certificate verify failed" in said(server.url)
+        assert said(server.url).endswith("in SSL_CERT_FILE.")
+        assert said(server.url.replace("https:", "http:")).endswith("if it speaks TLS, write https://.")
+    monkeypatch.setenv("http_proxy", url)
+    assert said("http://elsewhere.invalid").endswith(
+        f": the proxy 127.0.0.1:{port} refuses connections. Correct HTTP_PROXY or HTTPS_PROXY, or name "
+        "elsewhere.invalid in NO_PROXY."
+    )
+
+
+def test_a_connection_that_takes_too_long():
+    message, remedy = unreachable("https://x.invalid", aiohttp.ConnectionTimeoutError("slow"))
+    assert message == "https://x.invalid cannot be reached: x.invalid:443 does not answer."
+    assert "firewall" in remedy
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "https"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -186,6 +188,15 @@ def test_what_the_hub_refuses_is_said(hub: HubServer, monkeypatch: pytest.Monkey
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(NotFound, match="HF_HUB_OFFLINE is set, so the Hugging Face hub is not asked"):
         resolve.resolve("someone/tiny-GGUF:Q3_K_S")
+
+
+def test_a_hub_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    use_hub(monkeypatch, f"http://127.0.0.1:{port}", tmp_path)
+    refused = f"http://127.0.0.1:{port} cannot be reached: 127.0.0.1:{port} refuses connections. A mirror is"
+    with pytest.raises(NotFound, match=re.escape(refused)):
+        resolve.resolve("someone/other")
 
 
 def test_the_environment_names_another_hub(hub: HubServer, tmp_path: Path) -> None:

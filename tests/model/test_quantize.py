@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,20 @@ def test_what_cannot_be_written_is_refused(
     assert "self_attn.q_proj" in capsys.readouterr().out
     with pytest.raises(UnsupportedField, match="quantised already"):
         write_folder(tmp_path / "out", tmp_path / "again", "int4")
+
+
+def test_ctrl_c_leaves_nothing_by_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(build(LLAMA), tmp_path / "in")
+    save_tokenizer(tmp_path / "in")
+    target = tmp_path / "out"
+    interrupt = lambda *_: signal.raise_signal(signal.SIGINT)  # noqa: E731
+    monkeypatch.setattr("ramify.runtime.quantize.folder._write_file", interrupt)
+    assert main(["quantize", str(tmp_path / "in"), str(target)]) == 130
+    said = f"{target} is not written. To begin anew: ramify quantize {tmp_path / 'in'} {target}\n"
+    assert capsys.readouterr().err.endswith(f"ramify: interrupted.\n{said}")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_experts_that_stay_as_they_are_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from ramify import cache
 from ramify.errors import EngineError, NotFound, RamifyError, Unauthorized
 from ramify.runtime.model.gguf.header import size_of_header
 from ramify.runtime.model.hub.names import HubName
+from ramify.unreachable import is_connection, proxy_for, unreachable
 
 HUB_TIMEOUT_S = 3.0
 """Seconds that the hub may take to say whether it has a model, name resolution included."""
@@ -173,7 +175,7 @@ def _write_header(listing: Listing, path: str, target: Path) -> None:
 @contextmanager
 def refusals(name: HubName) -> Iterator[None]:
     """Context that turns the errors of `huggingface_hub` into ours."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     where = f"{name.repository} on the Hugging Face hub"
     token = "Give a token that may read it, in HF_TOKEN or by `hf auth login`."
@@ -207,7 +209,11 @@ def refusals(name: HubName) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise Unreachable("HF_HUB_OFFLINE is set, so the Hugging Face hub is not asked") from error
     except Exception as error:  # no network, a proxy's refusal, a full disk, …
-        raise Unreachable(f"the Hugging Face hub: {_first_line(error)}") from error
+        if not is_connection(error):
+            raise Unreachable(f"the Hugging Face hub: {_first_line(error)}") from error
+        parts = urlsplit(constants.ENDPOINT)
+        message, _ = unreachable(constants.ENDPOINT, error, proxy_for(parts.scheme, parts.netloc))
+        raise Unreachable(f"{message} A mirror is named in HF_ENDPOINT, a proxy in HTTPS_PROXY.") from error
 
 
 def _check(path: Path, file: HubFile) -> None:

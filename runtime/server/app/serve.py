@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from ramify.errors import InvalidRequest
 from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
+from ramify.spelling import check_word
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -208,10 +208,7 @@ async def _until(stopping: StopSignal, *others: Awaitable[object]) -> None:
 
 
 def _log_at(level: str) -> None:
-    known = logging.getLevelNamesMapping()
-    if level.upper() not in known:
-        names = ", ".join(name.lower() for name in known)
-        raise InvalidRequest(f"log_level is {level!r}; it must be one of {names}.", field="log_level")
+    check_word("log_level", level.lower(), [name.lower() for name in logging.getLevelNamesMapping()])
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 

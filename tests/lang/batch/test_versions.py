@@ -312,7 +312,7 @@ def test_a_doubled_key_of_rows_that_are_read_once_does_not_promise_to_go_on(out)
             rows, out=out, key="id", look_ahead=1, concurrency=1, backend=rm.ScriptedBackend(lambda _: "yes")
         )
     (note,) = refused.value.__notes__
-    assert note.endswith("rows are done, in " + str(out) + "; they are not run again.")
+    assert note.endswith(f"rows are done (0 failed). Results are in {out}; they are not run again.")
 
 
 def test_a_killed_rerun_leaves_both_lines_and_the_last_one_counts(out):

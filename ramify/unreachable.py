@@ -1,0 +1,79 @@
+"""The words for a connection that fails: the address, the reason and the remedy.
+
+http://127.0.0.1:9/v1 cannot be reached: 127.0.0.1:9 refuses connections. Start the server …
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""Reasons of OpenSSL if the other side answers in anything but TLS, such as in plain HTTP."""
+TLS = "Name the file of its certificate authority in SSL_CERT_FILE."
+NETWORK = "Correct the address, or see whether this machine has a network."
+CLOSED = "See the log of the server; if it speaks TLS, write https://."
+_KINDS = (ssl.SSLError, socket.gaierror, ConnectionError, TimeoutError)
+
+
+def proxy_for(scheme: str, host: str) -> str | None:
+    """URL of the proxy for `host`, from the environment or the system; None for no proxy."""
+    if proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    return proxies.get(scheme) or proxies.get("all") or None
+
+
+def is_connection(error: BaseException) -> bool:
+    """Whether `error`, or an error that caused it, is the failure of a connection."""
+    return any(isinstance(cause, _KINDS) for cause in _causes(error))
+
+
+def unreachable(url: str, error: BaseException, proxy: str | None = None) -> tuple[str, str]:
+    """(message, remedy) for the connection to `url` that failed with `error`. `proxy` is the URL of the HTTP
+    proxy to which it went."""
+    reason, remedy = _reason(error, proxy or url)
+    if proxy is not None and remedy != TLS:
+        reason = f"the proxy {reason}"
+        remedy = f"Correct HTTP_PROXY or HTTPS_PROXY, or name {urlsplit(url).hostname} in NO_PROXY."
+    return f"{url} cannot be reached: {reason}.", remedy
+
+
+def _reason(error: BaseException, url: str) -> tuple[str, str]:
+    """(reason, remedy) for a connection to the host and port of `url`."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    place = f"{parts.hostname}:{port}"
+    causes = _causes(error)
+    for cause in reversed(causes):  # aiohttp's errors derive from those of ssl without their fields
+        match cause:
+            case ssl.SSLCertVerificationError():
+                return f"certificate verify failed: {cause.verify_message}", TLS
+            case ssl.SSLError() if cause.reason in NO_TLS:
+                return f"{place} does not speak TLS", "Write http:// in place of https://."
+            case ssl.SSLError():
+                return f"the TLS handshake with {place} failed: {cause.reason}", "See the log of the server."
+            case socket.gaierror():
+                return f"{parts.hostname} has no address: {cause.strerror}", NETWORK
+            case ConnectionRefusedError():
+                serve = f"`ramify serve --port {port}`"
+                return f"{place} refuses connections", f"Start the server ({serve}), or correct the address."
+            case TimeoutError():
+                remedy = "Correct the address, or see whether a firewall drops the packets."
+                return f"{place} does not answer", remedy
+    last = causes[-1]
+    said = (last.strerror if isinstance(last, OSError) else None) or str(last) or type(last).__name__
+    connected = isinstance(last, ConnectionError) or not isinstance(last, OSError)
+    return said.splitlines()[0].rstrip("."), CLOSED if connected else NETWORK
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """`error` and the errors that caused it, from the last to the first."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return found
