@@ -53,6 +53,7 @@ gpu-check: $(VENV)/.dev  ## on a machine with a GPU: its tests and figures, into
 
 docs: $(VENV)/.dev  ## rewrite the generated parts of the documentation
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/command_line.py
 	$(BIN)/python docs/field_tables.py
 	$(BIN)/python docs/json_schema_table.py
 	$(BIN)/python docs/reference.py

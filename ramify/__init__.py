@@ -17,7 +17,8 @@ The modules beside this file and `html`, `tool_calls` and `decisions` are shared
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
 `batches` (``/v1/batches``), `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).
 
-Layers, lowest first: own modules; html; tool_calls; decisions; programs; batches; bench; ray; cli.inputs; cli.
+Layers, lowest first: own modules; html; tool_calls; decisions; programs; batches; bench; ray; cli.inputs;
+cli.
 """
 
 from __future__ import annotations

@@ -156,6 +156,7 @@ class EngineConfig:
     twice the tokens into the same memory. fp8 needs the torch backend, or the triton backend on a GPU of
     compute capability 8.9 or later."""
     num_pages: int | None = None
+    """Number of KV pages. None: as many as `kv_memory_gb` holds."""
     memory_fraction: float | None = None
     """The share of a CUDA device's memory for weights, workspace, KV pages and states together. None: 0.9."""
     state_memory_gb: float | None = None
@@ -221,7 +222,7 @@ class EngineConfig:
     kv_events: str | None = None
     """An address, tcp://HOST:PORT, at which routers can subscribe to what enters and leaves the prefix trees,
     in vLLM's format. Events contain the token ids of prompts, and subscribing needs no key. So a HOST that
-    other machines can reach, such as *, needs `insecure`."""
+    other machines can reach, such as *, needs `ramify serve --insecure`."""
     kv_events_replay: str | None = None
     """An address, tcp://HOST:PORT, at which subscribers can get events that they have missed."""
     kv_events_topic: str | None = None
@@ -237,6 +238,7 @@ class EngineConfig:
     seed: int = 0
     """Seed of the generator that draws a seed for each request without one."""
     log_level: str = "warning"
+    """Least level of the messages that are logged: debug, info, warning, error or critical."""
     check_pages: bool = False
     """After every step, check that the numbers of free, evictable, leased and in-use pages add up to all
     pages (for tests)."""
@@ -343,6 +345,7 @@ class ServerConfig(EngineConfig):
     host: str = "127.0.0.1"
     """The address to listen on. An address that other machines can reach needs `api_key` or `insecure`."""
     port: int = 30000
+    """The port to listen on. 0: any that is free; it is printed."""
     api_key: str | None = None
     """Key that requests must send as a bearer token or in x-api-key, but for /livez, /readyz and /health."""
     open_metrics: bool = False

@@ -103,7 +103,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
 
 
-@pytest.mark.parametrize("script", ["generate.py", "field_tables.py", "reference.py"])
+@pytest.mark.parametrize("script", ["generate.py", "command_line.py", "field_tables.py", "reference.py"])
 def test_generated_pages_are_current(script: str) -> None:
     check = [sys.executable, str(ROOT / "docs" / script), "--check"]
     assert subprocess.run(check).returncode == 0, "run `make docs`"

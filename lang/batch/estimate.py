@@ -64,6 +64,8 @@ class BatchEstimate:
         before = f", {self.skipped} were done before" if self.skipped else ""
         computed = usage.prompt_tokens - usage.cached_tokens
         share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+        if not self.rows and self.skipped:
+            return f"--- no row is left to run{before}"
         lines = [f"--- row {row}\n{_shorten(prompt)}" for row, prompt in self.prompts]
         lines += [
             f"--- {self.rows} rows to run{before}; estimated from {self.sampled} rows that were run, "

@@ -75,16 +75,19 @@ class BatchSummary:
         skipped = f", {self.skipped} were done before" if self.skipped else ""
         if self.failed_before:
             skipped += f" ({self.failed_before} of them failed: rerun failed runs them again)"
-        lines = [
-            f"{self.rows} rows in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s), "
-            f"{self.failed} failed{skipped}",
-            f"{self.output_tokens_per_s:.0f} output tokens/s, {self.tokens_per_s:.0f} tokens/s in all, "
-            f"{self.cached_share:.0%} of {self.usage.prompt_tokens} prompt tokens cached",
-        ]
+        if not self.rows and self.skipped and self.stopped is None:
+            lines = [f"no row was left to run{skipped}"]
+        else:
+            lines = [
+                f"{self.rows} rows in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s), "
+                f"{self.failed} failed{skipped}",
+                f"{self.output_tokens_per_s:.0f} output tokens/s, {self.tokens_per_s:.0f} tokens/s in all, "
+                f"{self.cached_share:.0%} of {self.usage.prompt_tokens} prompt tokens cached",
+            ]
         if self.first_error is not None:
             lines.append(f"first error: {self.first_error}")
         if self.others:
-            lines.append(f"the file has {self.others} more results, of rows that are not in this input")
+            lines.append(f"the file has {self.others} more results, of rows other than these")
         if self.stopped is not None:
             lines.append(
                 f"stopped: {self.stopped}\n{self.rows + self.skipped} rows are done, {self.left} are left; "

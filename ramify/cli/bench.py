@@ -27,47 +27,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "workloads:\n" + "\n".join(
         f"  {name:<10} {(make.__doc__ or '').strip()}" for name, make in WORKLOADS.items()
     )
-    parser.add_argument("--url", default="http://127.0.0.1:30000", help="(default: %(default)s)")
-    parser.add_argument("--api-key", metavar="KEY")
-    parser.add_argument("--model", metavar="NAME", help="(default: the first that the server lists)")
-    parser.add_argument("--name", metavar="TEXT", help="in the report (default: the URL)")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:30000", help="The server to load. (default: %(default)s)"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="The API key of that server.")
+    parser.add_argument(
+        "--model", metavar="NAME", help="The model to ask for. (default: the first that the server lists)"
+    )
+    parser.add_argument("--name", metavar="TEXT", help="Name of the server in the report. (default: its URL)")
     other = parser.add_argument_group("a second endpoint, measured in alternation")
-    other.add_argument("--against", metavar="URL")
-    other.add_argument("--against-key", metavar="KEY")
-    other.add_argument("--against-model", metavar="NAME")
-    other.add_argument("--against-name", metavar="TEXT")
+    for flag, metavar, text in (
+        ("--against", "URL", "The second server. The report has the ratios of both."),
+        ("--against-key", "KEY", "Its API key."),
+        ("--against-model", "NAME", "The model to ask it for. (default: the first that it lists)"),
+        ("--against-name", "TEXT", "Its name in the report. (default: its URL)"),
+    ):
+        other.add_argument(flag, metavar=metavar, help=text)
     load = parser.add_argument_group("the load")
-    load.add_argument("--workload", metavar="NAME,…", help=f"see below (default: {USUAL})")
     load.add_argument(
-        "--prompts", metavar="FILE", help="request bodies as JSON lines, for the workload prompts"
+        "--workload", metavar="NAME,…", help=f"The workloads, which are listed below. (default: {USUAL})"
     )
     load.add_argument(
-        "--rate", metavar="X,…", help="requests a second (Poisson arrivals), instead of fixed concurrency"
+        "--prompts", metavar="FILE", help="Request bodies as JSON lines, for the workload prompts."
     )
-    load.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions; medians are shown")
+    load.add_argument(
+        "--rate", metavar="X,…", help="Requests a second (Poisson arrivals), instead of a fixed concurrency."
+    )
+    load.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Number of repetitions, of which medians are shown. (default: %(default)s)",
+    )
     for name, what in (
-        ("requests", "requests (chats, for tree)"),
-        ("concurrency", "requests at a time"),
-        ("prompt-tokens", "length of the prompt, or of the shared prefix"),
-        ("max-tokens", "length of the output"),
+        ("requests", "Number of requests; for tree, of chats."),
+        ("concurrency", "Number of requests at a time."),
+        ("prompt-tokens", "Length of the prompt, or of the shared prefix, in tokens."),
+        ("max-tokens", "Length of the output, in tokens."),
     ):
         load.add_argument(f"--{name}", type=int, metavar="N", help=f"{what} (default: the workload's own)")
     load.add_argument(
-        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="exact lengths"
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Outputs go on after the end-of-sequence token, up to their full length. (default: on)",
     )
     load.add_argument(
-        "--goodput", metavar="ttft=MS,…", help="also count requests within bounds: ttft, tpot, e2e"
+        "--goodput",
+        metavar="ttft=MS,…",
+        help="Also count the requests that are within these bounds in milliseconds: ttft, tpot, e2e.",
     )
     load.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of prompts and arrivals (default: 0)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Seed of prompts and arrivals. (default: %(default)s)",
     )
     load.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="longest silence (default: 600)"
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="A request fails after this many seconds of silence; 0: never. (default: %(default)g)",
     )
     report = parser.add_argument_group("the report")
-    report.add_argument("--json", action="store_true", help="print a JSON line for each run, and no table")
-    report.add_argument("--jsonl", metavar="FILE", help="write these lines to a file")
-    report.add_argument("--html", metavar="FILE", help="write a report with plots (needs matplotlib)")
+    report.add_argument("--json", action="store_true", help="Print a JSON line for each run, and no table.")
+    report.add_argument("--jsonl", metavar="FILE", help="Write these lines to a file.")
+    report.add_argument("--html", metavar="FILE", help="Write a report with plots. Needs matplotlib.")
 
 
 def run_command(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clear",
         metavar="WHAT",
         nargs="+",
-        help="remove all of these kinds, or entries whose names begin so; all: everything but batches",
+        help="Remove the entries of these kinds, or whose names begin so. all: everything but batches.",
     )
 
 

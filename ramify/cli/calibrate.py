@@ -113,16 +113,27 @@ class Asked(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "ramify calibrate [flags] FILE"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
-    parser.add_argument("file", metavar="FILE", help="labelled questions, as JSON lines; - is standard input")
+    parser.add_argument("file", metavar="FILE", help="Labelled questions, as JSON lines. -: standard input.")
     parser.add_argument(
-        "--output", metavar="FILE", help="a JSON file for the temperatures, for `ramify serve --calibration`"
+        "--output",
+        metavar="FILE",
+        help="Write temperatures to this JSON file, for `ramify serve --calibration`.",
     )
     for flag, kind, text in (
-        ("--layout", LayoutName, "how questions are written (default: auto); may be repeated"),
-        ("--end", OptionEnd, "the event that an option's tokens end (default: prefix); may be repeated"),
-        ("--normalise", Normalisation, "the weight of an option (default: sum); may be repeated"),
+        (
+            "--layout",
+            LayoutName,
+            "Layout in which questions are written. The flag may be repeated. (default: auto)",
+        ),
+        (
+            "--end",
+            OptionEnd,
+            "The event at which an option's tokens end. The flag may be repeated. (default: prefix)",
+        ),
+        ("--normalise", Normalisation, "The weight of an option. The flag may be repeated. (default: sum)"),
     ):
         parser.add_argument(flag, action="append", choices=get_args(kind), help=text)
     parser.add_argument(
@@ -130,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=int,
         metavar="K",
-        help="orders of the options that are averaged (default: 1); may be repeated",
+        help="Number of orders of the options that are averaged. The flag may be repeated. (default: 1)",
     )
     add_target_flags(parser)
 

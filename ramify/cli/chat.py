@@ -53,16 +53,27 @@ Ctrl-C stops an answer. A line that ends with \\ goes on in the next; \"\"\" beg
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "ramify chat [flags] [model]"
     add_model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="a system prompt")
+    parser.add_argument("--system", metavar="TEXT", help="The system prompt.")
     parser.add_argument(
-        "--max-tokens", type=int, default=512, metavar="N", help="tokens of an answer (default: 512)"
+        "--max-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="Most tokens of an answer. (default: %(default)s)",
     )
-    parser.add_argument("--temperature", type=float, default=0.7, metavar="X", help="(default: 0.7)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="X",
+        help="Sampling temperature. (default: %(default)s)",
+    )
     parser.add_argument(
         "--one-message",
         action="store_true",
-        help="all of standard input is one message; without it each line is one",
+        help="Take all of standard input as one message, instead of each line as one.",
     )
     add_target_flags(parser)
 

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import textwrap
 import types
 import typing
@@ -18,39 +19,98 @@ from ramify.errors import InvalidRequest
 C = TypeVar("C")
 
 MODEL_HELP = (
-    "a name, a folder, a .gguf file, or a repository on the hub: org/repo, org/repo:FORMAT for one of its "
-    "GGUF files, such as org/repo:Q4_K_M, and org/repo@revision"
+    "A name, a folder, a .gguf file, or a repository on the hub: org/repo, org/repo:FORMAT for one of its "
+    "GGUF files, such as org/repo:Q4_K_M, and org/repo@revision."
 )
+
+
+GROUPS = {
+    "model": (
+        *("model", "model_impl", "load_format", "dtype", "quantization", "exact_activations"),
+        *("context_length", "rope_scaling", "loras", "served_model_name", "sampling_defaults", "calibration"),
+    ),
+    "memory": (
+        *("kv_memory_gb", "num_pages", "page_size", "kv_cache_dtype", "prefix_cache", "memory_fraction"),
+        *("state_memory_gb", "num_states", "packed_cache_gb"),
+    ),
+    "limits": (
+        *("max_running", "max_waiting", "chunk_tokens", "max_output_tokens", "grammar_timeout_s"),
+        *("grammar_memory_gb", "max_lease_s", "batch_gb", "drain_s"),
+    ),
+    "network and access": (
+        *("host", "port", "api_key", "insecure", "allowed_hosts", "cors", "open_metrics", "live_texts"),
+        "lora_loading",
+    ),
+    "the server's answers": ("strict_fields", "incremental_streaming_output", "store", "batch_dir"),
+    "scheduling": ("policy", "itl_target_ms", "overlap", "deterministic", "seed"),
+    "speculation": ("speculation", "draft_model"),
+    "constrained outputs": ("grammar_backend", "jump_forward", "schemas", "special_tokens_in_messages"),
+    "processors and replicas": (
+        *("device", "threads", "tensor_parallel", "replicas", "prefill_replicas"),
+        *("cpus_per_replica", "gpus_per_replica", "requests_per_replica"),
+    ),
+}
+"""Heading → fields whose flags are below it, in this order. All other flags are below `ADVANCED`."""
+ADVANCED = "advanced"
 
 
 def add_config_flags(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
     config: type[Any],
     names: Container[str] | None = None,
+    heading: str = "{}",
 ) -> None:
     """Add a flag for each field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``.
 
-    `names`: the fields that get a flag; None for all.
+    `names`: the fields that get a flag; None for all. `heading`: the heading of each of the `GROUPS`, with {}
+    for its name; a `parser` that is a group gets all flags itself.
 
     The docstring of a field is the help text of its flag. A flag that is not given sets nothing in the
     namespace, so that defaults come only from the dataclass.
     """
     hints = typing.get_type_hints(config)
     docs = dict(field_docs(config))
-    for field in dataclasses.fields(config):
-        if names is not None and field.name not in names:
+    fields = {
+        field.name: field for field in dataclasses.fields(config) if names is None or field.name in names
+    }
+    grouped = {heading: [name for name in group if name in fields] for heading, group in GROUPS.items()}
+    listed = [name for group in grouped.values() for name in group]
+    grouped[ADVANCED] = [name for name in fields if name not in listed]
+    for group, members in grouped.items():
+        if not members:
             continue
-        default = f"(default: {field.default})"
-        if field.default is None or field.default is dataclasses.MISSING:
-            default = ""
-        several = hints[field.name] == Mapping[str, str]
-        parser.add_argument(
-            f"--{(field.name.removesuffix('s') if several else field.name).replace('_', '-')}",
-            dest=field.name,
-            default=argparse.SUPPRESS,
-            help=f"{docs.get(field.name, '')} {default}".strip().replace("%", "%%"),
-            **_how_to_parse(hints[field.name]),
-        )
+        flags = parser
+        if isinstance(parser, argparse.ArgumentParser):
+            flags = parser.add_argument_group(heading.format(group))
+        for name in members:
+            flags.add_argument(
+                flag_of(name, hints[name]),
+                dest=name,
+                default=argparse.SUPPRESS,
+                help=_help(fields[name], docs.get(name, ""), hints).replace("%", "%%"),
+                **_how_to_parse(hints[name]),
+            )
+
+
+def flag_of(name: str, hint: Any) -> str:
+    """The flag of a field. The flag of a mapping of texts is given once for each entry: --lora for loras."""
+    return f"--{(name.removesuffix('s') if hint == Mapping[str, str] else name).replace('_', '-')}"
+
+
+def _help(field: dataclasses.Field[Any], doc: str, hints: Mapping[str, Any]) -> str:
+    """The docstring `doc` of a field for somebody at a shell: names of other fields become flags, and None
+    becomes the default."""
+
+    def flag(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return flag_of(name, hints[name]) if name in hints and name != field.name else found[0]
+
+    text = re.sub(r"`(\w+)`|\b([a-z]+(?:_[a-z]+)+)\b", flag, doc)
+    text = re.sub(r"\bNone(?=[:,])", "Default", text)
+    if field.default is True:
+        return f"{text} (default: on)"
+    shown = field.default not in (None, False, "", (), dataclasses.MISSING)
+    return f"{text} (default: {field.default})" if shown else text
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -28,9 +28,15 @@ _OPTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=MODEL_HELP)
-    parser.add_argument("--memory", metavar="SIZE", help="of another machine, such as 24GB")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="The memory of another machine, such as 24GB. (default: that of this machine)",
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
     add_config_flags(parser.add_argument_group("as in `ramify serve`"), EngineConfig, _OPTIONS)
 
 

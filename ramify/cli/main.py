@@ -104,7 +104,7 @@ def _notes(error: BaseException | None) -> list[str]:
     return notes
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """A parser that reports wrong arguments in one line, with the most similar flag or value, and without the
     usage text that argparse prints before it."""
 
@@ -139,12 +139,12 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown argument {first}. {remedy or ''}".rstrip())
 
 
-def _parsers(chosen: str | None) -> tuple[Parser, Parser]:
+def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
     """The main parser, and the parser of the command `chosen`.
 
     Only that command is imported, and gets its arguments. Without a command, both are the main parser.
     """
-    parser = Parser(
+    parser = _Parser(
         prog="ramify",
         description="Programs that make many calls to a language model, and their runtime.",
         epilog="`ramify help COMMAND` or `ramify COMMAND --help` explains a command and its flags.",
@@ -158,6 +158,11 @@ def _parsers(chosen: str | None) -> tuple[Parser, Parser]:
             importlib.import_module(f"ramify.cli.{name}").add_arguments(command)
             found = command
     return parser, found
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of the command `name`."""
+    return _parsers(name)[1]
 
 
 class _Version(argparse.Action):

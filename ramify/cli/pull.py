@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: %(default)s)"
     )
-    add_config_flags(parser, EngineConfig, ("device",))
+    add_config_flags(parser.add_argument_group("processor"), EngineConfig, ("device",))
     parser.add_argument(
         "--capability",
         type=_capability,
         metavar="X.Y",
-        help="compile for GPUs of this compute capability, such as 9.0 (default: that of the GPU here)",
+        help="Compile for GPUs of this compute capability, such as 9.0. (default: that of the GPU here)",
     )
     group = parser.add_argument_group(
         "for CUDA", "Give those that the engine will have: its kernels are compiled for them."

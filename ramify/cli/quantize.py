@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ramify.cli.flags import MODEL_HELP
 from ramify.cli.signals import told_on_interrupt
 from ramify.errors import EngineError, InvalidRequest
 
@@ -19,15 +20,20 @@ FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a name, a hub id, a folder of safetensors, or a .gguf file")
-    parser.add_argument("out", help="a new folder for a folder, a new .gguf file for a GGUF model")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument(
-        "--to", choices=FORMATS, default="int8", help="int8 or int4; of GGUF models also a type of ggml"
+        "out", help="The result: a new folder if the model is a folder, a new .gguf file if it is one."
+    )
+    parser.add_argument(
+        "--to",
+        choices=FORMATS,
+        default="int8",
+        help="Format of the weights. The types of ggml (q…) are for GGUF models. (default: %(default)s)",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare predictions with those of the source, which is loaded with 4 bytes a weight",
+        help="Compare predictions with those of the source, which is loaded with 4 bytes a weight.",
     )
 
 

@@ -27,60 +27,97 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ramify run [flags] file.py:function key=value …\n"
         "       ramify run [flags] file.py:function --input FILE --output FILE [key=value …]"
     )
-    parser.add_argument("program", metavar="file.py:function", help="a function under @ramify.function")
+    parser.add_argument(
+        "program",
+        metavar="file.py:function",
+        help="A file, and a function in it below @ramify.function. A file with one program needs no name.",
+    )
     parser.add_argument(
         "arguments",
         nargs="*",
         metavar="key=value",
         default=[],
-        help="its arguments; a value is read as JSON unless the parameter is a str or the JSON is not valid",
+        help="An argument of the program. A value is read as JSON, unless the parameter is a str or the "
+        "value is no JSON.",
     )
     parser.add_argument(
         "--priority",
         type=int,
         metavar="N",
-        help=f"of its requests, -{MOST} to {MOST}: higher goes first (default: 0, with --input {BATCH})",
+        help=f"Priority of the requests, -{MOST} to {MOST}; higher goes first. "
+        f"(default: 0, with --input {BATCH})",
     )
-    rows = parser.add_argument_group("for each row of a file")
-    rows.add_argument("--input", metavar="FILE", help="rows of arguments: .csv, .jsonl or .parquet; or -")
+    rows = parser.add_argument_group("run the program for each row of a file")
+    rows.add_argument(
+        "--input",
+        metavar="FILE",
+        help="Rows of arguments: a .csv, .jsonl or .parquet file. -: standard input.",
+    )
     rows.add_argument(
         "--output",
         metavar="FILE",
-        help="JSON lines, one a row, or a .parquet table beside them; the rows it has are not run again. "
-        "- is standard output",
+        help="The results, one JSON line a row. A row that is in the file is not run again. FILE.parquet: "
+        "also a table, made from FILE.jsonl. -: standard output.",
     )
-    rows.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
-    rows.add_argument("--sample", type=int, metavar="N", help="only N rows, drawn at random")
+    rows.add_argument("--limit", type=int, metavar="N", help="Run only the first N rows.")
+    rows.add_argument("--sample", type=int, metavar="N", help="Run only N rows, drawn at random.")
     rows.add_argument(
-        "--sample-seed", type=int, metavar="N", help="draws another sample (default: 0, the same each time)"
+        "--sample-seed",
+        type=int,
+        metavar="N",
+        help="Draw the sample with another seed; one seed gives the same rows each time. (default: 0)",
     )
     rows.add_argument(
         "--dry-run",
         action="store_true",
-        help="run at most 8 rows, write nothing, and print prompts, expected tokens, time and cost",
+        help="Run at most 8 rows, write nothing, and print prompts, expected tokens, time and cost.",
     )
     rows.add_argument(
         "--price",
         metavar="IN,CACHED,OUT",
-        help="prices per million prompt tokens, cached prompt tokens and output tokens; prints the cost",
+        help="Print the cost at these prices for a million prompt tokens, cached prompt tokens and output "
+        "tokens.",
     )
-    rows.add_argument("--concurrency", type=int, metavar="N", help="rows at a time (default: 64)")
     rows.add_argument(
-        "--look-ahead", type=int, metavar="N", help="rows read ahead, to run those with one prefix together"
+        "--concurrency", type=int, metavar="N", help="Number of rows that run at a time. (default: 64)"
     )
-    rows.add_argument("--columns", metavar="NAME,…", help="the columns to pass (default: all)")
-    rows.add_argument("--key", metavar="NAME", help="a column that is copied into each line")
+    rows.add_argument(
+        "--look-ahead",
+        type=int,
+        metavar="N",
+        help="Number of rows read ahead, to run those with a common prefix together. "
+        "(default: 16 x the concurrency)",
+    )
+    rows.add_argument(
+        "--columns", metavar="NAME,…", help="The columns to pass to the program. (default: all)"
+    )
+    rows.add_argument(
+        "--key", metavar="NAME", help="The column that identifies a row. It is copied into the row's line."
+    )
     rows.add_argument(
         "--rerun",
         metavar="WHICH",
-        help="run failed rows again; changed ones; or only missing ones, also if the program changed",
+        help="Words with commas between. failed: rows that failed run again. changed: rows with results of "
+        "another version of the program run again. missing: such results are kept.",
     )
-    rows.add_argument("--trace", metavar="FILE.html", help="write a report of the first rows that end")
-    rows.add_argument("--trace-rows", type=int, metavar="N", help="rows in that report (default: 16)")
     rows.add_argument(
-        "--give-up-after", type=float, metavar="S", help="seconds without an answer, then stop (default: 300)"
+        "--trace", metavar="FILE.html", help="Write a report of the calls of the first rows that end."
     )
-    rows.add_argument("--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty())
+    rows.add_argument(
+        "--trace-rows", type=int, metavar="N", help="Number of rows in that report. (default: 16)"
+    )
+    rows.add_argument(
+        "--give-up-after",
+        type=float,
+        metavar="S",
+        help="Stop after this many seconds without an answer from the model. (default: 300)",
+    )
+    rows.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Show a progress bar. (default: in a terminal)",
+    )
     add_target_flags(parser)
 
 
@@ -187,7 +224,8 @@ def _run_batch(program: Any, rows: InputRows, options: argparse.Namespace, backe
         rows,
         out=options.output,
         concurrency=options.concurrency,
-        progress=options.progress and not options.dry_run,
+        progress=(sys.stderr.isatty() if options.progress is None else options.progress)
+        and not options.dry_run,
         key=options.key,
         look_ahead=options.look_ahead,
         rerun=options.rerun,

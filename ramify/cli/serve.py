@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "ramify serve [flags] [model]"
     add_model(parser)
     add_config_flags(parser, ServerConfig)
 

@@ -36,10 +36,13 @@ async def first_model(base_url: str, api_key: str | None, remedy: str | None = N
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags --endpoint and --endpoint-key, and the flags of an engine."""
     parser.add_argument(
-        "--endpoint", "--url", metavar="URL", help="a running server, such as http://127.0.0.1:30000"
+        "--endpoint",
+        "--url",
+        metavar="URL",
+        help="Use a running server, such as http://127.0.0.1:30000, instead of starting an engine.",
     )
-    parser.add_argument("--endpoint-key", metavar="KEY", help="the API key of that server")
-    add_config_flags(parser.add_argument_group("without --endpoint, an engine is started with"), EngineConfig)
+    parser.add_argument("--endpoint-key", metavar="KEY", help="The API key of that server.")
+    add_config_flags(parser, EngineConfig, heading="engine that is started without --endpoint: {}")
 
 
 def engine_of(options: argparse.Namespace) -> Engine | None:

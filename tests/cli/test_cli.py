@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from ramify.cli import main, pull
-from ramify.cli.flags import add_config_flags, field_docs, given_fields
+from ramify.cli.flags import ADVANCED, GROUPS, add_config_flags, field_docs, given_fields
 from ramify.runtime.config import EngineConfig, ServerConfig
 
 
@@ -65,6 +66,31 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     script += "os.dup2(write, 1); os.close(write); os.close(read); sys.exit(main(['--version']))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_every_flag_has_its_sentence_in_help_and_docs(command: str) -> None:
+    """A sentence, and after it the default if that is no part of the sentence."""
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    parser = main.command_parser(command)
+    section = page.partition(f"\n## ramify {command}\n")[2].partition("\n## ")[0]
+    for action in parser._actions[1:]:  # the first is --help
+        text = parser._get_formatter()._expand_help(action)
+        name = "/".join(action.option_strings) or action.dest
+        assert re.fullmatch(r".+[.…](?: \(default: [^()]+\))?", text), f"{name}: {text}"
+        assert "None" not in text, f"{name}: {text}"
+        for flag in action.option_strings:
+            assert f"`{flag}`" in section or f"`{flag} " in section, f"{flag} is not in docs/command-line.md"
+
+
+def test_the_flags_of_the_server_have_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["serve", "--help"])
+    out = capsys.readouterr().out
+    places = [out.index(f"\n{heading}:\n") for heading in (*GROUPS, ADVANCED)]
+    assert places == sorted(places)
+    assert out.index("\nmemory:") < out.index("  --num-pages N") < out.index("\nlimits:")
+    assert "ignored if --num-pages is given. Default, on the CPU:" in " ".join(out.split())
 
 
 def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,11 +105,28 @@ def test_the_first_rows_and_a_sample(
     assert "a sample of 5 of 20 rows (--sample-seed 0)" in capsys.readouterr().out
     first = [line["index"] for line in folder.results()]
     assert folder.run(server, "--input", str(rows), "--sample", "5") == 0
-    assert "0 rows in" in capsys.readouterr().out
+    assert "\nno row was left to run, 5 were done before\n" in capsys.readouterr().out
     assert folder.run(server, "--input", str(rows), "--sample", "5", "--sample-seed", "1") == 0
     assert [line["index"] for line in folder.results()] != first
     assert folder.run(server, "--input", str(rows)) == 0
     assert [line["index"] for line in folder.results()] == list(range(20))  # each where it stands in the file
+
+
+def test_a_limit_on_a_finished_file(
+    folder: Folder, server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = folder.write("rows.csv", "name\n" + "".join(f"n{i}\n" for i in range(9)) + "nobody\n")
+    assert folder.run(server, "--input", str(rows)) == 1
+    capsys.readouterr()
+    assert folder.run(server, "--input", str(rows), "--limit", "6") == 0  # the failed row is the tenth
+    assert capsys.readouterr().out == (
+        "the first 6 of 10 rows\nno row was left to run, 6 were done before\n"
+        "the file has 4 more results, of rows other than these\n"
+    )
+    assert folder.run(server, "--input", str(rows), "--limit", "6", "--dry-run") == 0
+    assert capsys.readouterr().out == (
+        "the first 6 of 10 rows\n--- no row is left to run, 6 were done before\n"
+    )
 
 
 def test_what_a_batch_would_take(
@@ -271,7 +288,7 @@ def test_a_malformed_row_keeps_its_key(
     found = folder.results()
     assert [line["error"] for line in found] == [None] * len(found)
     assert found[-1]["key"] == key
-    assert "not in this input" not in capsys.readouterr().out
+    assert "more results" not in capsys.readouterr().out
 
 
 def test_a_key_that_cannot_be_told_is_none(folder: Folder, server: LiveServer) -> None:

@@ -272,7 +272,7 @@ def test_rows_are_known_wherever_they_stand(out, key):
     moved = [{"text": text} for text in "fxebad"]  # reordered, c removed, x inserted
     summary = run(label, moved, out, key=key)
     assert (summary.rows, summary.skipped, summary.others) == (1, 5, 1)
-    assert "1 more results, of rows that are not in this input" in str(summary)
+    assert "1 more results, of rows other than these" in str(summary)
     assert len(lines(out)) == 7
 
 
