@@ -21,8 +21,12 @@ def section(command: str, listed: dict[tuple[str, str], str]) -> str:
     """The flags of a command, a table for each heading. `listed` maps (flag, help) to the command whose table
     has it already; such a flag is only named."""
     parser = command_parser(command)
-    lines = [f"## ramify {command}", "", f"{COMMANDS[command][:1].upper()}{COMMANDS[command][1:]}.", ""]
-    lines += ["```text", parser.format_usage().removeprefix("usage: ").rstrip(), "```", ""]
+    summary = f"{COMMANDS[command][:1].upper()}{COMMANDS[command][1:]}."
+    lines = [f"## ramify {command}", "", summary, "", "```text"]
+    lines += [line.strip() for line in (parser.usage or "").splitlines()]
+    if parser.description != summary:
+        lines += ["", parser.description or ""]
+    lines += ["", parser.epilog, "```", ""] if parser.epilog else ["```", ""]
     again: dict[str, list[str]] = {}
     for group in parser._action_groups:
         rows = []
@@ -44,7 +48,7 @@ def section(command: str, listed: dict[tuple[str, str], str]) -> str:
 
 def spelled(action: argparse.Action) -> str:
     """The names of a flag with its value, as code."""
-    metavar = action.metavar or ("" if action.nargs == 0 or action.choices else action.dest)
+    metavar = action.metavar or action.dest
     if action.choices:
         metavar = "{" + ",".join(action.choices) + "}"
     if not action.option_strings:

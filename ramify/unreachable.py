@@ -45,7 +45,8 @@ def _reason(error: BaseException, url: str) -> tuple[str, str]:
     """(reason, remedy) for a connection to the host and port of `url`."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    place = f"{parts.hostname}:{port}"
+    host = parts.hostname or ""
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     causes = _causes(error)
     for cause in reversed(causes):  # aiohttp's errors derive from those of ssl without their fields
         match cause:
@@ -56,10 +57,11 @@ def _reason(error: BaseException, url: str) -> tuple[str, str]:
             case ssl.SSLError():
                 return f"the TLS handshake with {place} failed: {cause.reason}", "See the log of the server."
             case socket.gaierror():
-                return f"{parts.hostname} has no address: {cause.strerror}", NETWORK
+                return f"{host} has no address: {cause.strerror}", NETWORK
             case ConnectionRefusedError():
-                serve = f"`ramify serve --port {port}`"
-                return f"{place} refuses connections", f"Start the server ({serve}), or correct the address."
+                here = host in ("localhost", "::1") or host.startswith("127.")
+                how = f" (`ramify serve --port {port}`)" if here else " there"
+                return f"{place} refuses connections", f"Start the server{how}, or correct the address."
             case TimeoutError():
                 remedy = "Correct the address, or see whether a firewall drops the packets."
                 return f"{place} does not answer", remedy

@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"  {name:<10} {(make.__doc__ or '').strip()}" for name, make in WORKLOADS.items()
     )
     parser.add_argument(
-        "--url", default="http://127.0.0.1:30000", help="The server to load. (default: %(default)s)"
+        "--url",
+        metavar="URL",
+        default="http://127.0.0.1:30000",
+        help="The server to load. (default: %(default)s)",
     )
     parser.add_argument("--api-key", metavar="KEY", help="The API key of that server.")
     parser.add_argument(

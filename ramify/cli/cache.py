@@ -24,7 +24,8 @@ KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Kinds: " + "; ".join(f"{kind}, {what}" for kind, what in KINDS.items()) + "."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "kinds:\n" + "\n".join(f"  {kind:<13} {what}" for kind, what in KINDS.items())
     parser.add_argument(
         "--clear",
         metavar="WHAT",

@@ -113,7 +113,6 @@ class Asked(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "ramify calibrate [flags] FILE"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
     parser.add_argument("file", metavar="FILE", help="Labelled questions, as JSON lines. -: standard input.")

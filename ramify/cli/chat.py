@@ -53,7 +53,6 @@ Ctrl-C stops an answer. A line that ends with \\ goes on in the next; \"\"\" beg
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "ramify chat [flags] [model]"
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="The system prompt.")
     parser.add_argument(

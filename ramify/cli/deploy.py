@@ -22,17 +22,20 @@ NO_CLUSTER = "Could not find any running Ray instance"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "ramify deploy [flags] [model]"
     from ramify.ray.options import NOT_HERE, ClusterConfig
 
     add_model(parser)
     parser.add_argument(
         "--address",
-        help="The Ray cluster: HOST:PORT of its head node. Without it, the cluster that this machine is part "
+        metavar="HOST:PORT",
+        help="The Ray cluster: its head node. Without it, the cluster that this machine is part "
         "of; if there is none, a cluster is started here, and ends with this command.",
     )
     parser.add_argument(
-        "--name", default=NAME, help="The application's name in the cluster. (default: %(default)s)"
+        "--name",
+        metavar="NAME",
+        default=NAME,
+        help="The application's name in the cluster. (default: %(default)s)",
     )
     parser.add_argument("--stop", action="store_true", help="End the application of this name.")
     add_config_flags(parser, ClusterConfig)

@@ -156,6 +156,9 @@ def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == chosen:
             importlib.import_module(f"ramify.cli.{name}").add_arguments(command)
+            places = [one for one in command._actions if not one.option_strings]
+            words = [f"[{one.dest}]" if one.nargs == "?" else one.metavar or one.dest for one in places]
+            command.usage = command.usage or " ".join([f"ramify {name} [flags]", *map(str, words)])
             found = command
     return parser, found
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "ramify serve [flags] [model]"
     add_model(parser)
     add_config_flags(parser, ServerConfig)
 

@@ -262,6 +262,8 @@ def test_a_connection_that_takes_too_long():
     message, remedy = unreachable("https://x.invalid", aiohttp.ConnectionTimeoutError("slow"))
     assert message == "https://x.invalid cannot be reached: x.invalid:443 does not answer."
     assert "firewall" in remedy
+    _, remedy = unreachable("https://x.invalid", ConnectionRefusedError())
+    assert remedy == "Start the server there, or correct the address."
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "https"])
