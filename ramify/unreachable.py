@@ -37,8 +37,13 @@ def unreachable(url: str, error: BaseException, proxy: str | None = None) -> tup
     reason, remedy = _reason(error, proxy or url)
     if proxy is not None and remedy != TLS:
         reason = f"the proxy {reason}"
-        remedy = f"Correct HTTP_PROXY or HTTPS_PROXY, or name {urlsplit(url).hostname} in NO_PROXY."
+        remedy = proxy_remedy(url)
     return f"{url} cannot be reached: {reason}.", remedy
+
+
+def proxy_remedy(url: str) -> str:
+    """The remedy if the HTTP proxy for `url` is wrong, or refuses."""
+    return f"Correct HTTP_PROXY or HTTPS_PROXY, or name {urlsplit(url).hostname} in NO_PROXY."
 
 
 def _reason(error: BaseException, url: str) -> tuple[str, str]:

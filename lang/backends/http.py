@@ -33,7 +33,7 @@ from ramify.lang.backends.sse import DONE, EventParser, SentEvent
 from ramify.loop import in_background
 from ramify.retry import Retry
 from ramify.text import not_unicode
-from ramify.unreachable import proxy_for, unreachable
+from ramify.unreachable import proxy_for, proxy_remedy, unreachable
 
 CONNECT_S = 10.0
 LAST_BYTES_S = 0.5
@@ -285,8 +285,12 @@ class HttpClient:
                 begun=True,
             ) from None
         except aiohttp.ClientHttpProxyError as error:
-            message = f"{url} cannot be reached: the proxy answered {error.status}."
-            raise BackendError(message, transient=may_pass(error.status)) from error
+            host = urlsplit(self._proxy or "").hostname
+            raise BackendError(
+                f"{url} cannot be reached: the proxy {host} answered {error.status}.",
+                remedy=proxy_remedy(url),
+                transient=may_pass(error.status),
+            ) from error
         except aiohttp.ClientResponseError as error:
             reason = error.message.partition("\n")[0].rstrip(":.")
             raise BackendError(f"{url} answered something that is not HTTP: {reason}.") from error

@@ -78,9 +78,10 @@ def _run_command(argv: Sequence[str] | None) -> int:
         command.refuse(unknown)
     options.command_line = shlex.join(["ramify", *arguments])
     handled = contextlib.nullcontext() if chosen in OWN_SIGNALS else signals.stopped_by_signals()
+    status: int
     try:
         with handled:
-            status: int = importlib.import_module(f"ramify.cli.{options.command}").run_command(options)
+            status = importlib.import_module(f"ramify.cli.{options.command}").run_command(options)
     except RamifyError as error:
         print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED
@@ -89,7 +90,11 @@ def _run_command(argv: Sequence[str] | None) -> int:
         if notes := _notes(error):
             said = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
             print(f"ramify: {said}.", *notes, sep="\n", file=sys.stderr)
-        return 128 + int(number)  # as in shells
+        status = 128 + int(number)  # as in shells
+        if argv is None:  # the exit of this process would wait for threads, such as those of `ramify pull`
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os._exit(status)
     return status
 
 

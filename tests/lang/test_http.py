@@ -218,7 +218,10 @@ def test_a_proxy_is_asked(monkeypatch):
     assert "Proxy-Authorization: Basic bWU6c2VjcmV0\r\n" in head
     with RawServer(lambda target: b"HTTP/1.1 403 No\r\n\r\n") as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
-        with pytest.raises(BackendError, match="the proxy answered 403"):
+        with pytest.raises(
+            BackendError,
+            match=r"the proxy 127\.0\.0\.1 answered 403\. Correct .* elsewhere\.invalid in NO_PROXY",
+        ):
             on_client("https://elsewhere.invalid", use)
     assert proxy.heads[0].startswith("CONNECT elsewhere.invalid:443 HTTP/1.1\r\n")
 
