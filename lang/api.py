@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import structs
+from typing_extensions import TypeForm
 
 import ramify.graph as graph
 from ramify.bounds import Bounds
@@ -26,6 +27,7 @@ from ramify.lang.program.nodes import (
     Decide,
     DescribeTools,
     Gen,
+    ModelStep,
     Node,
     RoleBegin,
     RoleEnd,
@@ -40,24 +42,34 @@ from ramify.lang.state.state import ProgramState
 from ramify.lang.tools.tool import Tool, as_tools, make_tool
 from ramify.lang.typed.schema import Schema, dtype_schema, schema_of, with_json_options
 from ramify.messages import Thinking
-from ramify.sampling_options import check_names, read_options
+from ramify.sampling_options import SamplingKeywords, check_names, read_options
 from ramify.schema_bundle import Definitions
 from ramify.spelling import nearest, parameters_of, suggests
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Decorator(Protocol):
+    """The result of ``function()``."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a function as well
+        self, body: Callable[Concatenate[ProgramState, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncFunction[P, R]: ...
+    @overload
+    def __call__(self, body: Callable[Concatenate[ProgramState, P], R], /) -> Function[P, R]: ...
 
 
 @overload
-def function(
-    body: Callable[Concatenate[ProgramState, P], Coroutine[Any, Any, Any]], /
-) -> AsyncFunction[P]: ...
+def function(  # type: ignore[overload-overlap]  # a coroutine function is a function as well
+    body: Callable[Concatenate[ProgramState, P], Coroutine[Any, Any, R]], /
+) -> AsyncFunction[P, R]: ...
 @overload
-def function(body: Callable[Concatenate[ProgramState, P], Any], /) -> Function[P]: ...
+def function(body: Callable[Concatenate[ProgramState, P], R], /) -> Function[P, R]: ...
 @overload
-def function(
-    body: None = None, /
-) -> Callable[[Callable[Concatenate[ProgramState, P], Any]], Function[P]]: ...
+def function(body: None = None, /) -> Decorator: ...
 def function(body: Callable[..., Any] | None = None, /) -> Any:
     """Turn a function, plain or ``async``, into a program. The function's first parameter is the program
     state."""
@@ -66,6 +78,85 @@ def function(body: Callable[..., Any] | None = None, /) -> Any:
     return AsyncFunction(body) if inspect.iscoroutinefunction(body) else Function(body)
 
 
+class GenKeywords(SamplingKeywords, total=False):
+    """Arguments of `gen` on which the type of the value does not depend."""
+
+    whitespace: Whitespace | None
+    any_order: bool | None
+    strict: Strict | None
+    definitions: Definitions | None
+    retries: int
+    keep_failed: bool
+    timeout: float | None
+    backend: Backend | str | None
+    priority: int | None
+    lora: str | None
+    thinking: bool | Mapping[str, Any] | None
+
+
+class TextKeywords(GenKeywords, total=False):
+    """Arguments of `gen` without a schema, the value of which is text."""
+
+    dtype: type | str | None
+    regex: str | None
+    json_schema: str | Mapping[str, Any] | None
+    ebnf: str | None
+    structural_tag: str | Mapping[str, Any] | None
+    grammar: Constraint | str | None
+    choices: Sequence[str] | None
+    choices_method: ChoicesSamplingMethod | None
+
+
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    schema: str | Mapping[str, Any],
+    n: int | None = None,
+    validate: Callable[[Any], object] | None = None,
+    **options: Unpack[GenKeywords],
+) -> ModelStep[Any]: ...
+@overload
+def gen(  # type: ignore[overload-overlap]  # an int may be 1
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    schema: TypeForm[T],
+    n: Literal[1] | None = None,
+    validate: Callable[[T], object] | None = None,
+    **options: Unpack[GenKeywords],
+) -> ModelStep[T]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    schema: TypeForm[T],
+    n: int,
+    validate: Callable[[T], object] | None = None,
+    **options: Unpack[GenKeywords],
+) -> ModelStep[list[T]]: ...
+@overload
+def gen(  # type: ignore[overload-overlap]  # an int may be 1
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    schema: None = None,
+    n: Literal[1] | None = None,
+    validate: Callable[[str], object] | None = None,
+    **options: Unpack[TextKeywords],
+) -> ModelStep[str]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    schema: None = None,
+    n: int,
+    validate: Callable[[str], object] | None = None,
+    **options: Unpack[TextKeywords],
+) -> ModelStep[list[str]]: ...
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -92,7 +183,7 @@ def gen(
     lora: str | None = None,
     thinking: bool | Mapping[str, Any] | None = None,
     **options: Any,
-) -> Node:
+) -> ModelStep:
     """Generate text, append it, and set the variable `name` to it.
 
     Args:
@@ -136,6 +227,9 @@ def gen(
         options: Fields of `ramify.sampling_params.SamplingParams`, or SGLang's spellings of them:
             max_new_tokens, min_new_tokens, sampling_seed, return_logprob, top_logprobs_num,
             logprob_start_len. With n > 1 the variable holds a list, whose first output is appended.
+
+    The step can be given in place of the variable's name: ``s[gen_step]``. Type checkers know the type of the
+    value from `schema` and `n`.
 
     Raises `UnsupportedField` for an unknown option, `InvalidRequest` for a wrong value, and
     `InvalidConstraint` for an invalid constraint.
@@ -202,7 +296,7 @@ def _scored(
     request: Mapping[str, Any],
     backend: Backend | str | None,
     line: str | None,
-) -> Node:
+) -> Select:
     given = read_options({"temperature": options.pop("temperature", None)}, of="gen")
     temperature = given.get("temperature", 0.0)
     for extra, value in options.items():
@@ -211,12 +305,16 @@ def _scored(
     return _select(choices, temperature, method, request, backend, line)
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenKeywords]
+) -> ModelStep[str]:
     """Generate an integer; the variable holds its text, as in SGLang. ``schema=int`` gives an int."""
     return gen(name, max_tokens, dtype=int, **options)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Node:
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, **options: Unpack[GenKeywords]
+) -> ModelStep[str]:
     """Generate a quoted string; the variable holds the string with its quotes, as in SGLang."""
     return gen(name, max_tokens, dtype=str, **options)
 
@@ -232,7 +330,7 @@ def select(
     backend: Backend | str | None = None,
     priority: int | None = None,
     lora: str | None = None,
-) -> Node:
+) -> ModelStep[str]:
     """Append the choice with the best score. `choices_method` computes the scores from the log-probabilities
     of the tokens of each choice.
 
@@ -252,7 +350,7 @@ def _select(
     request: Mapping[str, Any],
     backend: Backend | str | None,
     line: str | None,
-) -> Node:
+) -> Select:
     if isinstance(choices, str) or not choices or not all(isinstance(one, str) and one for one in choices):
         raise InvalidRequest("choices must be a list of non-empty strings.", field="choices")
     if temperature > 1e-5:

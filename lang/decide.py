@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args, overload
+from enum import Enum
+from typing import Any, TypedDict, TypeVar, Unpack, get_args, overload
+
+from typing_extensions import TypeForm
 
 import ramify.graph as graph
 from ramify.errors import InvalidRequest, UnsupportedField
@@ -11,7 +14,7 @@ from ramify.lang.backends.base import Backend
 from ramify.lang.common.caller import caller_line
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Function
-from ramify.lang.program.nodes import Decide, Node, RoleBegin, RoleEnd, Row, Text
+from ramify.lang.program.nodes import Decide, ModelStep, RoleBegin, RoleEnd, Row, Text
 from ramify.lang.state.state import ProgramState
 from ramify.lang.typed.decision import Decision, ModelDecision
 from ramify.lang.typed.questions import questions_of
@@ -22,7 +25,30 @@ from ramify.text import shortened
 
 State = str | Sequence[Mapping[str, Any] | ChatMessage]
 """A text, or the messages of a chat as ``{"role": …, "content": …}``."""
-Decisions = Mapping[str, Decision | ModelDecision]
+Decisions = dict[str, Decision | ModelDecision]
+
+T = TypeVar("T")
+Option = TypeVar("Option", bound=bool | int | str | Enum)
+"""Types of one question's options. Any other type has a question for each of its fields."""
+
+
+class DecideKeywords(TypedDict, total=False):
+    """Options of `decide` and `adecide`."""
+
+    layout: LayoutName
+    end: OptionEnd
+    permutations: int
+    normalise: Normalisation
+    timeout: float | None
+    backend: Backend | str | None
+    priority: int | None
+    lora: str | None
+
+
+class StepKeywords(DecideKeywords, total=False):
+    """Options of `decide` as a step."""
+
+    append: bool
 
 
 @overload
@@ -30,34 +56,42 @@ def decide(
     state: State,
     questions: Mapping[str, tuple[Any, str] | type],
     /,
-    *,
-    layout: LayoutName = "auto",
-    end: OptionEnd = "prefix",
-    permutations: int = 1,
-    normalise: Normalisation = "sum",
-    timeout: float | None = None,
-    backend: Backend | str | None = None,
-    priority: int | None = None,
-    lora: str | None = None,
+    **options: Unpack[DecideKeywords],
 ) -> dict[str, Any]: ...
 @overload
 def decide(
     name: str | None,
-    kind: Any = None,
+    kind: Sequence[T] | Mapping[T, str],
+    instructions: str | None = None,
+    /,
+    **options: Unpack[StepKeywords],
+) -> ModelStep[Decision[T]]: ...
+@overload
+def decide(
+    name: str | None,
+    kind: None = None,
     instructions: str | None = None,
     /,
     *,
-    choices: Sequence[Any] | Mapping[Any, str] | None = None,
-    append: bool = False,
-    layout: LayoutName = "auto",
-    end: OptionEnd = "prefix",
-    permutations: int = 1,
-    normalise: Normalisation = "sum",
-    timeout: float | None = None,
-    backend: Backend | str | None = None,
-    priority: int | None = None,
-    lora: str | None = None,
-) -> Node: ...
+    choices: Sequence[T] | Mapping[T, str],
+    **options: Unpack[StepKeywords],
+) -> ModelStep[Decision[T]]: ...
+@overload
+def decide(  # type: ignore[overload-overlap]  # T may be an option as well
+    name: str | None,
+    kind: TypeForm[Option],
+    instructions: str | None = None,
+    /,
+    **options: Unpack[StepKeywords],
+) -> ModelStep[Decision[Option]]: ...
+@overload
+def decide(
+    name: str | None,
+    kind: TypeForm[T],
+    instructions: str | None = None,
+    /,
+    **options: Unpack[StepKeywords],
+) -> ModelStep[ModelDecision[T]]: ...
 @suggests
 def decide(
     name: Any,
@@ -164,8 +198,7 @@ async def adecide(
     }
     turns, steps = _turns(state), _steps(questions, caller_line(), options)
     done = await AsyncFunction(adecisions).run(turns, steps, backend=backend)
-    found: dict[str, Any] = done.ret_value
-    return found
+    return done.ret_value
 
 
 def _are_options(kind: Mapping[Any, Any]) -> bool:

@@ -6,8 +6,8 @@ name is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -34,6 +34,41 @@ NAMES = frozenset(
     (*SamplingParams.__struct_fields__, *SPELLINGS, *LOGPROB_OPTIONS, *OF_REQUESTS),
 )
 """The names of all known options."""
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """Keyword arguments of functions that take sampling options, for type checkers. None leaves the option
+    out.
+
+    `max_tokens` is missing because `gen` and `call_tools` have it as a parameter, `n` because it decides the
+    type of a `gen`'s value.
+    """
+
+    max_new_tokens: int | None
+    min_tokens: int | None
+    min_new_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    sampling_seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    logprobs: int | None
+    prompt_logprobs_start: int | None
+    return_logprob: bool | None
+    top_logprobs_num: int | None
+    logprob_start_len: int | None
+    return_text_in_logprobs: bool | None
+    skip_special_tokens: bool | None
+    token_healing: bool | None
+
 
 ELSEWHERE = {
     "max_completion_tokens": "max_tokens",

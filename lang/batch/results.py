@@ -236,7 +236,8 @@ def outcome(state: ProgramState) -> tuple[ProgramError | None, dict[str, Any]]:
         if variable.ready.is_set() and variable.error is None:
             error = _add(outputs, name, variable.value, f"The value of {name!r}") or error
     returned = dict[str, Any](returned=None)
-    error = _add(returned, "returned", state.ret_value, "What the program returned") or error
+    for value in state._returned:
+        error = _add(returned, "returned", value, "What the program returned") or error
     failure = None if error is None else _failure(error)
     return error, {"outputs": outputs, **returned, "error": failure, "usage": _usage(state)}
 

@@ -7,7 +7,9 @@ import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, Unpack, overload
+
+from typing_extensions import TypeVar
 
 from ramify.errors import ProgramError
 from ramify.lang.backends.base import Backend
@@ -16,6 +18,7 @@ from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.estimate import BatchEstimate
 from ramify.lang.batch.summary import BatchSummary
+from ramify.lang.functions.arguments import BatchKeywords, FileKeywords, RowKeywords
 from ramify.lang.functions.program import Batch, CompiledProgram, Program, Started
 from ramify.lang.graph.body import async_body_of
 from ramify.lang.program.place import PLACE, placed
@@ -24,25 +27,26 @@ from ramify.loop import submit
 from ramify.model_info import ModelInfo
 
 P = ParamSpec("P")
+R = TypeVar("R", default=Any)
 T = TypeVar("T")
 
 
-class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
+class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState[R]], Coroutine[Any, Any, R]]):
     """A program whose body is a coroutine function, run in the caller's event loop; made by `function`."""
 
     _graph_body = staticmethod(async_body_of)
     _asynchronous = True
 
-    def compile(self, **given: Any) -> AsyncCompiled[...]:
+    def compile(self, **given: Any) -> AsyncCompiled[..., R]:
         """Compile the program as `Function.compile` does. The body may await only its own steps."""
         traced, left, bound = self._compile(given)
         return AsyncCompiled(traced, left, self.body, bound)
 
-    def bind(self, **bound: Any) -> AsyncFunction[...]:
+    def bind(self, **bound: Any) -> AsyncFunction[..., R]:
         """A copy of the program with values bound to some of its parameters or to options of `run`."""
         return self._with(bound)
 
-    async def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
+    async def _run(self, *args: Any, **kwargs: Any) -> ProgramState[R]:
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
         info = await _info(settings.backend)
@@ -55,14 +59,16 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
 
     @overload
     async def run_batch(
-        self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Any
+        self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Unpack[FileKeywords]
     ) -> BatchEstimate: ...
     @overload
     async def run_batch(
-        self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Any
+        self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Unpack[FileKeywords]
     ) -> BatchSummary: ...
     @overload
-    async def run_batch(self, rows: Iterable[Any], **options: Any) -> list[ProgramState]: ...
+    async def run_batch(
+        self, rows: Iterable[Any], **options: Unpack[BatchKeywords]
+    ) -> list[ProgramState[R]]: ...
     async def run_batch(
         self,
         rows: Iterable[Any],
@@ -80,7 +86,7 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         dry_run: bool = False,
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
-    ) -> list[ProgramState] | BatchSummary | BatchEstimate:
+    ) -> list[ProgramState[R]] | BatchSummary | BatchEstimate:
         """Run the program once for each row in this event loop, as `Function.run_batch` does."""
         writing = {
             "key": key,
@@ -109,19 +115,19 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
         concurrency: int | None = None,
         progress_bar: bool = False,
         give_up_after: float | None = GIVE_UP_AFTER_S,
-        **options: Any,
-    ) -> AsyncIterator[ProgramState]:
+        **options: Unpack[RowKeywords],
+    ) -> AsyncIterator[ProgramState[R]]:
         """Run the rows as `run_batch` does, and yield the states in the order of the rows. Each row is read
         only when it is needed."""
         batch = self._batch(options, num_threads, concurrency, progress_bar, give_up_after)
         async for state in self._states(batch, rows):
             yield state
 
-    async def _states(self, batch: Batch, rows: Iterable[Any]) -> AsyncIterator[ProgramState]:
+    async def _states(self, batch: Batch, rows: Iterable[Any]) -> AsyncIterator[ProgramState[R]]:
         info = await _info(batch.settings.backend)
         work = functools.partial(self._run_row, batch, info)
 
-        async def refuse(error: ProgramError, row: Any) -> ProgramState:
+        async def refuse(error: ProgramError, row: Any) -> ProgramState[R]:
             return self._refused_row(batch, info, error, row)
 
         async for state in runs.run_in_tasks(work, refuse, batch.in_order(rows)):
@@ -129,14 +135,16 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState]]):
 
     async def _run_row(
         self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any
-    ) -> ProgramState:
+    ) -> ProgramState[R]:
         started = self._start_row(batch, info, row)
         with register(started.run):
             await _stream(started)
         return started.state
 
 
-class AsyncCompiled(CompiledProgram[P, Coroutine[Any, Any, ProgramState]], AsyncFunction[P]):
+class AsyncCompiled(
+    CompiledProgram[P, Coroutine[Any, Any, ProgramState[R]], Coroutine[Any, Any, R]], AsyncFunction[P, R]
+):
     """An async program that runs as a graph; made by `AsyncFunction.compile`."""
 
 
@@ -144,7 +152,7 @@ async def _execute(started: Started) -> None:
     run = started.run
     try:
         with placed(run, run.root.call):
-            started.state.ret_value = await started.body()
+            started.state._returned.append(await started.body())
         run.end_body()
         await _on_background(run.finish())
     except BaseException as error:

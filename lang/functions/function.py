@@ -11,7 +11,9 @@ import functools
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, ParamSpec, overload
+from typing import Any, Literal, ParamSpec, Unpack, overload
+
+from typing_extensions import TypeVar
 
 from ramify.errors import InvalidRequest
 from ramify.lang.backends.base import Backend
@@ -20,6 +22,7 @@ from ramify.lang.batch import estimate, results, runs
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.estimate import BatchEstimate
 from ramify.lang.batch.summary import BatchSummary
+from ramify.lang.functions.arguments import BatchKeywords, FileKeywords
 from ramify.lang.functions.program import Batch, CompiledProgram, Program, Started
 from ramify.lang.graph.body import body_of
 from ramify.lang.program.place import PLACE, placed
@@ -28,15 +31,16 @@ from ramify.loop import wait
 from ramify.model_info import ModelInfo
 
 P = ParamSpec("P")
+R = TypeVar("R", default=Any)
 
 
-class Function(Program[P, ProgramState]):
+class Function(Program[P, ProgramState[R], R]):
     """A program whose body is a plain function; made by `function`."""
 
     _graph_body = staticmethod(body_of)
     _asynchronous = False
 
-    def compile(self, **given: Any) -> Compiled[...]:
+    def compile(self, **given: Any) -> Compiled[..., R]:
         """Compile the program to a graph, which runs without Python code between its calls; see
         ``docs/compiled-programs.md``.
 
@@ -48,11 +52,11 @@ class Function(Program[P, ProgramState]):
         traced, left, bound = self._compile(given)
         return Compiled(traced, left, self.body, bound)
 
-    def bind(self, **bound: Any) -> Function[...]:
+    def bind(self, **bound: Any) -> Function[..., R]:
         """A copy of the program with values bound to some of its parameters or to options of `run`."""
         return self._with(bound)
 
-    def _run(self, *args: Any, **kwargs: Any) -> ProgramState:
+    def _run(self, *args: Any, **kwargs: Any) -> ProgramState[R]:
         settings, own = self._sort(kwargs, "run")
         bound = self._signature.bind(*args, **own)
         started = self._start(settings, _info(settings.backend), lambda: bound, PLACE.get())
@@ -65,19 +69,25 @@ class Function(Program[P, ProgramState]):
         return started.state
 
     @overload
-    def run_batch(self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Any) -> BatchEstimate: ...
+    def run_batch(
+        self, rows: Iterable[Any], *, dry_run: Literal[True], **options: Unpack[FileKeywords]
+    ) -> BatchEstimate: ...
     @overload
     def run_batch(
-        self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Any
+        self, rows: Iterable[Any], *, out: str | os.PathLike[str], **options: Unpack[FileKeywords]
     ) -> BatchSummary: ...
     @overload
     def run_batch(
-        self, rows: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
-    ) -> list[ProgramState]: ...
+        self,
+        rows: Iterable[Any],
+        *,
+        generator_style: Literal[False] = False,
+        **options: Unpack[BatchKeywords],
+    ) -> list[ProgramState[R]]: ...
     @overload
     def run_batch(
-        self, rows: Iterable[Any], *, generator_style: Literal[True], **options: Any
-    ) -> Iterator[ProgramState]: ...
+        self, rows: Iterable[Any], *, generator_style: Literal[True], **options: Unpack[BatchKeywords]
+    ) -> Iterator[ProgramState[R]]: ...
     def run_batch(
         self,
         rows: Iterable[Any],
@@ -96,7 +106,7 @@ class Function(Program[P, ProgramState]):
         dry_run: bool = False,
         give_up_after: float | None = GIVE_UP_AFTER_S,
         **options: Any,
-    ) -> list[ProgramState] | Iterator[ProgramState] | BatchSummary | BatchEstimate:
+    ) -> list[ProgramState[R]] | Iterator[ProgramState[R]] | BatchSummary | BatchEstimate:
         """Run the program once for each row, `concurrency` (or `num_threads`) rows at a time.
 
         Returns the states in the order of the rows. If one row raises an exception, the other rows still run
@@ -155,14 +165,14 @@ class Function(Program[P, ProgramState]):
         states = runs.run_in_threads(work, refuse, batch.in_order(rows))
         return states if generator_style else list(states)
 
-    def _run_row(self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any) -> ProgramState:
+    def _run_row(self, batch: Batch, info: ModelInfo, register: runs.Register, row: Any) -> ProgramState[R]:
         started = self._start_row(batch, info, row)
         with register(started.run):
             _stream(started)
         return started.state
 
 
-class Compiled(CompiledProgram[P, ProgramState], Function[P]):
+class Compiled(CompiledProgram[P, ProgramState[R], R], Function[P, R]):
     """A program that runs as a graph; made by `Function.compile`."""
 
 
@@ -170,7 +180,7 @@ def _execute(started: Started) -> None:
     run = started.run
     try:
         with placed(run, run.root.call):
-            started.state.ret_value = started.body()
+            started.state._returned.append(started.body())
         run.end_body()
         wait(run.finish())
     except BaseException as error:

@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
@@ -18,6 +18,7 @@ from ramify.lang.batch.fingerprint import Record, record_of
 from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
 from ramify.lang.common.unsupported import unsupported
+from ramify.lang.functions.arguments import RunKeywords, Runs
 from ramify.lang.graph.body import compile_body
 from ramify.lang.graph.execute import Traced
 from ramify.lang.graph.prefix import submit_prefix
@@ -32,6 +33,7 @@ from ramify.spelling import nearest, parameters_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+B = TypeVar("B")
 
 RESERVED = ("backend", "stream", "cache_scope", "compiled")
 """Arguments of `run` whose names a program's own parameters cannot have."""
@@ -85,7 +87,7 @@ class Batch:
         return runs.Batch(rows, self.limit, self.progress, self.give_up_after)
 
 
-class Program(Generic[P, R]):
+class Program(Runs[P, R, B]):
     """The base of sync and async programs: a body, its signature, and bound arguments."""
 
     _graph_body: Callable[[Traced, inspect.Signature, Callable[..., Any]], Callable[..., Any]]
@@ -93,7 +95,9 @@ class Program(Generic[P, R]):
     _asynchronous: ClassVar[bool]
     traced: Traced | None = None
 
-    def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, body: Callable[Concatenate[ProgramState, P], B], bound: Mapping[str, Any] | None = None
+    ) -> None:
         self.body = body
         self.bound = dict(bound or {})
         parameters = list(inspect.signature(body).parameters.values())
@@ -114,62 +118,7 @@ class Program(Generic[P, R]):
     trace = unsupported("trace", "Use compile().")
     cache = unsupported("cache", "The runtime finds shared prefixes by itself.")
 
-    @overload
-    def __call__(self, state: ProgramState, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
-    @overload
-    def __call__(
-        self, state: ProgramState, /, *args: Any, backend: Backend | str | None, **kwargs: Any
-    ) -> Any: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes all of both
-        """Run the program, as `run` does.
-
-        If the first argument is the state of another program, append this program's steps to that state
-        instead, and return the result of the body. `backend` is then the backend of the appended steps.
-        """
-        if args and isinstance(args[0], ProgramState):
-            return self._on_state(*args, **kwargs)
-        return self.run(*args, **kwargs)
-
-    @overload
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
-    def run(self, *args: Any, backend: Backend | str | None, **kwargs: Any) -> R: ...
-    @overload
-    def run(self, *args: Any, stream: bool, **kwargs: Any) -> R: ...
-    @overload
-    def run(self, *args: Any, timeout: float | None, **kwargs: Any) -> R: ...
-    @overload
-    def run(self, *args: Any, max_total_tokens: int | None, **kwargs: Any) -> R: ...
-    @overload
-    def run(self, *args: Any, max_calls: int | None, **kwargs: Any) -> R: ...
-    @overload
-    def run(self, *args: Any, temperature: float, **kwargs: Any) -> R: ...
-    @overload
-    def run(self, *args: Any, max_new_tokens: int, **kwargs: Any) -> R: ...
-    @overload
-    def run(self, *args: Any, max_tokens: int, **kwargs: Any) -> R: ...
-    def run(self, *args: Any, **kwargs: Any) -> R:
-        """Run the program and wait for all its steps. The body runs in this thread, or in this event loop if
-        it is async.
-
-        In addition to the program's own arguments, `run` takes `backend`, `stream` (run the body in a new
-        thread or task and return at once), `cache_scope`, and default sampling options for every `gen`. With
-        `compiled`, the body is traced to a graph, and the graph runs. If the body cannot be traced, the body
-        is called a second time, and its steps run when they are appended. `timeout`, `max_total_tokens` and
-        `max_calls` limit the run, as in `limit`. If the program itself has a parameter with one of these
-        three names, the argument is passed to that parameter.
-
-        If the body raises an exception, on Ctrl-C, or if an async run is cancelled, the requests in flight
-        are aborted and the exception is raised. The error of a step is raised when its variable is read.
-        """
-        return self._run(*args, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> R:
-        raise NotImplementedError
-
-    def with_options(self, **options: Any) -> Self:
+    def with_options(self, **options: Unpack[RunKeywords]) -> Self:
         """A copy of the program with a default backend or default sampling options. The types of its
         parameters stay the same."""
         return self._with(options)
@@ -204,7 +153,7 @@ class Program(Generic[P, R]):
                     f"{self.body.__qualname__} has no parameter {name!r}. {remedy or ''}".rstrip()
                 )
 
-    def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> Any:
+    def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> B:
         given = {**self.bound, **kwargs}
         backend = given.pop("backend", None)
         for name in given:
@@ -351,7 +300,7 @@ class Program(Generic[P, R]):
         return other
 
 
-class CompiledProgram(Program[P, R]):
+class CompiledProgram(Program[P, R, B]):
     """Base of `Compiled` and `AsyncCompiled`. The signature has only the parameters without a value at
     compile time."""
 

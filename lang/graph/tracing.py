@@ -14,7 +14,7 @@ from ramify.lang.graph.execute import Traced
 from ramify.lang.graph.recorder import BY_STEPS, GraphBuilder, RecordedBranch, Submitted
 from ramify.lang.graph.rewrite import rewritten
 from ramify.lang.graph.symbolic import NotConcrete, Symbolic, SymbolicCalls, SymbolicText, SymbolicValue
-from ramify.lang.program.nodes import ModelStep
+from ramify.lang.program.nodes import ModelStep, VariableStep, name_of
 from ramify.lang.program.variables import Variable
 from ramify.lang.state.state import ProgramState
 
@@ -128,28 +128,28 @@ class TracedState(ProgramState):
 
     _branch: RecordedBranch
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str | VariableStep) -> Any:
         return self._read_of(name).value
 
-    def _read_of(self, name: str) -> Variable:
-        variable = self._branch.variable(name)
+    def _read_of(self, name: str | VariableStep) -> Variable:
+        variable = self._branch.variable(name_of(name))
         builder = self._branch.builder
         builder.reads.append((variable, bool(builder.guards)))
         return variable
 
     get_var = __getitem__
 
-    def thinking(self, name: str) -> Any:
+    def thinking(self, name: str | VariableStep) -> Any:
         return self._read_of(name).read_thinking()
 
-    def get(self, name: str, kind: Any = None) -> Any:
+    def get(self, name: str | VariableStep, kind: Any = None) -> Any:
         value = self[name]
         known = issubclass(type(value), SymbolicText) and kind is str
         if kind is None or known or (type(value) is SymbolicValue and value._kind is kind):
             return value
-        return self._branch.builder.refuse_node(f"{name!r} is read as another type than its own.")
+        return self._branch.builder.refuse_node(f"{name_of(name)!r} is read as another type than its own.")
 
-    async def aget(self, name: str, kind: Any = None) -> Any:
+    async def aget(self, name: str | VariableStep, kind: Any = None) -> Any:
         return self.get(name, kind)
 
     def call_tools(self, *args: Any, **options: Any) -> Any:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn
+
+from typing_extensions import TypeVar
 
 import ramify.graph as graph
 from ramify.decisions.answers import Answer
+from ramify.errors import InvalidRequest
 from ramify.graph_text import Change, Scalar, changed, scalar_text
 from ramify.lang.calls.choices import METHODS, ChoicesSamplingMethod
 from ramify.lang.typed.decision import Decision, ModelDecision
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
     from ramify.lang.program.variables import Variable
     from ramify.lang.tools.tool import Tool
+
+T_co = TypeVar("T_co", covariant=True, default=Any)
+"""The type of the value that a program reads."""
 
 
 class StepVisitor:
@@ -67,6 +73,7 @@ class Step(Node):
     """The name of the method of a `StepVisitor` for steps of the class."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.visited_by = f"visit_{cls.__name__}"
 
     def steps(self) -> Iterator[Step]:
@@ -85,12 +92,13 @@ class Step(Node):
 
 
 @dataclass(frozen=True)
-class VariableStep(Step):
-    """A step with a result. The result is kept in a variable, which may have no name."""
+class VariableStep(Step, Generic[T_co]):
+    """A step with a result of the type `T_co`. The result is kept in a variable, which may have no name. A
+    step with a name can be given wherever a variable's name is taken (`name_of`)."""
 
 
 @dataclass(frozen=True)
-class ModelStep(VariableStep):
+class ModelStep(VariableStep[T_co]):
     """A step that calls a model: the step's node in a graph, and the arguments that a graph cannot hold."""
 
     waits: ClassVar[bool] = True
@@ -197,7 +205,7 @@ class ScopeEnd(VariableStep):
 
 
 @dataclass(frozen=True)
-class Gen(ModelStep):
+class Gen(ModelStep[T_co]):
     """Generate text."""
 
     node: graph.Gen
@@ -219,7 +227,7 @@ class Gen(ModelStep):
 
 
 @dataclass(frozen=True)
-class Select(ModelStep):
+class Select(ModelStep[str]):
     """Append the choice that the model finds most likely."""
 
     node: graph.Select
@@ -236,7 +244,7 @@ class Select(ModelStep):
 
 
 @dataclass(frozen=True)
-class Decide(ModelStep):
+class Decide(ModelStep[T_co]):
     """Answer questions about the content so far."""
 
     node: graph.Decide
@@ -335,6 +343,24 @@ class Either(VariableStep):
     @property
     def variable(self) -> str | None:
         return self.name
+
+
+def name_of(variable: str | VariableStep) -> str:
+    """The name of a variable, which is given by its name or by its step: ``s[score]`` is ``s["score"]``.
+
+    Raises `InvalidRequest` for a step without a name, and for any other node.
+    """
+    if not isinstance(variable, Node):
+        return variable
+    name = variable.variable if isinstance(variable, Step) else None
+    if name is None:
+        kind = type(variable.bare if isinstance(variable, Step) else variable).__name__
+        raise InvalidRequest(
+            f"A variable is read by a {kind} without a name.",
+            field="name",
+            remedy='Name the step that is read: score = gen("score", ...), then s[score].',
+        )
+    return name
 
 
 def as_node(item: object) -> Node:

@@ -39,8 +39,9 @@ def state_html(state: ProgramState) -> str:
         parts.append(_error(str(error), error.line, error.partial))
     if branch.variables:
         parts.append(details("Variables", _variables(dict(branch.variables)), open=True))
-    if state.ret_value is not None and not isinstance(state.ret_value, type(state)):
-        parts.append(table([("returned", tag("code", escaped(_repr(state.ret_value), MAX_VALUE)))]))
+    for value in state._returned:
+        if value is not None and not isinstance(value, type(state)):
+            parts.append(table([("returned", tag("code", escaped(_repr(value), MAX_VALUE)))]))
     parts.append(usage_html(branch.call))
     return fragment(parts)
 

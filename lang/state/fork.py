@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.nodes import Node
+from ramify.lang.program.nodes import Node, VariableStep
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
     from ramify.lang.state.state import ProgramState
+
+
+T = TypeVar("T")
 
 
 class ForkGroup:
     """The result of `fork`: a sequence of states. ``group[name]`` is the list of the values that the variable
-    `name` has in the branches."""
+    `name` has in the branches. `name` may be the variable's step."""
 
     def __init__(self, states: Sequence[ProgramState], parent: Branch) -> None:
         self.states = list(states)
@@ -41,7 +46,13 @@ class ForkGroup:
         for state in self.states:
             await state.wait()
 
-    async def aget(self, name: str, kind: Any = None) -> list[Any]:
+    @overload
+    async def aget(self, name: str | VariableStep, kind: TypeForm[T]) -> list[T]: ...
+    @overload
+    async def aget(self, name: VariableStep[T]) -> list[T]: ...
+    @overload
+    async def aget(self, name: str | VariableStep, kind: Any = None) -> list[Any]: ...
+    async def aget(self, name: str | VariableStep, kind: Any = None) -> list[Any]:
         """The list of the variable's values over the branches, for async programs."""
         return [await state.aget(name, kind) for state in self.states]
 
@@ -49,9 +60,11 @@ class ForkGroup:
     def __getitem__(self, key: int) -> ProgramState: ...
     @overload
     def __getitem__(self, key: str) -> list[Any]: ...
-    def __getitem__(self, key: int | str) -> ProgramState | list[Any]:
+    @overload
+    def __getitem__(self, key: VariableStep[T]) -> list[T]: ...
+    def __getitem__(self, key: int | str | VariableStep) -> ProgramState | list[Any]:
         """The branch at an index, or the list of a variable's values over all branches."""
-        if isinstance(key, str):
+        if isinstance(key, str | Node):
             return [state[key] for state in self.states]
         return self.states[key]
 

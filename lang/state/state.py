@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Literal, NoReturn, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, Self, Unpack, overload
+
+from typing_extensions import TypeForm, TypeVar
 
 import ramify.graph as graph
 from ramify.errors import InvalidRequest, ProgramError
@@ -22,7 +24,9 @@ from ramify.lang.program.nodes import (
     Row,
     ScopeBegin,
     ScopeEnd,
+    VariableStep,
     as_node,
+    name_of,
 )
 from ramify.lang.program.variables import Variable
 from ramify.lang.state import streaming
@@ -35,18 +39,22 @@ from ramify.lang.typed.decision import Decision, ModelDecision
 from ramify.lang.typed.partial import Partial
 from ramify.lang.typed.schema import convert, schema_of
 from ramify.messages import Usage
-from ramify.sampling_options import read_options
+from ramify.sampling_options import SamplingKeywords, read_options
 from ramify.spelling import check_word
 
 T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True, default=Any)
 
 
-class ProgramState:
-    """A running or finished program, or one branch of a fork.
+class ProgramState(Generic[R_co]):
+    """A running or finished program, or one branch of a fork. `R_co` is the type of `ret_value`.
 
     Appending returns at once. Reading a variable waits only for the step that sets it; `text`, `messages`,
     `error` and `sync` wait for all steps so far. An ``async def`` program, which must not block its event
     loop, uses ``await s.aget("x")`` and ``await s.wait()`` instead.
+
+    Wherever a variable's name is taken, its step can be given as well: after ``score = rm.gen("score",
+    schema=int)``, ``s[score]`` is ``s["score"]``, and type checkers know that it is an int.
     """
 
     def __init__(
@@ -59,12 +67,12 @@ class ProgramState:
         """Whether the object belongs to the caller of `run`, and not to the body. While the caller reads, the
         body may still make variables."""
         self._body: asyncio.Task[None] | None = None
-        self.ret_value: Any = None
-        """The return value of the body."""
+        self._returned: list[Any] = []
+        """The return value of the body, once it has returned; else empty."""
 
     # --- appending ---
 
-    def __iadd__(self, item: str | Node) -> ProgramState:  # type: ignore[misc]
+    def __iadd__(self, item: str | Node) -> Self:  # type: ignore[misc]
         self._submit(as_node(item))
         return self
 
@@ -109,7 +117,7 @@ class ProgramState:
         backend: Backend | str | None = None,
         priority: int | None = None,
         lora: str | None = None,
-        **options: Any,
+        **options: Unpack[SamplingKeywords],
     ) -> ToolTurn:
         """Generate calls of `tools`, run them, and append their results. Returns at once.
 
@@ -205,7 +213,25 @@ class ProgramState:
 
     # --- reading ---
 
-    def __getitem__(self, name: str) -> Any:
+    @property
+    def ret_value(self) -> R_co:
+        """The return value of the body. Waits until the body has returned. Raises `ProgramError` if the body
+        failed, or if the state is a branch or belongs to the running body."""
+        if not self._returned:
+            if self._outside:
+                self._block_on(self._branch.run.body_done)
+            if not self._returned:
+                raise self._branch.run.error or ProgramError(
+                    "Only the state that run returns has a ret_value."
+                )
+        returned: R_co = self._returned[0]
+        return returned
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    @overload
+    def __getitem__(self, name: VariableStep[T]) -> T: ...
+    def __getitem__(self, name: str | VariableStep) -> Any:
         """The value of the variable `name`. Waits for the step that sets it. Raises `ProgramError` if that
         step failed, or if no step sets the variable."""
         return self._value(self._read(name))
@@ -213,21 +239,26 @@ class ProgramState:
     get_var = __getitem__
 
     @overload
-    def get(self, name: str, kind: type[T]) -> T: ...
+    def get(self, name: str | VariableStep, kind: TypeForm[T]) -> T: ...
     @overload
-    def get(self, name: str, kind: Any = None) -> Any: ...
-    def get(self, name: str, kind: Any = None) -> Any:
+    def get(self, name: VariableStep[T]) -> T: ...
+    @overload
+    def get(self, name: str | VariableStep, kind: Any = None) -> Any: ...
+    def get(self, name: str | VariableStep, kind: Any = None) -> Any:
         """The value of the variable `name` as a value of the type `kind`. A value of another type is parsed
         from the variable's text, or converted if the variable has no text. `kind` None: the value as it
         is."""
         return self._value(self._read(name), kind)
 
     @overload
-    async def aget(self, name: str, kind: type[T]) -> T: ...
+    async def aget(self, name: str | VariableStep, kind: TypeForm[T]) -> T: ...
     @overload
-    async def aget(self, name: str, kind: Any = None) -> Any: ...
-    async def aget(self, name: str, kind: Any = None) -> Any:
+    async def aget(self, name: VariableStep[T]) -> T: ...
+    @overload
+    async def aget(self, name: str | VariableStep, kind: Any = None) -> Any: ...
+    async def aget(self, name: str | VariableStep, kind: Any = None) -> Any:
         """The value that `get` returns, for async programs."""
+        name = name_of(name)
         if self._outside:
             async with contextlib.aclosing(self._branch.run.async_changes()) as changes:
                 async for _ in changes:
@@ -238,7 +269,7 @@ class ProgramState:
             await variable.ready.wait()
         return self._value(variable, kind)
 
-    def thinking(self, name: str) -> Any:
+    def thinking(self, name: str | VariableStep) -> Any:
         """The model's thoughts before the value of a variable: a text, or a list of texts if the value is a
         list. A text is empty if the model did not think.
 
@@ -247,23 +278,24 @@ class ProgramState:
         """
         return self._read(name).read_thinking()
 
-    def get_meta_info(self, name: str) -> Any:
+    def get_meta_info(self, name: str | VariableStep) -> Any:
         """Tokens, finish reason and log-probabilities of the variable's step, as SGLang's ``meta_info``."""
         variable = self._read(name)
         variable.read()
         return variable.meta
 
-    def prompt_of(self, name: str) -> str:
+    def prompt_of(self, name: str | VariableStep) -> str:
         """The exact prompt of the request for the variable `name`, even if the step failed. With retries it
         is the prompt of the last attempt. Raises `ProgramError` for a variable without a request."""
         variable = self._read(name)
         if variable.call is None:
             variable.read()
+            name = name_of(name)
             raise ProgramError(f"{name!r} was not generated, so it has no prompt.", variable=name)
         return variable.call.prompt
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._branch.variables
+    def __contains__(self, name: str | VariableStep) -> bool:
+        return name_of(name) in self._branch.variables
 
     def text(self) -> str:
         """All text so far: appended text, the marks of chat turns, and generated text. Raises `ProgramError`
@@ -300,7 +332,9 @@ class ProgramState:
             error.notice()
         return error
 
-    def text_iter(self, var_name: str | None = None, *, thinking: bool = False) -> Iterator[str]:
+    def text_iter(
+        self, var_name: str | VariableStep | None = None, *, thinking: bool = False
+    ) -> Iterator[str]:
         """Yield the text of one variable, or without `var_name` all text, while it is generated. Raises
         `ProgramError` at the end if a step failed.
 
@@ -308,20 +342,28 @@ class ProgramState:
         the thoughts before the variable's value are yielded instead. The iteration ends at the first text of
         the value.
         """
-        return streaming.text_iter(self, self._branch, var_name, thinking)
+        name = None if var_name is None else name_of(var_name)
+        return streaming.text_iter(self, self._branch, name, thinking)
 
     def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False, *, thinking: bool = False
+        self,
+        var_name: str | VariableStep | None = None,
+        return_meta_data: bool = False,
+        *,
+        thinking: bool = False,
     ) -> AsyncIterator[Any]:
         """Yield as `text_iter` does, in any event loop. With `return_meta_data`, yield pairs of text and
         ``meta_info``."""
-        return streaming.text_async_iter(self, self._branch, var_name, return_meta_data, thinking)
+        name = None if var_name is None else name_of(var_name)
+        return streaming.text_async_iter(self, self._branch, name, return_meta_data, thinking)
 
     @overload
-    def stream_objects(self, name: str, kind: type[T]) -> ObjectStream[T]: ...
+    def stream_objects(self, name: str | VariableStep, kind: TypeForm[T]) -> ObjectStream[T]: ...
     @overload
-    def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]: ...
-    def stream_objects(self, name: str, kind: Any = None) -> ObjectStream[Any]:
+    def stream_objects(self, name: VariableStep[T]) -> ObjectStream[T]: ...
+    @overload
+    def stream_objects(self, name: str | VariableStep, kind: Any = None) -> ObjectStream[Any]: ...
+    def stream_objects(self, name: str | VariableStep, kind: Any = None) -> ObjectStream[Any]:
         """The partial values of the variable while it is generated, to iterate over with ``for`` or
         ``async for``: a `Partial` after each change. The last `Partial` has the complete value.
 
@@ -331,15 +373,17 @@ class ProgramState:
         not generated as JSON (such as ``int`` or a `Literal` of strings), for a `gen` with retries, and in
         runs without ``stream=True``.
         """
-        return ObjectStream(self, self._branch, name, kind)
+        return ObjectStream(self, self._branch, name_of(name), kind)
 
     @overload
-    def partial(self, name: str, kind: type[T]) -> Partial[T]: ...
+    def partial(self, name: str | VariableStep, kind: TypeForm[T]) -> Partial[T]: ...
     @overload
-    def partial(self, name: str, kind: Any = None) -> Partial[Any]: ...
-    def partial(self, name: str, kind: Any = None) -> Partial[Any]:
+    def partial(self, name: VariableStep[T]) -> Partial[T]: ...
+    @overload
+    def partial(self, name: str | VariableStep, kind: Any = None) -> Partial[Any]: ...
+    def partial(self, name: str | VariableStep, kind: Any = None) -> Partial[Any]:
         """The latest `Partial` of the variable, as `stream_objects` would yield it. Does not wait."""
-        return snapshot(self._branch, name, kind)
+        return snapshot(self._branch, name_of(name), kind)
 
     @property
     def usage(self) -> Usage:
@@ -390,7 +434,8 @@ class ProgramState:
 
     # --- waiting ---
 
-    def _read(self, name: str) -> Variable:
+    def _read(self, name: str | VariableStep) -> Variable:
+        name = name_of(name)
         if self._outside and not self._declared(name):
             for _ in self._branch.run.changes():
                 if self._declared(name):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn
+
+from typing_extensions import TypeVar
 
 from ramify.questions import QuestionKind
 
+T = TypeVar("T", default=Any)
 
-class Decision:
-    """The answer to one question.
+
+class Decision(Generic[T]):
+    """The answer to one question, whose options are values of the type `T`.
 
     It has no truth value and equals nothing but other decisions: read `value`. ``str(decision)`` is `text`,
     and ``repr(decision)`` shows the probabilities, the confidence and the option mass.
@@ -17,8 +21,8 @@ class Decision:
 
     def __init__(
         self,
-        value: Any,
-        probabilities: Mapping[Any, float],
+        value: T,
+        probabilities: Mapping[T, float],
         confidence: float,
         option_mass: float | None,
         layout: str,
@@ -77,7 +81,8 @@ class Decision:
     @property
     def plain(self) -> bool | int | str:
         """`value` as plain data."""
-        return self.text if self.kind == "choice" else self.value
+        plain: bool | int | str = self.text if self.kind == "choice" else self.value  # type: ignore[assignment]
+        return plain
 
     def __bool__(self) -> NoReturn:
         raise TypeError("A decision is neither true nor false: write decision.value.")
@@ -98,13 +103,13 @@ class Decision:
         return f"Decision({self.value!r}, {{{shown}}}, confidence={self.confidence:.3f}{mass})"
 
 
-class ModelDecision(Mapping[str, Decision]):
-    """The answers to the questions of a pydantic model, dataclass or TypedDict, by field.
+class ModelDecision(Mapping[str, Decision], Generic[T]):
+    """The answers to the questions of a pydantic model, dataclass or TypedDict `T`, by field.
 
     `value` is an instance of the type; the other attributes are dicts by field. It has no truth value.
     """
 
-    def __init__(self, value: Any, fields: Mapping[str, Decision]) -> None:
+    def __init__(self, value: T, fields: Mapping[str, Decision]) -> None:
         self.value = value
         self._fields = dict(fields)
 

@@ -32,7 +32,7 @@ limit, with which a row that kills the engine would run again for ever."""
 
 def map_program(
     dataset: Any,
-    fn: Program[..., Any],
+    fn: Program[..., Any, Any],
     *,
     engine: Engine,
     concurrency: int | tuple[int, int] = (1, 8),
@@ -170,7 +170,7 @@ def _with_threads(engine: Engine, num_cpus: float) -> Engine:
 
 
 def _record(
-    fn: Program[..., Any], options: Mapping[str, Any], common: Mapping[str, Any], engine: Engine
+    fn: Program[..., Any, Any], options: Mapping[str, Any], common: Mapping[str, Any], engine: Engine
 ) -> Record:
     """Record of the batch.
 

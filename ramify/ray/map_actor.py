@@ -35,7 +35,7 @@ Engine = Mapping[str, Any] | Callable[[], Backend]
 class Work:
     """The work of an actor: program, engine and options. Ray sends it to the actors."""
 
-    program: Program[..., Any]
+    program: Program[..., Any, Any]
     engine: Engine
     options: Mapping[str, Any]
     """Options of `run_batch`: sampling options, and arguments that all rows share."""

@@ -63,7 +63,7 @@ class RowFeed:
 
     def __init__(
         self,
-        program: Program[..., Any],
+        program: Program[..., Any, Any],
         batch: Batch,
         size: int,
         finish: Callable[[Row, ProgramState], Any],

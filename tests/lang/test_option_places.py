@@ -6,15 +6,23 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import get_overloads, get_type_hints
 
 import pytest
 
 import ramify as rm
 from ramify import graph, messages, sampling_params
-from ramify.lang import api
+from ramify.lang import api, decide
+from ramify.lang.calls.limits import NAMES as BOUNDS
+from ramify.lang.functions import arguments
+from ramify.lang.functions.async_function import AsyncFunction
+from ramify.lang.functions.function import Function
+from ramify.lang.functions.program import RESERVED
 from ramify.lang.graph import execute, recorder
 from ramify.lang.program import nodes
 from ramify.lang.state import state
+from ramify.sampling_options import NAMES, OF_REQUESTS, SPELLINGS, SamplingKeywords
 from ramify.spelling import parameters_of
 
 MODULES = (api, state, recorder, execute, nodes, graph, messages, sampling_params)
@@ -38,6 +46,7 @@ def places_of(option: str) -> list[str]:
 
 
 GEN, NODE, MESSAGE = "ramify.lang.api.gen", "ramify.graph.Gen", "ramify.messages.Generate"
+KEYWORDS = "ramify.lang.api.GenKeywords"  # for type checkers
 ANY_REQUEST = "ramify.graph.Request"
 OTHERS = {
     "ramify.lang.api.select",
@@ -56,10 +65,10 @@ OTHERS = {
 @pytest.mark.parametrize(
     ("option", "places"),
     [
-        ("timeout", {GEN, ANY_REQUEST}),
-        ("priority", {GEN, ANY_REQUEST, MESSAGE}),
-        ("lora", {GEN, ANY_REQUEST, MESSAGE}),
-        ("thinking", {GEN, NODE, MESSAGE}),
+        ("timeout", {GEN, KEYWORDS, ANY_REQUEST}),
+        ("priority", {GEN, KEYWORDS, ANY_REQUEST, MESSAGE}),
+        ("lora", {GEN, KEYWORDS, ANY_REQUEST, MESSAGE}),
+        ("thinking", {GEN, KEYWORDS, NODE, MESSAGE}),
         ("constraint", {NODE, MESSAGE}),
     ],
 )
@@ -75,8 +84,53 @@ def test_a_sampling_option_is_stated_once():
         "temperature",
         "logprobs",
         "stop",
+        "n",
     }:  # others have these
         assert places_of(option) == ["ramify.sampling_params.SamplingParams"]
+
+
+def keywords(*kinds):
+    return {name for kind in kinds for name in get_type_hints(kind)}
+
+
+def test_type_checkers_know_every_sampling_option():
+    assert keywords(SamplingKeywords) == NAMES - {"max_tokens", "n", *OF_REQUESTS}
+    fields = get_type_hints(sampling_params.SamplingParams)
+    written = {
+        "stop": str | Sequence[str],
+        "stop_token_ids": Sequence[int],
+        "logit_bias": Mapping[int, float],
+    }
+    for name, kind in get_type_hints(SamplingKeywords).items():
+        field = SPELLINGS.get(name, name)
+        if field in fields:
+            assert kind == written.get(field, fields[field]) | None
+
+
+def test_type_checkers_know_every_argument():
+    assert keywords(api.TextKeywords) | {"name", "max_tokens", "n", "schema", "validate"} == {
+        *parameters_of(api.gen),
+        *keywords(SamplingKeywords, api.GenKeywords),
+        "n",
+    }
+    assert keywords(arguments.RunKeywords) == {*NAMES, *RESERVED, *BOUNDS}
+    assert keywords(arguments.RowKeywords) == keywords(arguments.RunKeywords) - {"stream"}
+    of_batches = keywords(arguments.FileKeywords) - keywords(arguments.RowKeywords)
+    assert of_batches | {"rows", "out", "dry_run"} == {*parameters_of(AsyncFunction.run_batch)}
+    assert of_batches | {"rows", "out", "dry_run", "generator_style"} == {*parameters_of(Function.run_batch)}
+    assert keywords(decide.StepKeywords) | {"name", "kind", "instructions", "choices"} == {
+        *parameters_of(decide.decide)
+    }
+    assert keywords(decide.DecideKeywords) | {"state", "questions"} == {*parameters_of(decide.adecide)}
+
+
+@pytest.mark.parametrize("overload", [1, 2])
+def test_run_states_every_option_for_type_checkers(overload):
+    """Beside ``**kwargs: P.kwargs`` the options cannot be written as an unpacked TypedDict."""
+    hints = get_type_hints(get_overloads(arguments.Runs.run)[overload])
+    for name in ("self", "first", "options_by_name", "args", "kwargs", "return"):
+        hints.pop(name, None)
+    assert hints == get_type_hints(arguments.RunKeywords)
 
 
 NEW_OPTION = """

@@ -32,6 +32,11 @@ def answer(request):
     return str(int(n) * int(factor))
 
 
+def ret_values(states):
+    """The return values of the rows; None for a row that failed."""
+    return [None if state.error() else state.ret_value for state in states]
+
+
 def returned(n):
     """Return value of `double` for `n` and factor 2; None where the row fails."""
     return None if n == UNLUCKY else 2 * n + 1

@@ -8,7 +8,7 @@ import ramify as rm
 from ramify.errors import BackendError, InvalidRequest, is_transient
 from ramify.lang.batch import breaker as breakers
 from tests.lang.batch import batches
-from tests.lang.batch.batches import UNLUCKY, answer, lines, returned
+from tests.lang.batch.batches import UNLUCKY, answer, lines, ret_values, returned
 
 CONCURRENCY = 4
 
@@ -54,7 +54,7 @@ def test_an_outage_costs_no_row(program, out):
 
 def test_an_outage_costs_no_row_of_a_batch_without_a_file(program):
     states = run(program, ROWS, backend=Dying(dies=15, failures=20))
-    assert [state.ret_value for state in states] == [returned(n) for n in range(40)]
+    assert ret_values(states) == [returned(n) for n in range(40)]
 
 
 def test_a_dead_backend_is_asked_by_one_row_at_a_time(program, out):

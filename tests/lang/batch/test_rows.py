@@ -11,7 +11,7 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError, InvalidRequest
 from tests.lang.backends import Breaking, Holding
-from tests.lang.batch.batches import UNLUCKY, adouble, answer, double, returned, run
+from tests.lang.batch.batches import UNLUCKY, adouble, answer, double, ret_values, returned, run
 
 
 @pytest.mark.parametrize(
@@ -26,15 +26,16 @@ from tests.lang.batch.batches import UNLUCKY, adouble, answer, double, returned,
 )
 def test_results_are_in_the_order_of_the_rows(program, rows, options):
     states = run(program, iter(rows) if isinstance(rows, tuple) else rows, **options)
-    assert [state.ret_value for state in states] == [returned(n) for n in range(50)]
+    assert ret_values(states) == [returned(n) for n in range(50)]
 
 
 def test_a_bad_row_is_an_error_of_its_own(program):
     states = run(program, [{"n": 1}, {"n": UNLUCKY}, {"n": 2}, {"wrong": 1}, 5])
-    assert [state.ret_value for state in states] == [3, None, 5, None, None]
+    assert ret_values(states) == [3, None, 5, None, None]
     causes = [type(state.error() and state.error().__cause__) for state in states]
     assert causes == [type(None), ValueError, type(None), TypeError, InvalidRequest]
-    for read in (states[1].text, functools.partial(states[1].__getitem__, "x")):
+    read_value = functools.partial(getattr, states[1], "ret_value")
+    for read in (states[1].text, functools.partial(states[1].__getitem__, "x"), read_value):
         with pytest.raises(rm.ProgramError, match="The program raised ValueError: unlucky"):
             read()
 

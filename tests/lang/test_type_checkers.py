@@ -1,0 +1,72 @@
+"""mypy and pyright know the types of programs, and find the mistakes in `typed_program`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("typed_program.py")
+
+MYPY = """
+[mypy]
+python_version = 3.11
+strict = true
+namespace_packages = false
+ignore_missing_imports = true
+follow_imports = skip
+[mypy-ramify.*]
+follow_imports = silent
+[mypy-pydantic.*]
+follow_imports = silent
+"""
+"""Of the libraries only pydantic is followed: reading torch, transformers and numba would take a minute."""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A folder with the package as it is installed, which type checkers cannot read from pyproject.toml."""
+    tree = tmp_path_factory.mktemp("types")
+    (tree / "ramify").mkdir()
+    rooms = [ROOT / room for room in ("lang", "grammar", "runtime", "radix", "kernels")]
+    for path in (*(ROOT / "ramify").iterdir(), *rooms):
+        (tree / "ramify" / path.name).symlink_to(path)
+    return tree
+
+
+def check(*command: str | Path, **environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_mypy(tree):
+    (tree / "mypy.ini").write_text(MYPY)
+    check(
+        "mypy", "--config-file", tree / "mypy.ini", "--cache-dir", tree / "cache", PROGRAM, MYPYPATH=str(tree)
+    )
+
+
+@pytest.mark.slow
+def test_pyright(tree):
+    settings = {
+        "include": [os.path.relpath(PROGRAM, tree)],
+        "typeCheckingMode": "strict",
+        "pythonVersion": "3.11",
+        "extraPaths": [str(tree)],
+        "reportUnnecessaryTypeIgnoreComment": "error",
+        "reportUnusedExpression": False,
+    }
+    (tree / "pyrightconfig.json").write_text(json.dumps(settings))
+    check("pyright", "--project", tree, "--pythonpath", sys.executable)
