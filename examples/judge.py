@@ -28,11 +28,12 @@ class Verdict(BaseModel):
 @rm.function
 def judge(s: rm.ProgramState, essay: str) -> None:
     s += rm.system("You grade essays.") + rm.user("Essay:\n" + essay)
+    verdict = rm.gen("verdict", schema=Verdict, max_tokens=96, temperature=0.0)
     views = s.fork(3)
     for view, aspect in zip(views, ("clarity", "logic", "evidence"), strict=True):
         view += rm.user(f"Judge its {aspect}.")
-        view += rm.assistant(rm.gen("verdict", schema=Verdict, max_tokens=96, temperature=0.0))
-    worst = min(verdict.score for verdict in views["verdict"])
+        view += rm.assistant(verdict)
+    worst = min(one.score for one in views[verdict])
     views.join()
     s += rm.user(f"The lowest score was {worst}. Grade the essay.")
     s += rm.assistant(rm.select("grade", choices=["A", "B", "C", "D"]))

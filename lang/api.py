@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Literal, Never, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import structs
 from typing_extensions import TypeForm
@@ -52,16 +52,24 @@ T = TypeVar("T")
 
 
 class Decorator(Protocol):
-    """The result of ``function()``."""
+    """The result of ``function()``. Its overloads are those of `function`."""
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a function as well
+    def __call__(  # type: ignore[overload-overlap]
+        self, body: Callable[Concatenate[ProgramState, P], Never], /
+    ) -> Function[P, Any]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
         self, body: Callable[Concatenate[ProgramState, P], Coroutine[Any, Any, R]], /
     ) -> AsyncFunction[P, R]: ...
     @overload
     def __call__(self, body: Callable[Concatenate[ProgramState, P], R], /) -> Function[P, R]: ...
 
 
+@overload
+def function(  # type: ignore[overload-overlap]  # a body that returns Any: pyright takes the first that fits
+    body: Callable[Concatenate[ProgramState, P], Never], /
+) -> Function[P, Any]: ...
 @overload
 def function(  # type: ignore[overload-overlap]  # a coroutine function is a function as well
     body: Callable[Concatenate[ProgramState, P], Coroutine[Any, Any, R]], /

@@ -1,4 +1,4 @@
-"""mypy and pyright know the types of programs, and find the mistakes in `typed_program`."""
+"""mypy and pyright know the types of programs, find the mistakes in `typed_program`, and accept a guide."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("typed_program.py")
@@ -28,6 +30,13 @@ follow_imports = silent
 """Of the libraries only pydantic is followed: reading torch, transformers and numba would take a minute."""
 
 
+GUIDE = """# pyright: standard
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
+# mypy: disallow-untyped-decorators=False, allow-redefinition=True
+"""
+"""Settings for a guide, the programs of which are not fully annotated."""
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
     """A folder with the package as it is installed, which type checkers cannot read from pyproject.toml."""
@@ -36,6 +45,8 @@ def tree(tmp_path_factory) -> Path:
     rooms = [ROOT / room for room in ("lang", "grammar", "runtime", "radix", "kernels")]
     for path in (*(ROOT / "ramify").iterdir(), *rooms):
         (tree / "ramify" / path.name).symlink_to(path)
+    plain = [block.code for block in blocks(ROOT / "docs" / "programs.md") if not block.needs]
+    (tree / "guide.py").write_text(GUIDE + "\n".join(plain))
     return tree
 
 
@@ -54,14 +65,21 @@ def check(*command: str | Path, **environment: str) -> None:
 def test_mypy(tree):
     (tree / "mypy.ini").write_text(MYPY)
     check(
-        "mypy", "--config-file", tree / "mypy.ini", "--cache-dir", tree / "cache", PROGRAM, MYPYPATH=str(tree)
+        "mypy",
+        "--config-file",
+        tree / "mypy.ini",
+        "--cache-dir",
+        tree / "cache",
+        PROGRAM,
+        tree / "guide.py",
+        MYPYPATH=str(tree),
     )
 
 
 @pytest.mark.slow
 def test_pyright(tree):
     settings = {
-        "include": [os.path.relpath(PROGRAM, tree)],
+        "include": [os.path.relpath(PROGRAM, tree), "guide.py"],
         "typeCheckingMode": "strict",
         "pythonVersion": "3.11",
         "extraPaths": [str(tree)],

@@ -180,7 +180,7 @@ async def test_what_type_checkers_are_shown_also_runs():
         await typed_program.awaited(backend)
     finally:
         rm.set_default_backend(None)
-    assert len(backend.requests) == 13
+    assert len(backend.requests) == 14
 
 
 class Open(pydantic.BaseModel):

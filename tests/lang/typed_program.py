@@ -76,6 +76,12 @@ async def in_parentheses(s: rm.ProgramState, essay: str) -> str:
 
 
 @rm.function
+def returns_any(s: rm.ProgramState, essay: str) -> Any:
+    s += essay + rm.gen("x")
+    return s["x"]
+
+
+@rm.function
 def four(s: rm.ProgramState, a: str, b: list[float], c: int, *, d: str = "") -> None:
     s += a
 
@@ -99,6 +105,7 @@ def results(backend: rm.Backend) -> None:
     assert_type(judge.run_batch([], generator_style=True), Iterator[rm.ProgramState[float]])
     four.run("a", [1, 2], 3, lora="")
     four.run("a", b=[1, 2], c=3, d="d", backend=backend)
+    assert returns_any.run("a").ret_value == "1"
     options: dict[str, Any] = {"backend": backend}
     judge.run("a", **options)
 
