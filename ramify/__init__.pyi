@@ -37,6 +37,7 @@ from ramify.lang.backends.replay import NotRecorded as NotRecorded
 from ramify.lang.backends.replay import RecordingBackend as RecordingBackend
 from ramify.lang.backends.replay import ReplayBackend as ReplayBackend
 from ramify.lang.backends.router import Router as Router
+from ramify.lang.backends.script import NotScripted as NotScripted
 from ramify.lang.backends.scripted import ScriptedBackend as ScriptedBackend
 from ramify.lang.batch.estimate import BatchEstimate as BatchEstimate
 from ramify.lang.batch.summary import BatchSummary as BatchSummary

@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -50,6 +51,8 @@ class RamifyError(Exception):
 
     code: ClassVar[str] = "ramify_error"
     status: ClassVar[int] = 500
+    fatal: bool = False
+    """Whether the error ends the run of the program whose step fails with it. No program recovers from it."""
     transient: bool = False
     """Whether the same request may succeed later, such as after a lost connection, or when a server is
     overloaded or restarts."""
@@ -245,11 +248,18 @@ class CompileError(ProgramError):
 
 def is_transient(error: BaseException | None) -> bool:
     """Whether `error`, or an error that caused it, is `transient`."""
+    return any(getattr(one, "transient", False) for one in _causes(error))
+
+
+def fatal_cause(error: BaseException | None) -> RamifyError | None:
+    """The first of `error` and the errors that caused it that is `fatal`; None if there is none."""
+    return next((one for one in _causes(error) if isinstance(one, RamifyError) and one.fatal), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        if getattr(error, "transient", False):
-            return True
+        yield error
         error = error.__cause__
-    return False
 
 
 def _all_errors(root: type[RamifyError]) -> list[type[RamifyError]]:

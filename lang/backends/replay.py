@@ -24,9 +24,11 @@ from ramify.model_info import ModelInfo
 
 
 class NotRecorded(BackendError):
-    """The error for a request without an answer in the recording that is replayed."""
+    """The error for a request without an answer in the recording that is replayed. It ends the run: the
+    program cannot recover from it, and `run` raises it."""
 
     code = "not_recorded"
+    fatal = True
 
 
 class RecordingBackend(Wrapper):
@@ -131,8 +133,6 @@ class ReplayBackend:
         self.takes_messages = self._header.takes_messages
         self._exchanges = exchanges
         self.remedy = "Record the run again."
-        self.refused: list[NotRecorded] = []
-        """All errors raised for requests without an answer, including errors that the program caught."""
         self._left: dict[bytes, list[Exchange]] = defaultdict(list)
         for exchange in exchanges:
             self._left[recording.key_of(exchange.request)].append(exchange)
@@ -169,8 +169,7 @@ class ReplayBackend:
     def _take(self, request: Generate) -> Exchange:
         left = self._left.get(recording.key_of(request))
         if not left:
-            self.refused.append(self._refusal(request))
-            raise self.refused[-1]
+            raise self._refusal(request)
         path = recording.call_path(CURRENT.get())
         index = next((index for index, exchange in enumerate(left) if exchange.path == path), 0)
         return left.pop(index)

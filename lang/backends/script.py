@@ -26,6 +26,18 @@ Answer = Any
 gets the `Generate` request and returns one of these."""
 Answers = Mapping[str, Answer] | Sequence[Answer] | Callable[[Generate], Answer]
 
+
+class NotScripted(BackendError):
+    """The error for a step to which a script has no answer, or an answer that no model could give.
+
+    It ends the run: the program cannot recover from it, and `run` raises it. With
+    ``ScriptedBackend(strict=False)`` it only fails the step.
+    """
+
+    code = "not_scripted"
+    fatal = True
+
+
 JSON_KINDS = ("json_schema", "json_object")
 MAX_SHOWN = 200
 """Most characters of a constraint in a message."""
@@ -96,7 +108,7 @@ class Script:
         return left
 
     def next(self, step: Step) -> Scripted:
-        """Take the answer to `step`. Raises `BackendError` if there is no answer, and the answer itself if it
+        """Take the answer to `step`. Raises `NotScripted` if there is no answer, and the answer itself if it
         is an exception."""
         found = self._find(step)
         answer = found.answer(step.request) if callable(found.answer) else found.answer
@@ -125,7 +137,7 @@ class Script:
         for key, answer in answers.items():
             if re.search(key, step.prompt):
                 return self._take(key, answer, step)
-        raise BackendError(
+        raise NotScripted(
             f"The script has no answer for {step.name or 'an unnamed step'!r}, which is call {step.number} "
             f"and wants {step.wants}. Its keys are {', '.join(map(repr, answers)) or 'none'}.",
             remedy=nearest(step.name, answers),
@@ -138,7 +150,7 @@ class Script:
             self._used[key] = 1
             return Scripted(answer, f"It is the script's answer{whose}, in call {step.number}.")
         if used == len(answer):
-            raise BackendError(
+            raise NotScripted(
                 f"The script's {used} answers{whose} are used up. Call {step.number}, of "
                 f"{step.name or 'an unnamed step'!r}, wants {step.wants}."
             )
@@ -160,7 +172,7 @@ LEAST = 1e-300
 def scores_of(found: Scripted, fields: Sequence[str], questions: Sequence[Question]) -> list[QuestionScores]:
     """The scores of a step's `questions` that give the answer of a script: a value, which gets probability 1,
     or a mapping from values to probabilities. For a step with `fields`, a mapping from fields to such
-    answers, or an object with these attributes. Raises `BackendError` for an answer that has something
+    answers, or an object with these attributes. Raises `NotScripted` for an answer that has something
     else."""
     if fields == ("",):
         return [_scores(found.answer, question, found) for question in questions]
@@ -170,7 +182,7 @@ def scores_of(found: Scripted, fields: Sequence[str], questions: Sequence[Questi
     if missing or unknown:
         lacks = f" It has nothing for {', '.join(missing)}." * bool(missing)
         lacks += f" It has {', '.join(map(str, unknown))}, which is no field to decide." * bool(unknown)
-        raise BackendError(
+        raise NotScripted(
             f"The script answers with {found.answer!r}.{lacks} {found.place}",
             remedy=nearest(str(unknown[0]), missing) if unknown else None,
         )
@@ -184,7 +196,7 @@ def _scores(answer: Answer, question: Question, found: Scripted) -> QuestionScor
         for value, mass in answer.items():
             masses[_option(value, question, found)] += mass
         if not all(mass >= 0 for mass in masses) or not 0 < math.fsum(masses) < 1 + 1e-9:
-            raise BackendError(
+            raise NotScripted(
                 f"The script answers with {answer!r}; probabilities have a sum above 0 and up to 1. "
                 f"{found.place}"
             )
@@ -210,7 +222,7 @@ def _option(value: Answer, question: Question, found: Scripted) -> int:
         return value
     if name_of(value) in names:
         return names.index(name_of(value))
-    raise BackendError(
+    raise NotScripted(
         f"The script decides for {value!r}, and wants {_options_of(question)}. {found.place}",
         remedy=nearest(str(value), names),
     )
@@ -221,14 +233,14 @@ def _options_of(question: Question) -> str:
 
 
 def text_of(found: Scripted, step: Step) -> str:
-    """The text of an answer. Raises `BackendError` if the step's constraint does not allow the text."""
+    """The text of an answer. Raises `NotScripted` if the step's constraint does not allow the text."""
     answer, constraint = found.answer, step.request.constraint
     if isinstance(answer, str):
         text = answer
     elif step.form is not None:
         text = step.form.write("", _calls(found)).removeprefix(step.opening)
     elif constraint is None:
-        raise BackendError(
+        raise NotScripted(
             f"The script answers with {answer!r}, which is no text. {found.place}",
             remedy="Write the text, or give the gen a schema.",
         )
@@ -238,7 +250,7 @@ def text_of(found: Scripted, step: Step) -> str:
         return text
     if problem := problem_of(text, constraint, step.form, step.opening):
         wanted = f" It wants {step.wants}." if constraint.kind in JSON_KINDS else ""
-        raise BackendError(
+        raise NotScripted(
             f"The scripted answer {text!r} breaks its {constraint.kind}: {problem.text}.{wanted} "
             f"{found.place}",
             remedy=problem.remedy or _remedy(found, constraint),
@@ -254,7 +266,7 @@ def _json(found: Scripted, constraint: Constraint) -> str:
     try:
         value = pydantic_core.to_jsonable_python(found.answer, by_alias=True)
     except pydantic_core.PydanticSerializationError as error:
-        raise BackendError(
+        raise NotScripted(
             f"The script answers with {found.answer!r}, which has no JSON: {error}. {found.place}"
         ) from error
     plain = isinstance(value, str) and constraint.kind not in JSON_KINDS
@@ -262,7 +274,7 @@ def _json(found: Scripted, constraint: Constraint) -> str:
 
 
 def _calls(found: Scripted) -> WrittenCalls:
-    """The tool calls in an answer: (name, arguments as JSON text). Raises `BackendError` if the answer has
+    """The tool calls in an answer: (name, arguments as JSON text). Raises `NotScripted` if the answer has
     anything but tool calls."""
     import pydantic_core
 
@@ -270,7 +282,7 @@ def _calls(found: Scripted) -> WrittenCalls:
     for one in found.answer if _in_order(found.answer) else [found.answer]:
         call = one if isinstance(one, Mapping) else getattr(one, "__dict__", {})
         if not isinstance(call.get("name"), str):
-            raise BackendError(
+            raise NotScripted(
                 f"The script answers with {one!r}, which is no tool call. {found.place}",
                 remedy='Write rm.ToolCall(name, arguments), {"name": …, "arguments": {…}}, a list of these, '
                 "or the text that the model would write.",

@@ -12,15 +12,25 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from ramify.constraint import Constraint
 from ramify.decisions.layouts import BLANK_LINE, PLAIN_CLOSING
-from ramify.errors import BackendError, PromptTooLong, UnsupportedNode
-from ramify.lang.backends.script import Answer, Answers, Script, Step, scores_of, text_of, uniform
+from ramify.errors import PromptTooLong, UnsupportedNode
+from ramify.lang.backends.script import (
+    Answer,
+    Answers,
+    NotScripted,
+    Script,
+    Step,
+    scores_of,
+    text_of,
+    uniform,
+)
 from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import PLAIN
 from ramify.lang.trace.calls import CURRENT
@@ -55,6 +65,9 @@ class ScriptedBackend:
         chat_format: The chat template as pieces. Default: ChatML. None: a model without a chat template.
         context_length: Most tokens that prompt and output may have together.
         name: The model's name.
+        strict: If the script has no answer to a step, or an answer that no model could give, True (the
+            default) ends the run: `run` raises `NotScripted`, even if the program recovers from failed steps.
+            With False only the step fails.
 
     An answer is a text; an exception, which is raised; or a function of the request that makes an answer. For
     a step with a schema it may be a value (a pydantic object, a dataclass, a dict, a number, …), which
@@ -71,8 +84,10 @@ class ScriptedBackend:
     For a `gen` with thinking, a text may begin with thoughts between the marks of the chat template, such as
     ``"<think>2 + 2</think>4"`` with ChatML. Thoughts are cut to their max_tokens.
 
-    The step fails if its constraint does not allow the answer, or if the step has a constraint and the answer
-    is longer than max_tokens. `requests` records all requests, and `ended` all programs that have ended.
+    No model could give an answer that the step's constraint does not allow, such as a call of an unknown
+    tool, or one that is longer than max_tokens under a constraint, or shorter than min_tokens. An answer that
+    is an exception fails the step in either case. `requests` records all requests, and `ended` all programs
+    that have ended.
     """
 
     priority: int | None = None
@@ -84,7 +99,9 @@ class ScriptedBackend:
         chat_format: ChatFormat | None = chatml(),  # noqa: B008 - frozen
         context_length: int = 1 << 20,
         name: str = "scripted",
+        strict: bool = True,
     ) -> None:
+        self.strict = strict
         self._script = Script(answers)
         self._chat_format = chat_format
         self._context_length = context_length
@@ -111,6 +128,15 @@ class ScriptedBackend:
         )
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        try:
+            async with aclosing(self._chunks(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except NotScripted as error:
+            error.fatal = self.strict
+            raise
+
+    async def _chunks(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
         self.requests.append(request)
         self._refuse_unsupported(request)
         prompt = self.encode(request.prompt)
@@ -273,10 +299,10 @@ class ScriptedBackend:
         most = len(ids) if sampling.max_tokens is None else sampling.max_tokens
         if len(ids) > most:
             if request.constraint is not None and kept > most:
-                raise BackendError(f"The scripted answer has {kept} tokens; max_tokens is {most}.")
+                raise NotScripted(f"The scripted answer has {kept} tokens; max_tokens is {most}.")
             ids, kept, tail, finish = ids[:most], min(kept, most), "", Finish(reason="length")
         if len(ids) < sampling.min_tokens:
-            raise BackendError(
+            raise NotScripted(
                 f"The scripted answer has {len(ids)} tokens; min_tokens is {sampling.min_tokens}."
             )
         return ids, kept, tail, finish
@@ -384,7 +410,7 @@ class ScriptedBackend:
         found = self._script.next(self._step(request))
         for choice in found.answer if isinstance(found.answer, Mapping) else [found.answer]:
             if choice not in request.choices.texts:
-                raise BackendError(
+                raise NotScripted(
                     f"The script selects {choice!r}, which is none of the choices "
                     f"{', '.join(map(repr, request.choices.texts))}. {found.place}",
                     remedy=nearest(str(choice), request.choices.texts),

@@ -183,10 +183,11 @@ def _gave_up(breaker: Breaker[Any], runs: _Runs) -> bool:
 
 def _stands(breaker: Breaker[Row], attempt: Attempt[Row], state: ProgramState | None) -> bool:
     """Report the end of a row to `breaker`; returns whether the row's result is final. `state` is None for a
-    row that was not started."""
+    row that was not started. Raises the `fatal` error of the row, which ends the batch."""
     if state is None:
         breaker.return_unstarted(attempt)
         return False
+    state._branch.run.raise_fatal()
     breaker.heard(state._branch.run.heard_s)
     return breaker.ended(attempt, state.error(), state.trace.requests > 0)
 

@@ -158,7 +158,10 @@ async def _execute(started: Started) -> None:
     except BaseException as error:
         run.end_body(error)
         await asyncio.shield(_on_background(run.cancel()))
+        if isinstance(error, Exception):
+            run.raise_fatal()
         raise
+    run.raise_fatal()
 
 
 async def _stream(started: Started) -> None:

@@ -186,7 +186,10 @@ def _execute(started: Started) -> None:
     except BaseException as error:
         run.end_body(error)
         wait(run.cancel())
+        if isinstance(error, Exception):
+            run.raise_fatal()
         raise
+    run.raise_fatal()
 
 
 def _stream(started: Started) -> None:

@@ -354,6 +354,7 @@ class Branch:
     def _fail(
         self, error: ProgramError, variable: Variable | None, statement: Statement | None = None
     ) -> None:
+        ends_run = self.run.note_fatal(error)
         with self._lock:
             if self.error is None:
                 self.error, self._failed = error, statement
@@ -364,6 +365,8 @@ class Branch:
                 skipped, result, _ = self._dequeue()
                 self._skip(skipped, result, self.error)
             self._become_idle()
+        if ends_run:
+            self.run.fail_all(error)
 
     def recover(self) -> ProgramError:
         """Reset the branch to the content before the statement that failed, and return the error.
@@ -498,6 +501,7 @@ class Branch:
         found = self.variables.get(name)
         if found is not None:
             return found
+        self.run.raise_fatal()
         if self.run.error is not None:
             raise self.run.error.with_traceback(None)
         raise unknown_variable(name, list(self.variables))

@@ -19,6 +19,7 @@ from ramify.errors import (
     RamifyError,
     RequestTimeout,
     UnsupportedNode,
+    fatal_cause,
 )
 from ramify.lang.calls.choices import SCORING, decide, token_length_normalized
 from ramify.lang.calls.limits import Limits, deadline
@@ -368,9 +369,10 @@ class Interpreter(nodes.StepVisitor):
             raise
         except Exception as error:
             call.error = str(error)
-            raise _located(error, step, call) from (
-                error.__cause__ if isinstance(error, ProgramError) else error
-            )
+            located = _located(error, step, call)
+            if (fatal := fatal_cause(error)) is not None:
+                fatal.message = located.message
+            raise located from (error.__cause__ if isinstance(error, ProgramError) else error)
         finally:
             call.end_s = self._run.clock()
 

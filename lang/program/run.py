@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ramify.errors import Cancelled, InvalidRequest, ProgramError, UnsupportedField
+from ramify.errors import Cancelled, InvalidRequest, ProgramError, RamifyError, UnsupportedField, fatal_cause
 from ramify.lang.backends.base import Backend
 from ramify.lang.backends.model_info import model_info
 from ramify.lang.backends.router import Router, default_of
@@ -138,6 +138,10 @@ class Run(Session):
         self.tasks: set[asyncio.Task[None]] = set()
         """One task for each branch that has steps to run. Used only on `loop`."""
         self.error: ProgramError | None = None
+        self.fatal: RamifyError | None = None
+        """The `fatal` error that has ended the run; None if there is none. From then on every read raises it,
+        and so does `run` at its end, whatever the body has caught."""
+        self._around = around
         self.body_done = Event()
         """Set when the body has ended. After that no step can be appended."""
         self.finished = Event()
@@ -266,6 +270,27 @@ class Run(Session):
             self.error = body_error(error)
         self.body_done.set()
         self.notify()
+
+    def note_fatal(self, error: ProgramError) -> bool:
+        """Note the `fatal` cause of a step's `error`, here and in the programs around this one. Returns
+        whether it is the first one. The caller then calls `fail_all`, without a lock of a branch."""
+        cause = fatal_cause(error)
+        if cause is None or self.fatal is not None:
+            return False
+        self.fatal = cause
+        if self._around is not None and self._around.note_fatal(error):
+            self._around.fail_all(error)
+        return True
+
+    def fail_all(self, error: ProgramError) -> None:
+        """Fail all branches with `error`, so that no further request is sent."""
+        self.root.fail(error)
+        self.notify()
+
+    def raise_fatal(self) -> None:
+        """Raise the `fatal` error that has ended the run, if there is one."""
+        if self.fatal is not None:
+            raise self.fatal.with_traceback(None) from None
 
     async def finish(self) -> None:
         """Wait for all steps, then tell the backends that the program has ended. Runs on `loop`."""

@@ -80,6 +80,7 @@ class ProgramState(Generic[R_co]):
         raise TypeError("A state is appended to in place: write s += …, not s = s + ….")
 
     def _submit(self, node: Node) -> Variable | None:
+        self._branch.run.raise_fatal()
         return self._branch.submit(node, self._backend)
 
     def system(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
@@ -184,6 +185,7 @@ class ProgramState(Generic[R_co]):
 
         Raises `ProgramError` if no step of this state has failed, or if the program has ended.
         """
+        self._branch.run.raise_fatal()
         return self._branch.recover()
 
     # --- branches ---
@@ -327,6 +329,7 @@ class ProgramState(Generic[R_co]):
         if there is no error. An error of a forked branch no longer counts once it has been raised or returned
         in the body."""
         self.sync()
+        self._branch.run.raise_fatal()
         error = self._error()
         if error is not None and not self._outside:
             error.notice()
@@ -445,6 +448,7 @@ class ProgramState(Generic[R_co]):
         return variable
 
     def _value(self, variable: Variable, kind: Any = None) -> Any:
+        self._branch.run.raise_fatal()
         try:
             return _as(variable, kind)
         except ProgramError as error:
@@ -478,6 +482,7 @@ class ProgramState(Generic[R_co]):
         return contextlib.nullcontext() if self._outside else self._branch.run.reading(self._branch)
 
     def _raise(self) -> None:
+        self._branch.run.raise_fatal()
         error = self._branch.error or self._branch.run.error
         if error is not None:
             raise error.with_traceback(None)

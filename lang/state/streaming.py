@@ -29,6 +29,7 @@ def follow(run: Run, source: Source) -> Iterator[Any]:
         yield from source.new()
         if ended:
             break
+    run.raise_fatal()
 
 
 async def async_follow(run: Run, source: Source) -> AsyncGenerator[Any, None]:
@@ -40,6 +41,7 @@ async def async_follow(run: Run, source: Source) -> AsyncGenerator[Any, None]:
                 yield item
             if ended:
                 break
+    run.raise_fatal()
 
 
 def text_iter(state: ProgramState, branch: Branch, name: str | None, thinking: bool = False) -> Iterator[str]:

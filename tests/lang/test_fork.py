@@ -201,17 +201,17 @@ def forks(s, joins, reads):
 @pytest.mark.parametrize("joins", [False, True])
 def test_an_error_of_a_branch_that_nobody_has_read_is_an_error_of_the_program(joins):
     program = rm.function(forks)
-    state = program.run(joins, False, backend=rm.ScriptedBackend({"z": ["1", "no"]}))
+    state = program.run(joins, False, backend=rm.ScriptedBackend({"z": ["1", "no"]}, strict=False))
     assert state.error().variable == "z"
     assert "failed" in repr(state)
     assert state.text() == "Q"
-    noticed = program.run(joins, True, backend=rm.ScriptedBackend({"z": ["1", "no"]}))
+    noticed = program.run(joins, True, backend=rm.ScriptedBackend({"z": ["1", "no"]}, strict=False))
     assert noticed.error() is None
 
 
 def test_a_batch_fails_the_row_of_a_failed_branch(tmp_path):
     program = rm.function(forks)
-    backend = rm.ScriptedBackend({"z": ["1", "no", "1", "1"]})
+    backend = rm.ScriptedBackend({"z": ["1", "no", "1", "1"]}, strict=False)
     rows = [{"joins": True, "reads": False}, {"joins": False, "reads": False}]
     summary = program.run_batch(rows, out=tmp_path / "out.jsonl", backend=backend, concurrency=1)
     assert (summary.rows, summary.failed) == (2, 1)

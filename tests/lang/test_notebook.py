@@ -179,9 +179,7 @@ def test_the_models_are_shown_where_there_are_several():
 
 def test_a_batch_and_a_completion(tmp_path):
     rows = [{"topic": "a"}, {"topic": "b"}]
-    backend = rm.ScriptedBackend(
-        {"first": [f"x {NASTY}", ValueError(NASTY)], **dict.fromkeys(["pick"], "no")}
-    )
+    backend = rm.ScriptedBackend({**ANSWERS, "first": [f"x {NASTY}", ValueError(NASTY)]})
     summary = talk.run_batch(rows, out=tmp_path / "out.jsonl", backend=backend, concurrency=1)
     page = page_of(summary)
     check(page)

@@ -64,21 +64,26 @@ def test_answers_by_name_by_prompt_in_order_or_by_function(answers):
         (["a"], {"grammar": 'start: "a" /[0-9]/'}, "the grammar does not allow it to end here"),
         (["1 2 3"], {"regex": "[1-3 ]+", "max_tokens": 2}, "has 3 tokens; max_tokens is 2"),
         (["a"], {"min_tokens": 3}, "has 2 tokens; min_tokens is 3"),
-        (["a"], {"ignore_eos": True}, "no ignore_eos"),
-        (["a"], {"stop_token_ids": [3]}, "no stop_token_ids"),
-        (["a"], {"logit_bias": {3: 1.0}}, "no logit_bias"),
     ],
 )
-def test_a_script_that_does_not_fit_fails_the_step(answers, options, message):
+def test_a_script_that_does_not_fit_ends_the_run(answers, options, message):
     program = program_of("Q:" + rm.gen("x", **options))
+    with pytest.raises(rm.NotScripted, match=message):
+        program.run(backend=rm.ScriptedBackend(answers))
     with pytest.raises(rm.ProgramError, match=message):
-        program.run(backend=rm.ScriptedBackend(answers))["x"]
+        program.run(backend=rm.ScriptedBackend(answers, strict=False))["x"]
+
+
+@pytest.mark.parametrize("option", [{"ignore_eos": True}, {"stop_token_ids": [3]}, {"logit_bias": {3: 1.0}}])
+def test_an_option_that_it_lacks_fails_the_step(option):
+    error = answered(["a"], **option).error()
+    assert f"no {next(iter(option))}" in str(error)
 
 
 def test_a_select_of_what_is_no_choice():
     program = program_of("Q:" + rm.select("x", ["a", "b"]))
-    with pytest.raises(rm.ProgramError, match="'c', which is none of the choices"):
-        program.run(backend=rm.ScriptedBackend({"x": "c"}))["x"]
+    with pytest.raises(rm.NotScripted, match="'c', which is none of the choices"):
+        program.run(backend=rm.ScriptedBackend({"x": "c"}))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,7 @@ def test_tool_calls_are_written_as_the_model_would(answer, results, required, te
     form = chat_format(tokenizer(TEMPLATES[template])) if template else chatml()
     backend = rm.ScriptedBackend({"calls": answer}, chat_format=form)
     if template == "llama-3.1" and len(results) > 1:  # its template has one call a turn
-        with pytest.raises(rm.ProgramError, match="which do not fit the turn"):
+        with pytest.raises(rm.NotScripted, match="which do not fit the turn"):
             agent.run(backend=backend, required=required)
         return
     state = agent.run(backend=backend, required=required)
@@ -294,9 +299,12 @@ def test_a_turn_without_calls_is_words_or_an_empty_list():
 )
 def test_errors_say_where_and_what_was_expected(answers, options, message):
     program = program_of("Q:" + rm.gen(**{"name": "x", **options}))
-    error = program.run(backend=rm.ScriptedBackend(answers)).error()
+    error = program.run(backend=rm.ScriptedBackend(answers, strict=False)).error()
     assert f"{__file__}:{error.line.rpartition(':')[2]} failed: " in str(error)
     assert message in str(error)
+    with pytest.raises(rm.NotScripted) as ended:
+        program.run(backend=rm.ScriptedBackend(answers))
+    assert str(ended.value) == str(error)
 
 
 @pytest.mark.parametrize(
@@ -318,14 +326,14 @@ def test_errors_say_where_and_what_was_expected(answers, options, message):
     ],
 )
 def test_errors_of_tool_calls(answer, message):
-    with pytest.raises(rm.ProgramError) as error:
+    with pytest.raises(rm.NotScripted) as error:
         agent.run(backend=rm.ScriptedBackend({"calls": answer}))
     assert message in str(error.value)
 
 
 def test_the_second_call_is_named():
     program = program_of("Q:" + rm.gen("x") + rm.gen("y", schema=int))
-    error = program.run(backend=rm.ScriptedBackend(["a", "b", "c"])).error()
+    error = program.run(backend=rm.ScriptedBackend(["a", "b", "c"], strict=False)).error()
     assert "It is answer 2 of 3 in the script, in call 2." in str(error)
 
 

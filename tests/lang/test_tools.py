@@ -367,8 +367,8 @@ def test_a_program_without_turns_tells_of_tools_in_its_own_words(told, caplog):
     ],
 )
 def test_the_constraint_lets_nothing_else_through(answer):
-    error = ask.run(max_calls=2, backend=rm.ScriptedBackend({"calls": answer})).error()
-    assert "breaks its structural_tag" in str(error)
+    with pytest.raises(rm.NotScripted, match="breaks its structural_tag"):
+        ask.run(max_calls=2, backend=rm.ScriptedBackend({"calls": answer}))
 
 
 def test_an_error_is_a_result():
@@ -412,7 +412,7 @@ def test_a_model_may_answer_in_words():
     state = program.run(backend=rm.ScriptedBackend(["No need to."]))
     assert state.ret_value == ([], "No need to.")
     assert state.messages()[-1] == {"role": "assistant", "content": "No need to."}
-    with pytest.raises(rm.ProgramError, match="structural_tag"):  # words and calls are not mixed
+    with pytest.raises(rm.NotScripted, match="structural_tag"):  # words and calls are not mixed
         program.run(backend=rm.ScriptedBackend(["I add: " + written("sum", a=1, b=2)]))
     called = program.run(backend=rm.ScriptedBackend([written("sum", a=1, b=2)]))
     assert [call.result for call in called["calls"]] == [3]

@@ -137,7 +137,7 @@ def test_a_run_that_failed_and_one_that_did_nothing(tmp_path):
             s += "Q" + rm.gen("x", max_tokens=1, logprobs=0) + rm.gen("missing")
 
     for fail in (True, False):
-        state = program.run(fail, backend=rm.ScriptedBackend({"x": "a b"}))
+        state = program.run(fail, backend=rm.ScriptedBackend({"x": "a b"}, strict=False))
         state.trace.save(str(tmp_path / "page.html"))
         data = report_data(state.trace)
         assert len(data["root"]["children"]) == 2 * fail

@@ -112,7 +112,7 @@ def header(out):
 
 
 def run(program, rows, out, **options):
-    backend = rm.ScriptedBackend({"label": "yes"})
+    backend = rm.ScriptedBackend({"label": "yes", "x": "yes"})
     return batches.run(program, rows, out=out, **{"backend": backend, **options})
 
 
