@@ -30,7 +30,21 @@ def parts() -> dict[str, str]:
         here = f"`{endpoint.path}`"
         body = joined([*(table for table in endpoint.shared if table not in alike), endpoint.body])
         every[endpoint.title] = shown.fields(body, here) + shown.objects(endpoint.inner, here)
+    every["output limits"] = limits()
     return every
+
+
+def limits() -> str:
+    """A line for each endpoint that generates: the field that limits the output, and its default."""
+    rows = ["| endpoint | field | left out |", "| --- | --- | --- |"]
+    for one in ENDPOINTS:
+        if one.limit:
+            default = (
+                f"{one.default_tokens} tokens" if one.default_tokens else "as many as fit into the context"
+            )
+            default = "refused: it is required" if one.limit in one.required else default
+            rows.append(f"| `{one.path}` | `{one.limit}` | {default} |")
+    return "\n".join(rows) + "\n"
 
 
 def joined(tables: Iterable[FieldTable]) -> FieldTable:

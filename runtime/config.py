@@ -23,6 +23,7 @@ ELSEWHERE = {
     "tokenizer": "The tokenizer is the model's own.",
     "trust_remote_code": "No code of a checkpoint is run.",
     "max_model_len": "context_length",
+    "n_predict": "max_output_tokens",
     "mem_fraction_static": "memory_fraction",
     "gpu_memory_utilization": "memory_fraction",
     "max_total_tokens": "num_pages",
@@ -174,6 +175,10 @@ class EngineConfig:
     """A rope_scaling as in config.json, which extends the context. It replaces the model's own; an example is
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. For yarn and linear the
     context becomes the factor times the original context."""
+    max_output_tokens: int | None = None
+    """Maximum number of output tokens of a request, reasoning included. A request that names no limit has
+    this one. A larger max_tokens is cut to it in chats, as it is to the room in the context, and refused
+    elsewhere. None: as many as fit into the context."""
     max_running: int | None = None
     """Maximum number of requests in one batch. None: 128 on the CPU; on a CUDA device 256, or 512 from 32 GiB
     of memory on, or 1,024 from 64 GiB on."""
@@ -252,7 +257,7 @@ class EngineConfig:
                     f" {remedy}".rstrip()
                 )
         sizes = ("context_length", "threads", "page_size", "max_running", "chunk_tokens", "max_waiting")
-        ones = dict.fromkeys((*sizes, "replicas", "tensor_parallel"), 1)
+        ones = dict.fromkeys((*sizes, "max_output_tokens", "replicas", "tensor_parallel"), 1)
         for name, least in [*ones.items(), ("num_pages", 2), ("num_states", 2)]:
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}.")

@@ -249,6 +249,7 @@ def _load(
         vocab_size=shape.vocab_size,
         eos_token_ids=shape.eos_token_ids,
         kv_tokens=(num_pages - COW_PAGES) * runner.pool.page_size,
+        max_output_tokens=config.max_output_tokens,
     )
     return runner, draft_runner, cache, limits
 

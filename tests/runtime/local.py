@@ -123,6 +123,7 @@ class LocalScheduler:
             vocab_size=shape.vocab_size,
             eos_token_ids=shape.eos_token_ids,
             kv_tokens=(config.num_pages - 2) * config.page_size,
+            max_output_tokens=config.max_output_tokens,
         )
         self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
         draft_model = None if draft is None else self._loaded(draft)

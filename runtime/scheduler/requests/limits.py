@@ -19,18 +19,21 @@ def tokens_apart(message: Submit) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one engine; `kv_tokens` is the number of tokens that all pages hold together."""
+    """Limits of one engine; `kv_tokens` is the number of tokens that all pages hold together, and
+    `max_output_tokens` is `EngineConfig.max_output_tokens`."""
 
     context_length: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     kv_tokens: int
+    max_output_tokens: int | None = None
 
     def max_tokens(self, message: Submit) -> int:
         """The number of tokens that the request may generate, preambles included.
 
-        Raises `PromptTooLong` if prompt and `max_tokens` do not fit into the engine, `InvalidRequest` for
-        token ids outside of the vocabulary, `UnsupportedField` for options that exclude each other.
+        Raises `PromptTooLong` if prompt and `max_tokens` do not fit into the engine, `InvalidRequest` for a
+        `max_tokens` over `max_output_tokens` and for token ids outside of the vocabulary, `UnsupportedField`
+        for options that exclude each other.
         """
         sampling = message.sampling
         prompt_len = len(message.ids)
@@ -46,12 +49,20 @@ class Limits:
                 lengths=(prompt_len, 0, longest),
             )
         room = longest - prompt_len
+        most = room if self.max_output_tokens is None else min(room, self.max_output_tokens)
         apart = tokens_apart(message)
-        asked = room if sampling.max_tokens is None else sampling.max_tokens + apart
+        asked = most if sampling.max_tokens is None else sampling.max_tokens + apart
         if message.cut_to_fit and not apart:
-            asked = min(asked, room)
+            asked = min(asked, most)
+        thoughts = f", {apart} in preambles" if apart else ""
+        if self.max_output_tokens is not None and asked > self.max_output_tokens:
+            raise InvalidRequest(
+                f"You requested {asked} output tokens (max_tokens={sampling.max_tokens}{thoughts}); a request"
+                f" may have {self.max_output_tokens} here (max_output_tokens).",
+                field="max_tokens",
+                remedy=f"Ask for at most {self.max_output_tokens} tokens{' in all' if apart else ''}.",
+            )
         if asked > room:
-            thoughts = f", {apart} in preambles" if apart else ""
             raise PromptTooLong(
                 f"This model's maximum context length is {longest} tokens. However, you requested"
                 f" {prompt_len + asked} tokens ({prompt_len} in the messages{thoughts},"

@@ -216,7 +216,7 @@ def _card(service: Service, name: str) -> Body:
         "created_at": started.isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "max_input_tokens": length,
-        "max_tokens": length,
+        "max_tokens": min(length, service.config.max_output_tokens or length),
     }
 
 

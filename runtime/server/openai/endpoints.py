@@ -39,9 +39,6 @@ from ramify.runtime.server.tables.openai import CHAT, COMPLETION
 
 router = APIRouter()
 
-COMPLETION_MAX_TOKENS = 16
-"""Default of max_tokens in /v1/completions (OpenAI's API reference)."""
-
 _COMPLETION_SPELLING = OPENAI_SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 
@@ -121,7 +118,10 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
         raise UnsupportedField("best_of other than 1 is not supported.", field="best_of", remedy="Use n.")
     echo: bool = fields.take("echo", bool, False)
     logprobs: int | None = fields.take("logprobs", int)
-    options = service.sampling_defaults | {"max_tokens": COMPLETION_MAX_TOKENS, "logprobs": logprobs}
+    options = service.sampling_defaults | {
+        "max_tokens": service.default_tokens(COMPLETION),
+        "logprobs": logprobs,
+    }
     if echo:
         if suffix:
             raise UnsupportedField(

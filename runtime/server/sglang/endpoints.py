@@ -65,7 +65,7 @@ from ramify.runtime.server.tables.sglang import (
     SAMPLING_PARAMS,
     UNLOAD_LORA,
 )
-from ramify.sampling_options import DEFAULT_MAX_TOKENS, SPELLINGS
+from ramify.sampling_options import SPELLINGS
 from ramify.sampling_params import SamplingParams
 from ramify.schema_bundle import finder
 
@@ -257,7 +257,7 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     starts = _each(fields, "logprob_start_len", int, None, count)
     tops = _each(fields, "top_logprobs_num", int, 0, count)
     choices: Choices | None = fields.take("choices", Choices)
-    options = _take_options(fields, count, DEFAULT_MAX_TOKENS if choices is None else 0)
+    options = _take_options(fields, count, service.default_tokens(GENERATE) if choices is None else 0)
     own = _take_constraint(fields)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
     hint = fields.take_struct("program", ProgramHint)
@@ -344,7 +344,7 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
 
 
 def _take_options(
-    fields: Fields, count: int, max_tokens: int
+    fields: Fields, count: int, max_tokens: int | None
 ) -> list[tuple[SamplingParams, FieldConstraint | None]]:
     """The sampling options and the constraint of each prompt. The request gives one object for all prompts,
     or a list of objects.

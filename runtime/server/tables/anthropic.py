@@ -98,6 +98,7 @@ MESSAGES = Endpoint(
     body=FieldTable("", *_PROMPT.rows, *_OPTIONS),
     inner=(*_OBJECTS, METADATA),
     required=_REQUIRED | {"max_tokens": 1},
+    limit="max_tokens",
 )
 COUNT_TOKENS = Endpoint(
     title="Count tokens",

@@ -35,5 +35,6 @@ INFILL = Endpoint(
     ),
     inner=(INPUT_EXTRA,),
     required={"input_prefix": "x", "input_suffix": "y"},
+    limit="n_predict",
 )
 ENDPOINTS = (INFILL,)

@@ -89,6 +89,7 @@ CHAT = Endpoint(
     ),
     inner=(MESSAGE, PART, CALL, CALL_FUNCTION, TOOL, FUNCTION, *TOOL_CHOICES, OPTIONS),
     required=_REQUIRED,
+    limit="options.num_predict",
 )
 GENERATE = Endpoint(
     title="/api/generate",
@@ -107,6 +108,7 @@ GENERATE = Endpoint(
     ),
     inner=(OPTIONS,),
     required=_REQUIRED,
+    limit="options.num_predict",
 )
 _EMBEDDING = (
     _MODEL,

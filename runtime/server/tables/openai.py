@@ -263,6 +263,7 @@ CHAT = Endpoint(
         STRUCTURED_OUTPUTS,
     ),
     required=_MODEL | _MESSAGES,
+    limit="max_tokens",
 )
 COMPLETION = Endpoint(
     title="Text completions",
@@ -288,6 +289,8 @@ COMPLETION = Endpoint(
     ),
     inner=(FORMAT, SCHEMA, STREAM_OPTIONS, PROMPT_CACHE_OPTIONS, STRUCTURED_OUTPUTS),
     required=_MODEL | {"prompt": "x"},
+    limit="max_tokens",
+    default_tokens=16,  # OpenAI's API reference
 )
 EMBEDDING = Endpoint(
     title="Embeddings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, taken
+from ramify.sampling_options import DEFAULT_MAX_TOKENS
 
 PROGRAMS = Endpoint(
     title="/v1/programs",
@@ -18,6 +19,8 @@ PROGRAMS = Endpoint(
         taken("stream events id", "server-sent events, which of them, and the client's id of the run"),
     ),
     required={"graph": {"nodes": []}},
+    limit="sampling_params.max_tokens",
+    default_tokens=DEFAULT_MAX_TOKENS,
 )
 RESULTS = Endpoint(
     title="/v1/programs/{id}/results",

@@ -129,6 +129,7 @@ RESPONSES = Endpoint(
         STRUCTURED_OUTPUTS,
     ),
     required={"model": "default", "input": "x"},
+    limit="max_output_tokens",
 )
 CONVERSATIONS = Endpoint(
     title="Conversations",

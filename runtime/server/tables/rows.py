@@ -81,6 +81,11 @@ class Endpoint:
     required: Mapping[str, Any] = field(default_factory=dict)
     """Field that a body must have → a valid value. See `parsing.parse_body`."""
 
+    limit: str = ""
+    """Field with the most output tokens; "" if nothing is generated."""
+    default_tokens: int | None = None
+    """Value of `limit` if a request leaves it out; None for as many as fit into the context."""
+
     @cached_property
     def whole(self) -> FieldTable:
         """The body's own and shared fields."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, ignored, refused, taken
+from ramify.sampling_options import DEFAULT_MAX_TOKENS
 
 SAMPLING_PARAMS = FieldTable(
     "sampling_params",
@@ -62,6 +63,8 @@ GENERATE = Endpoint(
     ),
     inner=(SAMPLING_PARAMS, PROGRAM, CONSTRAINT),
     required={"text": "x"},
+    limit="sampling_params.max_new_tokens",
+    default_tokens=DEFAULT_MAX_TOKENS,
 )
 LOAD_LORA = Endpoint(
     title="/load_lora_adapter",
