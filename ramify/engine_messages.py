@@ -287,6 +287,8 @@ class CompileGrammar(Message, frozen=True, kw_only=True):
 
     key: str
     constraint: Constraint
+    stop: tuple[str, ...] = ()
+    """The stop strings of the request, which is refused if one may cut an answer."""
 
 
 class DropGrammar(Message, frozen=True, kw_only=True):

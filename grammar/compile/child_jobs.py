@@ -38,6 +38,7 @@ from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint, RamifyError
 from ramify.grammar.compile.foreign import Compiled
 from ramify.grammar.compile.policy import compile_constraint
+from ramify.grammar.compile.stops import check_stops
 from ramify.grammar.vocabulary import Vocabulary
 
 log = logging.getLogger("ramify")
@@ -343,6 +344,7 @@ def answer(
     error: RamifyError
     try:
         compiled = compile_constraint(job.constraint, vocabulary, backend)
+        check_stops(job.constraint, compiled, job.stop)
         return GrammarReady(key=job.key, **compiled._asdict())
     except RamifyError as refused:
         error = refused

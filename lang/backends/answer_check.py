@@ -82,13 +82,21 @@ def _check_grammar(text: str, constraint: Constraint) -> str | None:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(constraint: Constraint) -> Grammar:
+def _compiled(constraint: Constraint, stop: tuple[str, ...] = ()) -> Grammar:
     from ramify.grammar.compile.policy import compile_constraint
+    from ramify.grammar.compile.stops import check_stops
     from ramify.grammar.engine.load import load_grammar
     from ramify.grammar.vocabulary import Vocabulary
 
     vocabulary = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,))
-    return load_grammar(*compile_constraint(constraint, vocabulary), vocabulary)
+    found = compile_constraint(constraint, vocabulary)
+    check_stops(constraint, found, stop)
+    return load_grammar(*found, vocabulary)
+
+
+def refuse_stops(constraint: Constraint, stop: tuple[str, ...]) -> None:
+    """Raise `InvalidRequest` for a stop string that may cut an answer that `constraint` allows."""
+    _compiled(constraint, stop)
 
 
 def _check_calls(text: str, tag: Any, form: TaggedCalls) -> Problem:

@@ -21,6 +21,7 @@ import msgspec
 from ramify.constraint import Constraint
 from ramify.decisions.layouts import BLANK_LINE, PLAIN_CLOSING
 from ramify.errors import PromptTooLong, UnsupportedNode
+from ramify.lang.backends.answer_check import refuse_stops
 from ramify.lang.backends.script import (
     Answer,
     Answers,
@@ -431,6 +432,8 @@ class ScriptedBackend:
         for option in ("ignore_eos", "logit_bias", "stop_token_ids"):
             if getattr(request.sampling, option):
                 raise UnsupportedNode(f"A scripted backend has no {option}.", field=option)
+        if request.constraint is not None and request.sampling.stop:
+            refuse_stops(request.constraint, request.sampling.stop)
         if request.chat is not None:
             raise UnsupportedNode("A scripted backend takes prompts, not messages.", field="chat")
 

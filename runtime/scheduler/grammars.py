@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, CompilerDied, DropGrammar, GrammarFailed, GrammarReady
-from ramify.errors import EngineError, InvalidConstraint, RamifyError, from_info
+from ramify.errors import EngineError, InvalidRequest, RamifyError, from_info
 from ramify.grammar.matcher import Grammar, Matcher
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.messages import Preamble
@@ -39,13 +39,14 @@ MAX_FAILURES = 1024
 
 @dataclasses.dataclass(slots=True)
 class _Job:
-    constraint: Constraint
+    order: CompileGrammar
     waiting: list[str]
     sent: int = 1
 
 
 class GrammarStore:
-    """An LRU cache of compiled grammars by `Constraint.key`, and the open compile jobs.
+    """An LRU cache of compiled grammars by the key of their constraint and stop strings, and the open compile
+    jobs.
 
     `find` reads the grammar of a key from disk; None if no file has it. `send` passes a job to the compiler's
     process, and `restart` starts a new compiler's process. The cache holds at most `cache_bytes`. A grammar
@@ -75,10 +76,12 @@ class GrammarStore:
         """Jobs that the process has not answered, by grammar key."""
         self._process_missing = False
 
-    def request(self, rid: str, constraint: Constraint) -> Grammar | RamifyError | None:
-        """The grammar or the error of `constraint`, if known. None otherwise: then `rid` waits until
-        `deliver` or `compiler_died` returns the outcome."""
-        key = constraint.key
+    def request(
+        self, rid: str, constraint: Constraint, stop: tuple[str, ...] = ()
+    ) -> Grammar | RamifyError | None:
+        """The grammar or the error of `constraint` beside the stop strings `stop`, if known. None otherwise:
+        then `rid` waits until `deliver` or `compiler_died` returns the outcome."""
+        key = constraint.key if not stop else f"{constraint.key} {sorted(set(stop))}"
         grammar = self._grammars.get(key)
         if grammar is not None:
             self._grammars.move_to_end(key)
@@ -96,8 +99,9 @@ class GrammarStore:
         if self._process_missing:
             self._process_missing = False
             self._restart()
-        self._jobs[key] = _Job(constraint, [rid])
-        self._send(CompileGrammar(key=key, constraint=constraint))
+        order = CompileGrammar(key=key, constraint=constraint, stop=stop)
+        self._jobs[key] = _Job(order, [rid])
+        self._send(order)
         return None
 
     def deliver(self, message: GrammarReady | GrammarFailed) -> Outcomes:
@@ -107,7 +111,7 @@ class GrammarStore:
         if isinstance(message, GrammarFailed):
             outcome = from_info(message.error)
             # A refusal is final; a job that failed because the compiler was overloaded may succeed later.
-            if isinstance(outcome, InvalidConstraint):
+            if isinstance(outcome, InvalidRequest):
                 self._remember_failure(message.key, outcome)
         else:
             outcome = self._load(message)
@@ -167,9 +171,9 @@ class GrammarStore:
             self._process_missing = True
             return outcomes
         self._restart()
-        for key, job in self._jobs.items():
+        for job in self._jobs.values():
             job.sent += 1
-            self._send(CompileGrammar(key=key, constraint=job.constraint))
+            self._send(job.order)
         return outcomes
 
     @property

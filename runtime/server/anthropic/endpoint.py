@@ -49,7 +49,7 @@ async def messages(request: Request) -> Response:
     chunks = explained(
         service.generate(asked.generation, MESSAGES.path, asked.user),
         chat.explain,
-        {"prompt": "messages"},
+        {"prompt": "messages", "stop": "stop_sequences"},
         chat.tell,
     )
     events = _events(chunks, asked.writer)

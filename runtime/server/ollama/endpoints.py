@@ -129,7 +129,7 @@ def _parse_rest(
         flow=parsed.request.rid,
         hint=hint_of(fields, "", parsed.request.rid),
     )
-    spelled = {"prompt": prompt, "max_tokens": "options.num_predict"}
+    spelled = {"prompt": prompt, "max_tokens": "options.num_predict", "stop": "options.stop"}
     chunks = explained(service.generate(generation, endpoint.path), parsed.explain, spelled, parsed.tell)
     return _Answer(chunks, writer, stream)
 

@@ -275,7 +275,11 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     requests: list[Generate] = []
     streams = []
     # Our name of a field → the client's name, for errors of the engine.
-    spelled = {"prompt": prompt_field, "max_tokens": "sampling_params.max_new_tokens"}
+    spelled = {
+        "prompt": prompt_field,
+        "max_tokens": "sampling_params.max_new_tokens",
+        "stop": "sampling_params.stop",
+    }
     for index, (prompt, (sampling, found)) in enumerate(zip(prompts, options, strict=True)):
         if choices is not None and sampling.n > 1:
             raise InvalidRequest("n has no effect where choices are scored.", field="sampling_params.n")
