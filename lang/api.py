@@ -200,7 +200,9 @@ def gen(
             bool, str, list[T], Optional[T], ...; or a JSON schema as a mapping or as JSON text. The variable
             holds the parsed value.
         dtype: int, float, bool or str as in SGLang: the output is constrained and stays text.
-        regex, json_schema, ebnf, structural_tag: Constraints; the variable holds text.
+        regex: A regular expression that the whole output matches, from its first to its last character. The
+            variable holds text. (A ``pattern`` in a schema is not anchored: the string contains a match.)
+        json_schema, ebnf, structural_tag: Constraints; the variable holds text.
         whitespace: The white space of JSON output: "natural" (the default), "compact", or the largest number
             of white space characters between two tokens of JSON.
         any_order: True lets the properties that a schema names come in any order.

@@ -174,7 +174,7 @@ def json_object(*, whitespace: Whitespace = "natural") -> Constraint:
 
 
 def regex(pattern: str) -> Constraint:
-    """A constraint to output of which the whole matches `pattern`."""
+    """A constraint to output of which the whole matches `pattern`, from the first to the last character."""
     return Constraint(kind="regex", source=pattern).check()
 
 

@@ -215,6 +215,10 @@ class Chat:
             f"[prompt {usage.prompt_tokens}, {cached:.0%} cached; answer {usage.completion_tokens}, "
             f"{usage.completion_tokens / seconds:.1f} tokens/s]"
         )
+        last = [call for call in state.trace.walk() if call.finish is not None][-1]
+        if last.finish is not None and last.finish.reason == "length":
+            tokens, most = last.own_usage.completion_tokens, self.sampling["max_tokens"]
+            print(f"The answer was cut after {tokens} tokens (--max-tokens is {most}).", file=sys.stderr)
 
     async def _run(self, text: str, answered: str | None = None) -> rm.ProgramState:
         state = await turn.run(self, text, answered, stream=True, backend=self.backend, **self.sampling)

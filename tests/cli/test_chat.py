@@ -78,6 +78,15 @@ def test_figures_are_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert [int(cached) > 0 for _, cached, _ in figures] == [False, True]
 
 
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("answer", ["one two three", "one two"])
+def test_an_answer_that_was_cut_is_told(typed: bool, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = SAMPLING | {"max_tokens": 3}
+    chat.Chat(rm.ScriptedBackend([answer]), sampling, typed=typed).converse(iter(["Count."]))
+    told = "The answer was cut after 3 tokens (--max-tokens is 3).\n"
+    assert capsys.readouterr().err == (told if answer == "one two three" else "")
+
+
 def test_thoughts_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     thinking = msgspec.structs.replace(chatml(), thinking=ThinkingFormat())
     model = rm.ScriptedBackend({"answer": "<think>2 and 2</think>4"}, chat_format=thinking)

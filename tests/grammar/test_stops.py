@@ -93,7 +93,7 @@ def test_it_is_exact_for_regular_expressions(seed: int) -> None:
             text.startswith(word, at) and text[:at] not in whole for text in texts for at in range(len(text))
         )
         found = may_cut(automaton, word.encode(), regular=True)
-        assert found == cut or (found and longest == 7), (source, word)
+        assert found == cut or (found and (longest == 7 or not word.isascii())), (source, word)
 
 
 def test_the_compiler_refuses_and_requests_without_stops_pay_nothing() -> None:
