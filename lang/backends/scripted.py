@@ -432,8 +432,10 @@ class ScriptedBackend:
         for option in ("ignore_eos", "logit_bias", "stop_token_ids"):
             if getattr(request.sampling, option):
                 raise UnsupportedNode(f"A scripted backend has no {option}.", field=option)
-        if request.constraint is not None and request.sampling.stop:
-            refuse_stops(request.constraint, request.sampling.stop)
+        # Blank stop strings are those of the number types; without them most scripts need no grammar (0.7 s).
+        stops = tuple(stop for stop in request.sampling.stop if stop.strip())
+        if request.constraint is not None and stops:
+            refuse_stops(request.constraint, stops)
         if request.chat is not None:
             raise UnsupportedNode("A scripted backend takes prompts, not messages.", field="chat")
 
