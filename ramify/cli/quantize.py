@@ -16,19 +16,18 @@ if TYPE_CHECKING:
     from ramify.runtime.model.checkpoint import ModelFiles
     from ramify.runtime.quantize.errors import Report
 
-FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "bf16", "f32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument(
-        "out", help="The result: a new folder if the model is a folder, a new .gguf file if it is one."
-    )
+    parser.add_argument("out", help="The result: a new .gguf file, or a new folder if the model is a folder.")
     parser.add_argument(
         "--to",
         choices=FORMATS,
         default="int8",
-        help="Format of the weights. The types of ggml (q…) are for GGUF models. (default: %(default)s)",
+        help="Format of the weights. Of a .gguf file: int8 (q8_0), int4 (q4_1) or a type of ggml. Of a folder: "
+        "int8 or int4. (default: %(default)s)",
     )
     parser.add_argument(
         "--check",
@@ -47,16 +46,15 @@ def run_command(options: argparse.Namespace) -> int:
     if target.exists():
         raise InvalidRequest(f"{target} exists.", field="out", remedy="Name a new file or folder.")
     files = resolve(options.model)
-    is_folder = files.weights.is_dir()
-    if is_folder == (target.suffix == ".gguf"):
-        kind = "a folder" if is_folder else "a .gguf file"
+    is_file = target.suffix == ".gguf"
+    if not files.weights.is_dir() and not is_file:
         raise InvalidRequest(
-            f"{options.model} is {kind}, and out is {target}.", field="out", remedy=f"Name {kind}."
+            f"{options.model} is a GGUF model, and out is {target}.", field="out", remedy="Name a .gguf file."
         )
     if options.check:
         read_config(files.weights)  # raises, before anything is written, if --check is impossible
     target.parent.mkdir(parents=True, exist_ok=True)
-    write = write_folder if is_folder else write_gguf
+    write = write_gguf if is_file else write_folder
     with told_on_interrupt(lambda: f"{target} is not written. To begin anew: {options.command_line}"):
         report = write(files.weights, target, options.to)
     _print(report, target)

@@ -19,8 +19,8 @@ from ramify.runtime.model.shape.config import Rope
 def rotations(rope: Rope, head_dim: int, length: int) -> Tensor:
     """exp(i · position · frequency) as (length, head_dim / 2) complex64; 1 for pairs that do not rotate."""
     rotated = rope.rotated(head_dim)
-    frequencies, scale = _frequencies(rope, rotated, length)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    radians, scale = frequencies(rope, rotated, length)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), radians)
     rotating = torch.complex(angles.cos() * scale, angles.sin() * scale)
     still = torch.ones(length, (head_dim - rotated) // 2, dtype=rotating.dtype)
     return torch.cat((rotating, still), 1)
@@ -40,7 +40,7 @@ def rotate_(x: Tensor, rotation: Tensor) -> Tensor:
     return x.copy_(exact)
 
 
-def _frequencies(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, float]:
+def frequencies(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, float]:
     """Radians per position, (head_dim / 2,) float32, and the factor of cos and sin.
 
     Keys are cached after the rotation, so longrope's factors are chosen by `length`, the engine's context. By

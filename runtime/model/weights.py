@@ -77,10 +77,16 @@ def copy_rows(slot: Slot, tensor: Tensor, layout: RotaryLayout) -> None:
         tensor = tensor[slot.order]
     slot.target.copy_(tensor)
     if slot.rotary is not None and layout == "halves":
-        pairs, halves = _rotated_rows(slot.target, slot.rotary), _rotated_rows(tensor, slot.rotary)
-        pairs.unflatten(1, (-1, 2)).copy_(halves.unflatten(1, (2, -1)).transpose(1, 2))
+        pair_rows(slot.target, tensor, slot.rotary)
     if slot.offset:
         slot.target.add_(slot.offset)
+
+
+def pair_rows(target: Tensor, tensor: Tensor, rotary: Rotary) -> None:
+    """Copy the rows of `tensor` that rotate into `target`. The two rows of a pair are half a head apart in
+    `tensor`, and neighbours in `target`."""
+    pairs, halves = _rotated_rows(target, rotary), _rotated_rows(tensor, rotary)
+    pairs.unflatten(1, (-1, 2)).copy_(halves.unflatten(1, (2, -1)).transpose(1, 2))
 
 
 def _rotated_rows(rows: Tensor, rotary: Rotary) -> Tensor:

@@ -49,9 +49,9 @@ def write_folder(source: Path, target: Path, to: str) -> Report:
     """
     if to not in SCHEMES:
         raise UnsupportedField(
-            f"to is {to!r}, a type of GGUF files; {source} is a folder.",
+            f"to is {to!r}, a type of GGUF files; {target} is a folder.",
             field="to",
-            remedy="Choose int8 or int4.",
+            remedy="Choose int8 or int4, or name a .gguf file.",
         )
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if config.get("quantization_config"):

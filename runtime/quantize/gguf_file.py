@@ -1,5 +1,5 @@
-"""Rewrites a GGUF model in one of ggml's plain block types, which llama.cpp and the tools based on it
-read."""
+"""Writes a model as a GGUF file in one of ggml's plain block types, which llama.cpp and the tools based on
+it read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from ramify.runtime.model.gguf.blocks import floats
-from ramify.runtime.model.gguf.header import GGUFHeader, TensorInfo, raw_fields, read_header
+from ramify.runtime.model.gguf.header import raw_fields, read_header
 from ramify.runtime.quantize.errors import Class, Report, add_error
+from ramify.runtime.quantize.gguf_folder import TensorToWrite, folder_as_gguf
 
 FORMATS = {
     "int8": "Q8_0",
     "int4": "Q4_1",
-    **{name.lower(): name for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")},
+    **{name.lower(): name for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "F16", "BF16", "F32")},
 }
 """Format by name → ggml's type. int4 is a type with offsets, like the engine's int4."""
 CHUNK = 1 << 21
@@ -28,33 +29,32 @@ CHUNK = 1 << 21
 
 _ENDS = ("token_embd.weight", "output.weight")
 """Matrices that always get 8 bits: their rounding errors affect every token."""
-_ROUTER = "ffn_gate_inp"
+_KEPT = ("ffn_gate_inp", "ssm_conv1d")
+"""Matrices that keep their type: routers, and convolutions, which llama.cpp reads in float32."""
 _ALIGNMENT = 32
 
 
 def write_gguf(source: Path, target: Path, to: str) -> Report:
-    """Write the model of `source` into the file `target`, with its matrices in the format `to`.
+    """Write the model of `source`, a folder of safetensors or a GGUF file, into the file `target`, with its
+    matrices in the format `to`.
 
-    Vectors, routers, and matrices whose rows are no multiple of 32 are copied bit for bit, as is the
-    metadata, which includes the tokenizer. `CHUNK` weights at a time are read and written.
+    Vectors, routers, and matrices whose rows are no multiple of 32 keep their type. Of a GGUF file the
+    metadata, which includes the tokenizer, is copied bit for bit. `CHUNK` weights at a time are converted.
     """
-    header = read_header(source)
+    fields, tensors = folder_as_gguf(source) if source.is_dir() else _gguf_as_gguf(source)
     wanted = GGMLQuantizationType[FORMATS[to]]
-    kinds = {name: _kind(name, info, wanted) for name, info in header.tensors.items()}
+    kinds = {name: _kind(name, tensor, wanted) for name, tensor in tensors.items()}
     report = Report()
     partial = target.with_name(f".{target.name}.partial")
     try:
         with partial.open("wb") as file:
-            _write_header(file, header, kinds, wanted)
-            files = {path: np.memmap(path, np.uint8, mode="r") for path in header.paths}
-            for name, info in header.tensors.items():
-                before, after = (
-                    _size(info.shape, kind) for kind in (GGMLQuantizationType(info.type), kinds[name])
-                )
-                entry = report.add(name, kinds[name].name, int(np.prod(info.shape)), before, after)
-                raw = files[info.path][info.offset : info.offset + before]
-                for part in _converted(raw, GGMLQuantizationType(info.type), kinds[name], entry):
-                    file.write(part)
+            _write_header(file, fields, tensors, kinds, wanted)
+            for name, tensor in tensors.items():
+                before, after = (_size(tensor.shape, kind) for kind in (tensor.type, kinds[name]))
+                entry = report.add(name, kinds[name].name, int(np.prod(tensor.shape)), before, after)
+                for raw in tensor.pieces():
+                    for part in _converted(raw, tensor.type, kinds[name], entry):
+                        file.write(part)
                 file.write(bytes(-after % _ALIGNMENT))
         partial.rename(target)
     finally:
@@ -62,11 +62,25 @@ def write_gguf(source: Path, target: Path, to: str) -> Report:
     return report
 
 
-def _kind(name: str, info: TensorInfo, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
+def _gguf_as_gguf(source: Path) -> tuple[dict[str, bytes], dict[str, TensorToWrite]]:
+    header = read_header(source)
+    files = {path: np.memmap(path, np.uint8, mode="r") for path in header.paths}
+    tensors = {}
+    for name, info in header.tensors.items():
+        kind = GGMLQuantizationType(info.type)
+        raw = files[info.path][info.offset : info.offset + _size(info.shape, kind)]
+        tensors[name] = TensorToWrite(info.shape, kind, lambda raw=raw: iter([raw]))  # type: ignore[misc]
+    fields = raw_fields(header.paths[0])
+    for name in [name for name in fields if name.startswith("split.") or name == "general.alignment"]:
+        del fields[name]
+    return fields, tensors
+
+
+def _kind(name: str, tensor: TensorToWrite, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
     block = GGML_QUANT_SIZES[wanted][0]
-    if len(info.shape) < 2 or info.shape[-1] % block or _ROUTER in name:
-        return GGMLQuantizationType(info.type)
-    return GGMLQuantizationType.Q8_0 if name in _ENDS else wanted
+    if len(tensor.shape) < 2 or tensor.shape[-1] % block or any(part in name for part in _KEPT):
+        return tensor.type
+    return GGMLQuantizationType.Q8_0 if name in _ENDS and block > 1 else wanted
 
 
 def _size(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
@@ -76,25 +90,24 @@ def _size(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
 
 def _write_header(
     file: BinaryIO,
-    header: GGUFHeader,
+    fields: dict[str, bytes],
+    tensors: dict[str, TensorToWrite],
     kinds: dict[str, GGMLQuantizationType],
     wanted: GGMLQuantizationType,
 ) -> None:
-    fields = raw_fields(header.paths[0])
-    for name in [name for name in fields if name.startswith("split.") or name == "general.alignment"]:
-        del fields[name]
-    fields["general.file_type"] = _number("general.file_type", LlamaFileType[f"MOSTLY_{wanted.name}"])
+    mostly = "ALL_F32" if wanted.name == "F32" else f"MOSTLY_{wanted.name}"
+    fields["general.file_type"] = _number("general.file_type", LlamaFileType[mostly])
     fields["general.quantization_version"] = _number("general.quantization_version", 2)
     file.write(b"GGUF" + struct.pack("<IQQ", 3, len(kinds), len(fields)))
     for field in fields.values():
         file.write(field)
     offset = 0
-    for name, info in header.tensors.items():
-        shape = info.shape[::-1]  # the dimension that moves fastest comes first
+    for name, tensor in tensors.items():
+        shape = tensor.shape[::-1]  # the dimension that moves fastest comes first
         encoded = name.encode()
         file.write(struct.pack("<Q", len(encoded)) + encoded)
         file.write(struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kinds[name], offset))
-        offset += -(-_size(info.shape, kinds[name]) // _ALIGNMENT) * _ALIGNMENT
+        offset += -(-_size(tensor.shape, kinds[name]) // _ALIGNMENT) * _ALIGNMENT
     file.write(bytes(-file.tell() % _ALIGNMENT))
 
 

@@ -282,6 +282,13 @@ ARCHITECTURES: dict[str, tuple[Family, Callable[[Metadata, Fields], Fields]]] = 
     "qwen35moe": ("qwen3_5_moe", _hybrid_moe),
 }
 """`general.architecture` → (family, function that returns further fields and overrides of earlier fields)."""
+SAME_ARCHITECTURE: dict[Family, str] = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "granitemoeshared": "granitemoe",
+    "qwen3_next": "qwen3next",
+}
+"""Families whose GGUF files name the architecture of another family → that architecture."""
 _PARTLY_ROTATED = ("glm4moe", "qwen3next", "qwen35", "qwen35moe")
 """Architectures in which only a part of each head may rotate."""
 PAIRED: tuple[Family, ...] = ("llama", "mixtral", "granite", "granitemoe")

@@ -15,6 +15,9 @@ from ramify import cache
 from ramify.errors import InvalidRequest
 from ramify.runtime.model.gguf.header import read_header
 
+FORMAT_VERSION = 1
+"""Part of the cache's key. Increase it whenever `convert_tokenizer` writes something else."""
+
 
 def convert_tokenizer(weights: Path, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template of a GGUF file into `folder`."""
@@ -37,7 +40,7 @@ def tokenizer_of(weights: Path) -> Path:
     file of 10 GB would be slow.
     """
     status = weights.stat()
-    identity = f"{status.st_size} {status.st_mtime_ns} {read_header(weights).digest}"
+    identity = f"{FORMAT_VERSION} {status.st_size} {status.st_mtime_ns} {read_header(weights).digest}"
     key = hashlib.sha256(identity.encode()).hexdigest()[:32]
     return cache.ensure(cache.home() / "tokenizers" / key, lambda folder: convert_tokenizer(weights, folder))
 
@@ -45,11 +48,15 @@ def tokenizer_of(weights: Path) -> Path:
 def _main(weights: Path, folder: Path) -> None:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    from ramify.runtime.model.gguf.pre_tokenizers import set_pre_tokenizer
+
     folder_of = str(weights.absolute().parent)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder_of, gguf_file=weights.name)
     except (ValueError, KeyError):  # it reads the model's config too, of few architectures
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder_of, gguf_file=weights.name)
+    # The library splits texts of the pre-tokenizers that it does not know as GPT-2 does.
+    set_pre_tokenizer(tokenizer.backend_tokenizer, read_header(weights).metadata.get("tokenizer.ggml.pre", ""))
     tokenizer.save_pretrained(folder)
 
 

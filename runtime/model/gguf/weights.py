@@ -76,7 +76,7 @@ def tensors_in_file(
                 kept = quantised and not looked_up and not part.exact
                 rows = rows_of(*stored) if kept else None
                 entry = rows or _dequantised(*stored, torch.float32 if part.exact else dtype)
-                yield hf_name, entry if part.change is None else part.change(entry)
+                yield hf_name, part.read(entry)
 
 
 def _of_experts(hf_name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:

@@ -27,6 +27,11 @@ def config_from_folder(folder: Path, rope_scaling: Config | None = None) -> Mode
     return config_from_hf(_read_json(path), ends, rope_scaling)
 
 
+def text_config_of(folder: Path) -> dict[str, Any]:
+    """The text model's part of `config.json`."""
+    return _text_part(_read_json(folder / "config.json"))
+
+
 def config_from_hf(
     config: Config, generation: Config | None = None, rope_scaling: Config | None = None
 ) -> ModelConfig:
