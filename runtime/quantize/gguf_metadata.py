@@ -196,7 +196,8 @@ def _states(config: ModelConfig, architecture: str, text_config: Mapping[str, An
     }
     if architecture.startswith("qwen35"):  # llama.cpp needs them; text has three equal positions
         ropes = text_config.get("rope_parameters") or text_config.get("rope_scaling") or {}
-        sections = ropes.get("mrope_section") or [config.rope.rotated(config.head_dim) // 2]
-        found["rope.dimension_sections"] = [*sections, 0, 0, 0][:4]
+        pairs = config.rope.rotated(config.head_dim) // 2
+        thirds = [(pairs + 2 - place) // 3 for place in range(3)]
+        found["rope.dimension_sections"] = [*(ropes.get("mrope_section") or thirds), 0]
     return found
 
