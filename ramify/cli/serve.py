@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ramify.cli.flags import add_config_flags, add_model, configured, given_fields
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.default_model import tell_of_default_model
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -18,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    config = configured(ServerConfig, given_fields(options, ServerConfig))
+    given = given_fields(options, ServerConfig)
+    config = configured(ServerConfig, given)
+    if "model" not in given:
+        tell_of_default_model()
     from ramify.runtime.processes.prestart import PrestartedWorkers
 
     with PrestartedWorkers(config) as workers:  # started before the imports of this process

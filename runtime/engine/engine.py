@@ -35,6 +35,7 @@ from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.runtime.default_model import tell_of_default_model
 from ramify.runtime.engine.completion import Completion, completion_of
 from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
@@ -125,6 +126,7 @@ class Engine:
                     remedy=nearest(name, [*EngineConfig.__dataclass_fields__, *own], ELSEWHERE),
                 )
         self.config = EngineConfig(**options)
+        self._model_is_default = "model" not in options
         self.retry = Retry(retries, retry_for)
         self.priority = None if priority is None else checked_priority(priority)
         self.lora = lora
@@ -470,6 +472,8 @@ class Engine:
                 await self._frontend.start()
                 self._owner = os.getpid()
                 _open_engines.add(self)
+                if self._model_is_default:
+                    tell_of_default_model()
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()

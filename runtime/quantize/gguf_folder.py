@@ -168,9 +168,7 @@ class _Tensors:
         experts = self.config.experts
         indices = range(experts.count) if "{}" in part.name and experts is not None else range(1)
         nothing = torch.empty(0, device="meta")
-        return [
-            name for index in indices for name, _ in self.model.entries(part.name.format(index), nothing)
-        ]
+        return [name for index in indices for name, _ in self.model.entries(part.name.format(index), nothing)]
 
     def _tensor(self, stored: str, parts: Sequence[Part], names: Sequence[Sequence[str]]) -> TensorToWrite:
         exact = any(part.exact for part in parts) or not set(_ROUTERS).isdisjoint(stored.split("."))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ramify.errors import UnsupportedField
@@ -200,4 +199,3 @@ def _states(config: ModelConfig, architecture: str, text_config: Mapping[str, An
         thirds = [(pairs + 2 - place) // 3 for place in range(3)]
         found["rope.dimension_sections"] = [*(ropes.get("mrope_section") or thirds), 0]
     return found
-

@@ -138,8 +138,8 @@ def test_what_cannot_be_written_is_refused(
     save_tokenizer(tmp_path / "in")
     with pytest.raises(UnsupportedField, match="a type of GGUF files"):
         write_folder(tmp_path / "in", tmp_path / "out", "q4_0")
-    assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out.gguf")]) == FAILED
-    assert "Name a folder" in capsys.readouterr().err
+    assert main(["quantize", str(source), str(tmp_path / "out")]) == FAILED
+    assert "Name a .gguf file" in capsys.readouterr().err
     assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "in")]) == FAILED
     assert "exists. Name a new file or folder" in capsys.readouterr().err
     assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "int4"]) == 0

@@ -56,7 +56,9 @@ def _main(weights: Path, folder: Path) -> None:
     except (ValueError, KeyError):  # it reads the model's config too, of few architectures
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder_of, gguf_file=weights.name)
     # The library splits texts of the pre-tokenizers that it does not know as GPT-2 does.
-    set_pre_tokenizer(tokenizer.backend_tokenizer, read_header(weights).metadata.get("tokenizer.ggml.pre", ""))
+    set_pre_tokenizer(
+        tokenizer.backend_tokenizer, read_header(weights).metadata.get("tokenizer.ggml.pre", "")
+    )
     tokenizer.save_pretrained(folder)
 
 

@@ -1,0 +1,22 @@
+"""The notice that a model answers which nobody chose."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from ramify.runtime.config import DEFAULT_MODEL
+
+log = logging.getLogger(__name__)
+
+NOTICE = (
+    f"{DEFAULT_MODEL} runs because no model was named. It is for trying Ramify, not for its answers: 'Which "
+    "model' in docs/models.md has five that are worth running, such as Qwen/Qwen3-4B-GGUF:Q4_K_M."
+)
+
+
+@functools.cache
+def tell_of_default_model() -> None:
+    """Log `NOTICE` as a warning, once in this process. Without a logging configuration it goes to standard
+    error."""
+    log.warning(NOTICE)
