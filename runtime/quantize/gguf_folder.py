@@ -1,7 +1,7 @@
 """A folder of safetensors as the fields and tensors of a GGUF file.
 
-The names and orders of tensors are those by which GGUF files are read (`gguf.parts`), inverted: each name that
-a file may have is followed to the model's parameters, and so are the names of the folder.
+The names and orders of tensors are those by which GGUF files are read (`gguf.parts`), inverted: each name
+that a file may have is followed to the model's parameters, and so are the names of the folder.
 """
 
 from __future__ import annotations

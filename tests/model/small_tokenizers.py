@@ -60,7 +60,8 @@ def write_sentencepiece(folder: Path, *, prefix: bool = True) -> None:
     tokenizer.normalizer = normalizers.Replace(" ", "▁") if not prefix else None
     if prefix:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
     _write(tokenizer, folder, unk_token="<unk>")
 
 

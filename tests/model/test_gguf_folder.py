@@ -13,7 +13,7 @@ from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedTokenizerFast
 
-from ramify.cli.main import main
+from ramify.cli.main import FAILED, main
 from ramify.errors import UnsupportedField
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.gguf.pre_tokenizers import GPT2, PRE_TOKENIZERS
@@ -123,6 +123,8 @@ def test_the_file_says_what_the_folder_says(tmp_path: Path, capsys: pytest.Captu
     assert metadata["general.name"] == "in"
     assert metadata["tokenizer.chat_template"] == TEMPLATE
     assert metadata["tokenizer.ggml.pre"] == "smollm"
+    assert main(["quantize", str(tmp_path / "out.gguf"), str(tmp_path / "folder")]) == FAILED
+    assert "Name a .gguf file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -225,5 +227,5 @@ def test_a_pre_tokenizer_without_a_name_is_refused(pattern: str, problem: str, t
 def test_more_tokens_than_logits_are_refused(tmp_path: Path) -> None:
     folder_of("llama", tmp_path / "in")
     change(tmp_path / "in", vocab_size=200)
-    with pytest.raises(UnsupportedField, match="a token of the id 303"):
+    with pytest.raises(UnsupportedField, match="a token of the id = 303"):
         tokenizer_metadata(tmp_path / "in", read_config(tmp_path / "in"))

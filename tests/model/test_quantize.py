@@ -131,15 +131,11 @@ def test_a_folder_is_packed_as_compressed_tensors_says(
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
-def test_what_cannot_be_written_is_refused(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(build(LLAMA), tmp_path / "in")
     save_tokenizer(tmp_path / "in")
     with pytest.raises(UnsupportedField, match="a type of GGUF files"):
         write_folder(tmp_path / "in", tmp_path / "out", "q4_0")
-    assert main(["quantize", str(source), str(tmp_path / "out")]) == FAILED
-    assert "Name a .gguf file" in capsys.readouterr().err
     assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "in")]) == FAILED
     assert "exists. Name a new file or folder" in capsys.readouterr().err
     assert main(["quantize", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "int4"]) == 0

@@ -11,6 +11,10 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
@@ -27,12 +31,7 @@ PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "llama-bpe": ((_LLAMA3,), True),
     "glm4": ((_LLAMA3,), False),
     "qwen2": ((_LLAMA3.replace("{1,3}", ""),), False),
-    "qwen35": (
-        (
-            rf"{_CONTRACTIONS}|{_WORD}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
-        ),
-        False,
-    ),
+    "qwen35": ((_QWEN35,), False),
     "tekken": ((_cased("", r"\p{N}"),), True),
     "gpt-4o": ((_cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),), False),
 }
