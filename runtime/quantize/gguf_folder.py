@@ -25,6 +25,7 @@ from ramify.runtime.model.gguf.config import ARCHITECTURES, PAIRED
 from ramify.runtime.model.gguf.header import raw_fields
 from ramify.runtime.model.gguf.parts import Part, joined, parts_by_name, parts_of, stored_names
 from ramify.runtime.model.loading.load import dummy_model, read_config
+from ramify.runtime.model.shape.config import ModelConfig
 from ramify.runtime.model.shape.hf_config import text_config_of
 from ramify.runtime.model.weights import pair_rows
 from ramify.runtime.quantize.gguf_metadata import (
@@ -137,7 +138,7 @@ class _Tensors:
             order = self._orders[name].order
             names = [f"{stem}.{part}.weight" for part in _FUSED[last]]
             sizes = [len(self.slots[name].target) for name in names]
-            yield from zip(names, entry[order].split(sizes), strict=True)
+            yield from zip(names, torch.split(entry[order], sizes), strict=True)
 
     def _load(self, name: str) -> Tensor:
         path, stored, _ = self._places[name]
@@ -198,8 +199,8 @@ class _Tensors:
         return paired
 
 
-def _on_meta(config: object) -> Model:
-    model = dummy_model(config, dtype=torch.float32, device="meta")  # type: ignore[arg-type]
+def _on_meta(config: ModelConfig) -> Model:
+    model = dummy_model(config, dtype=torch.float32, device="meta")
     assert isinstance(model, Model)
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 
@@ -50,8 +51,8 @@ def test_serve_says_so(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ramify.runtime.processes.prestart.PrestartedWorkers.__enter__", lambda workers: None)
-    monkeypatch.setattr("ramify.runtime.processes.prestart.PrestartedWorkers.__exit__", lambda *parts: None)
+    workers = "ramify.runtime.processes.prestart.PrestartedWorkers"
+    monkeypatch.setattr(workers, lambda config: contextlib.nullcontext())
     monkeypatch.setattr("ramify.runtime.server.app.serve.serve", lambda config, routes, workers: 0)
     assert main.main(["serve", *arguments]) == 0
     assert [record.message for record in caplog.records] == [NOTICE] * notices
