@@ -21,7 +21,9 @@ FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "bf16"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("out", help="The result: a new .gguf file; of a folder of safetensors also a new folder.")
+    parser.add_argument(
+        "out", help="The result: a new .gguf file; of a folder of safetensors also a new folder."
+    )
     parser.add_argument(
         "--to",
         choices=FORMATS,
