@@ -50,6 +50,7 @@ from ramify.lang.decide import adecide as adecide
 from ramify.lang.decide import decide as decide
 from ramify.lang.graph.conditions import repeat as repeat
 from ramify.lang.graph.conditions import when as when
+from ramify.lang.program import events as events
 from ramify.lang.program.run import set_default_backend as set_default_backend
 from ramify.lang.state.fork import ForkGroup as ForkGroup
 from ramify.lang.state.state import ProgramState as ProgramState

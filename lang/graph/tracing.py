@@ -168,7 +168,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 METHODS = (
     *("text", "messages", "error", "get_meta_info", "prompt_of", "cancel"),
-    *("text_iter", "text_async_iter", "stream_objects", "partial"),
+    *("text_iter", "text_async_iter", "stream_objects", "partial", "events"),
 )
 for _name in METHODS:
     setattr(TracedState, _name, _refused(f"{_name}()"))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.errors import ProgramError
 from ramify.lang.calls.limits import LIMITS, Limits, combined
 from ramify.lang.common.event import Event
+from ramify.lang.program import events
 from ramify.lang.program.interpreter import Interpreter
 from ramify.lang.program.nodes import (
     Fork,
@@ -70,6 +71,10 @@ class Branch:
         self.run = run
         self.call = call
         self.key = run.branch_key()
+        self.path: events.Path = () if parent is None else (*parent.path, len(parent.children))
+        self._forked_at: tuple[int, ...] = ()
+        """For each branch that this one comes from, outermost first: the number of events that the run had at
+        the fork."""
         self.forks = forks
         """The keys of the forks that the branch comes from, outermost first."""
         self.content = Content()
@@ -87,8 +92,6 @@ class Branch:
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self._inherited = dict(self.variables)
         self.children: list[Branch] = []
-        self.feed: list[str] = []
-        """All text of the branch, in the order of arrival; empty in runs that do not stream."""
         self.running: Variable | None = None
         """The variable that the running step sets; None if no step runs, or if the step sets no variable."""
         self.error: ProgramError | None = None
@@ -196,8 +199,10 @@ class Branch:
         far."""
         with self._lock:
             forks = (*self.forks, self.run.fork_key(size))
-            children = [Branch(self.run, Call("fork", f"fork {index}"), self, forks) for index in range(size)]
-            self.children.extend(children)
+            first = len(self.children)
+            for index in range(size):
+                self.children.append(Branch(self.run, Call("fork", f"fork {index}"), self, forks))
+            children = self.children[first:]
             self.submit(Fork(tuple(children)))
         return children
 
@@ -209,8 +214,7 @@ class Branch:
             self.fork_point = parent.content.tail
             self._views = dict(parent._views)
             self.call.start_s = self.run.clock()
-            if self.run.stream:
-                self.feed = list(parent.feed)
+            self._forked_at = (*parent._forked_at, len(self.run.events))
             if self._queue:
                 self.run.loop.call_soon_threadsafe(self._start)
             else:
@@ -314,8 +318,7 @@ class Branch:
         if self._idle is not None:
             self._idle.set()
             self._idle = None
-        if self.run.stream:
-            self.run.notify()
+        self.run.notify()
 
     def _end_if_complete(self) -> None:
         if self.joined and not self._busy and not self._end_noted:
@@ -417,7 +420,9 @@ class Branch:
         )
 
     def _note_recover(self, error: ProgramError, kept: int) -> None:
-        """Add a `recover` to the trace, which keeps the branch's first `kept` calls and drops the others."""
+        """Note the event, and add a `recover` to the trace, which keeps the branch's first `kept` calls and
+        drops the others."""
+        self.note(events.Recovered(error, self.path))
         undone = self.call.children[kept:]
         gone = {id(call) for before in undone for call in before.dropped}
         call = self.call.child("recover", error.variable or "", None, self.run.clock(), line=error.line)
@@ -472,6 +477,19 @@ class Branch:
         return content.at(append_output(content.tail, text, ids, kept_ids, output.tail, by))
 
     # --- reading ---
+
+    def note(self, event: events.Event) -> None:
+        """Add an event of this branch to those of the run."""
+        self.run.events.append(event)
+        self.run.notify()
+
+    def reads(self, event: events.Event, index: int) -> bool:
+        """Whether the event at `index` of the run belongs to this branch, or to a branch that it comes from
+        and before the fork."""
+        depth = len(event.branch)
+        return event.branch == self.path[:depth] and (
+            depth == len(self.path) or (depth < len(self._forked_at) and index < self._forked_at[depth])
+        )
 
     def idle(self) -> Event:
         """An event that is set when all steps submitted so far are done."""

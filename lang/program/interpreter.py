@@ -28,8 +28,10 @@ from ramify.lang.calls.session import Target
 from ramify.lang.calls.tool_turns import CallTurn, describe, form_of, open_calls
 from ramify.lang.program import nodes
 from ramify.lang.program.decisions import ask, gather, steps_before
+from ramify.lang.program.events import Appended, StepEnded, StepFailed, StepStarted, Text
 from ramify.lang.program.retries import attempt, final_value
 from ramify.lang.program.sending import send
+from ramify.lang.program.step_output import CallsOutput, StepOutput
 from ramify.lang.program.tool_steps import (
     ToolFailed,
     in_turns,
@@ -160,7 +162,8 @@ class Interpreter(nodes.StepVisitor):
             raise InvalidRequest("A gen with retries has n=1.", field="n")
         valid = await attempt(self._branch, call, target, sampling, step)
         output = valid.output
-        variable.chunks.append(
+        self._append(valid.before)
+        StepOutput(self._branch, variable).take(
             TextChunk(
                 rid=output.rid,
                 text=output.text,
@@ -169,16 +172,16 @@ class Interpreter(nodes.StepVisitor):
                 usage=output.usage,
             )
         )
+        self._branch.content = valid.content
         if step.node.thinking is not None:
             variable.thinking = output.thinking
-        self._append(valid.content)
         variable.resolve(valid.value, text=output.text, meta=lambda: output.meta)
 
     async def _outputs(
         self, call: Call, view: View[Target], sampling: SamplingParams, step: nodes.Gen, variable: Variable
     ) -> list[Output]:
         """The outputs of n independent generations. Only the first output is streamed."""
-        node = step.node
+        node, shown = step.node, StepOutput(self._branch, variable)
         if sampling.n == 1:
             sent = send(
                 self._branch,
@@ -186,7 +189,7 @@ class Interpreter(nodes.StepVisitor):
                 view,
                 sampling,
                 node.constraint,
-                variable,
+                shown,
                 thinking=node.thinking,
             )
             return [await sent]
@@ -198,7 +201,7 @@ class Interpreter(nodes.StepVisitor):
                 view,
                 msgspec.structs.replace(sampling, n=1, seed=seed),
                 node.constraint,
-                variable if index == 0 else None,
+                shown if index == 0 else None,
                 next_use=None if index == 0 else "never",
                 thinking=node.thinking,
             )
@@ -225,7 +228,7 @@ class Interpreter(nodes.StepVisitor):
             call.text = chosen.text
         by = None if target is self._run.home else target
         tail = append_output(branch.content.tail, chosen.text, chosen.ids, len(chosen.ids), "", by)
-        self._append(branch.content.at(tail))
+        self._append(branch.content.at(tail), step)
         variable.resolve(chosen.text, text=chosen.text, meta=lambda: chosen.meta)
 
     async def _constrained_select(
@@ -239,7 +242,7 @@ class Interpreter(nodes.StepVisitor):
         branch, sampling = self._branch, SamplingParams(temperature=0.0)
         async with _within(step.node.timeout, branch.limits):
             output = await send(branch, call, view, sampling, choices(step.node.choices))
-        self._append(branch.after(branch.content, output))
+        self._append(branch.after(branch.content, output), step)
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
     async def visit_Decide(self, step: nodes.Decide, variable: Variable) -> None:
@@ -284,7 +287,7 @@ class Interpreter(nodes.StepVisitor):
         call.questions = tuple(one.question for one in step.asked.values())
         call.text = str(found)
         if step.node.append:
-            self._append_text(str(found))
+            self._append_text(str(found), step)
         plain, usage = found.to_dict(), call.usage
         text = json.dumps(plain, ensure_ascii=False)
         variable.resolve(found, text=text, meta=lambda: meta_info(rid, usage, None) | plain)
@@ -302,16 +305,20 @@ class Interpreter(nodes.StepVisitor):
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, step.node.options)
             constraint = form.constraint(step.tools, step.node.required, step.node.max_calls)
             async with _within(step.node.timeout, branch.limits):
-                output = await send_calls(branch, step, call, opened, sampling, constraint, variable)
+                shown = CallsOutput(branch, variable, call, form, opening)
+                output = await send_calls(branch, step, call, opened, sampling, constraint, shown)
             text, written = form.read(opening + output.text)
+            shown.end(written)
         try:
             async with _within(None, branch.limits):
-                calls = await run_calls(branch, step, target, call, written)
+                ids = [shown.id(index) for index in range(len(written))]
+                calls = await run_calls(branch, step, target, call, written, ids)
         except ToolFailed as error:
             raise _located(error, step, call) from error.__cause__
         done = CallTurn(opening, output, text, written, tuple(one.shown for one in calls), turns)
-        begin, shown = view.content.tail, text_of(opened.content.tail, view.content.tail) + output.text
-        self._feed(done.write(view.content, target).tail, begin, shown)
+        begin = view.content.tail
+        seen = text_of(opened.content.tail, begin) + output.text
+        self._feed(done.write(view.content, target).tail, begin, seen)
         branch.content = done.append(branch.content, self._run.home)
         variable.resolve(ToolCalls(calls, text), text=opening + output.text, meta=lambda: output.meta)
 
@@ -336,20 +343,25 @@ class Interpreter(nodes.StepVisitor):
 
     # --- helpers ---
 
-    def _append_text(self, text: str) -> None:
+    def _append_text(self, text: str, by: nodes.ModelStep | None = None) -> None:
         content = self._branch.content
         self._run.home.check_text(content.dialogue, text)
-        self._append(content.at(append_text(content.tail, text)))
+        self._append(content.at(append_text(content.tail, text)), by)
 
-    def _append(self, content: Content) -> None:
-        self._feed(content.tail, self._branch.content.tail)
+    def _append(self, content: Content, by: nodes.ModelStep | None = None) -> None:
+        """Make `content`, which continues that of the branch, the content. `by` is the step whose output the
+        new text is; None for text of the program."""
+        self._feed(content.tail, self._branch.content.tail, by=by)
         self._branch.content = content
 
-    def _feed(self, tail: Piece | None, since: Piece | None, shown: str = "") -> None:
-        """Show readers the text after `since` up to `tail`, if the run streams. `shown` is the beginning of
-        this text that readers have already been shown."""
-        if self._run.stream and (text := text_of(tail, since, later=True).removeprefix(shown)):
-            self._branch.feed.append(text)
+    def _feed(
+        self, tail: Piece | None, since: Piece | None, seen: str = "", by: nodes.ModelStep | None = None
+    ) -> None:
+        """Note the text after `since` up to `tail`. `seen` is the beginning of this text that has been
+        noted."""
+        text, path = text_of(tail, since, later=True).removeprefix(seen), self._branch.path
+        if text:
+            self._branch.note(Appended(text, path) if by is None else Text(by.variable, text, path))
 
     @contextlib.contextmanager
     def _step(
@@ -362,6 +374,8 @@ class Interpreter(nodes.StepVisitor):
             kind, step.variable or "", branch.content.tail, self._run.clock(), line=step.line
         )
         variable.call = call
+        branch.note(StepStarted(step.variable, branch.path))
+        variable.ready.on_set(lambda: self._note_end(variable))
         try:
             yield call
         except asyncio.CancelledError:
@@ -375,6 +389,12 @@ class Interpreter(nodes.StepVisitor):
             raise located from (error.__cause__ if isinstance(error, ProgramError) else error)
         finally:
             call.end_s = self._run.clock()
+
+    def _note_end(self, variable: Variable) -> None:
+        name, error, path = variable.name, variable.error, self._branch.path
+        self._branch.note(
+            StepEnded(name, variable.value, path) if error is None else StepFailed(name, error, path)
+        )
 
     async def _view(self, step: nodes.ModelStep, call: Call) -> View[Target]:
         """The content of the branch as the model of `step` reads it. Sets the fields of `call` that

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.errors import ProgramError
 from ramify.lang.calls.request import Output
 from ramify.lang.calls.session import Target
+from ramify.lang.program.events import Retried
 from ramify.lang.program.nodes import Gen
 from ramify.lang.program.sending import send
 from ramify.lang.prompt.chat import Content, begin_turn, end_turn
@@ -39,10 +40,11 @@ MAX_SHOWN = 200
 
 @dataclass(frozen=True)
 class Attempted:
-    """A valid output, its value, and the content of the branch after the output."""
+    """A valid output, its value, and the content of the branch before and after the output."""
 
     output: Output
     value: Any
+    before: Content
     content: Content
 
 
@@ -72,12 +74,13 @@ async def attempt(
             sent.error = str(error)
             if not left:
                 raise _rejection(step, output.text, error) from error
+            branch.note(Retried(step.variable, output.text, error, branch.path))
             content = branch.after(content, output)
             content = _correct(content, opening, describe(error), branch.run.info)
             continue
         if not step.keep_failed:
             content = branch.content
-        return Attempted(output, value, branch.after(content, output))
+        return Attempted(output, value, content, branch.after(content, output))
     raise AssertionError("unreachable")
 
 

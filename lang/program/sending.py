@@ -15,13 +15,13 @@ from ramify.lang.calls import request
 from ramify.lang.calls.limits import allow_call
 from ramify.lang.calls.request import Output
 from ramify.lang.calls.session import Target
-from ramify.lang.program.variables import Variable
+from ramify.lang.program.step_output import StepOutput
 from ramify.lang.prompt.chat import open_answer
 from ramify.lang.prompt.thinking import preambles_of
 from ramify.lang.prompt.transcript import ends_on_token, place_of, prompt_of
 from ramify.lang.prompt.view import View
 from ramify.lang.trace.calls import Call
-from ramify.messages import HELD_S, Choices, Generate, NextUse, ProgramHint, TextChunk, Thinking
+from ramify.messages import HELD_S, Choices, Generate, NextUse, ProgramHint, Thinking
 from ramify.questions import Decide
 from ramify.sampling_params import SamplingParams
 
@@ -35,7 +35,7 @@ async def send(
     view: View[Target],
     sampling: SamplingParams,
     constraint: Constraint | None = None,
-    follow: Variable | None = None,
+    follow: StepOutput | None = None,
     next_use: NextUse | None = None,
     choices: Choices | None = None,
     thinking: Thinking | None = None,
@@ -46,8 +46,8 @@ async def send(
     record the result in `call`.
 
     Args:
-        follow: The variable that receives each chunk while it is generated, if the run streams; None if no
-            variable receives chunks.
+        follow: The step's output, which takes each chunk while it is generated, or if the run does not stream
+            the whole at the end; None for a request whose output is not the step's.
         next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
         thinking: The step's setting of thinking; None if the step has none.
         opened: `view` with text appended that only this request has; None for `view` itself.
@@ -79,14 +79,11 @@ async def send(
         **prompt,
     )
 
-    def show(chunk: TextChunk) -> None:
-        assert follow is not None
-        follow.chunks.append(chunk)
-        branch.feed.append(chunk.text)
-        run.notify()
-
-    shown = show if call.followed else None
-    return await request.send(run, target, call, made, allowance, allowance.thinking, shown)
+    show = follow.take if follow is not None and run.stream else None
+    output = await request.send(run, target, call, made, allowance, allowance.thinking, show)
+    if follow is not None and not run.stream:
+        follow.note(output.thinking, output.text)
+    return output
 
 
 def lora_of(branch: Branch, call: Call, target: Target) -> str:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ramify.constraint import Constraint
-from ramify.errors import InvalidConstraint, InvalidRequest
+from ramify.errors import Cancelled, InvalidConstraint, InvalidRequest
 from ramify.lang.calls.limits import LIMITS
 from ramify.lang.calls.request import Output, all_of
 from ramify.lang.calls.session import Target
-from ramify.lang.program import retries
+from ramify.lang.program import events, retries
 from ramify.lang.program.nodes import CallTools
 from ramify.lang.program.place import placed
 from ramify.lang.program.sending import send
-from ramify.lang.program.variables import Variable
+from ramify.lang.program.step_output import CallsOutput
 from ramify.lang.prompt.view import View
 from ramify.lang.tools.forms import WrittenCalls
 from ramify.lang.tools.tool import ToolCall, shown
@@ -75,13 +76,13 @@ async def send_calls(
     view: View[Target],
     sampling: SamplingParams,
     constraint: Constraint,
-    variable: Variable,
+    follow: CallsOutput,
 ) -> Output:
     """Send the request in which the model writes the calls of `step`. In errors and reports about a tool's
     schema, the tool is named."""
     described = [tool.described for tool in step.tools]
     try:
-        output = await send(branch, call, view, sampling, constraint, variable, next_use="tool")
+        output = await send(branch, call, view, sampling, constraint, follow, next_use="tool")
     except InvalidConstraint as error:
         found = tool_at(error.pointer, described)
         if found is None:
@@ -94,10 +95,11 @@ async def send_calls(
 
 
 async def run_calls(
-    branch: Branch, step: CallTools, target: Target, call: Call, written: WrittenCalls
+    branch: Branch, step: CallTools, target: Target, call: Call, written: WrittenCalls, ids: Sequence[str]
 ) -> list[ToolCall]:
     """Run the calls in `written` concurrently, and return them with their results in the same order. `call`
-    is the request in which the model of `target` wrote them. If `step.raises`, the first error is raised."""
+    is the request in which the model of `target` wrote them, and `ids` are their ids in events. If
+    `step.raises`, the first error is raised."""
     await_tools = getattr(target.backend, "await_tools", None)
     if await_tools is not None and written:
         await await_tools(branch.run.program, branch.key, tuple(dict.fromkeys(name for name, _ in written)))
@@ -109,15 +111,23 @@ async def run_calls(
         return [
             ToolCall(name, {}, None, None, text) for (name, _), text in zip(written, results, strict=True)
         ]
-    calls = await all_of(_run_call(branch, step, name, arguments) for name, arguments in written)
+    calls = await all_of(
+        _run_call(branch, step, name, arguments, id)
+        for (name, arguments), id in zip(written, ids, strict=True)
+    )
     tools_returned = getattr(target.backend, "tools_returned", None)
     if tools_returned is not None:
         await tools_returned(call.place, [one.shown for one in calls])
     return calls
 
 
-async def _run_call(branch: Branch, step: CallTools, name: str, arguments: str) -> ToolCall:
+async def _run_call(branch: Branch, step: CallTools, name: str, arguments: str, id: str) -> ToolCall:
     run = branch.run
+
+    def failed(error: Exception) -> None:
+        took = run.clock() - call.start_s
+        branch.note(events.ToolFailed(step.variable, id, name, error, took, branch.path))
+
     tool = next((one for one in step.tools if one.name == name), None)
     call = branch.call.child("tool", name, None, run.clock(), line=step.line)
     call.arguments = arguments
@@ -133,12 +143,16 @@ async def _run_call(branch: Branch, step: CallTools, name: str, arguments: str) 
                 result = await tool.run(given, run.caller_loop)
         text = shown(result)
         call.text = text
+        took = run.clock() - call.start_s
+        branch.note(events.ToolReturned(step.variable, id, name, result, text, took, branch.path))
         return ToolCall(name, given, result, None, text)
     except asyncio.CancelledError:
         call.error = "cancelled"
+        failed(Cancelled(f"The call of {name} was cancelled."))
         raise
     except Exception as error:
         call.error = str(error) or type(error).__name__
+        failed(error)
         if step.raises:
             raise ToolFailed(name, call) from error
         text = SHOWN_ERROR.format(kind=type(error).__name__, message=retries.describe(error))

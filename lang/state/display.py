@@ -15,6 +15,7 @@ from ramify.lang.program.branch import Branch
 from ramify.lang.program.variables import Skipped, Variable
 from ramify.lang.prompt.chat import Begin, End, Thought
 from ramify.lang.prompt.transcript import Generated, Piece, pieces
+from ramify.lang.state.streaming import BranchText
 from ramify.lang.trace.html import model_names, usage_html, usage_lines
 from ramify.loop import SIGNAL_CHECK_S
 
@@ -186,14 +187,12 @@ def _update(state: ProgramState) -> None:
 
 
 def _write(state: ProgramState) -> None:
-    branch, written = state._branch, 0
+    branch, source = state._branch, BranchText(state)
     for _ in _changes(state):
-        texts = branch.feed[written:] if branch.run.stream else []
-        written += len(texts)
-        print("".join(texts), end="", flush=True)
+        for added, _meta in source.new():
+            print(added, end="", flush=True)
     error = branch.error or branch.run.error
-    rest = [] if branch.run.stream else [branch.text]
-    print(*rest, *([] if error is None else [f"failed: {error}"]), *usage_lines(branch.call), sep="\n")
+    print(*([] if error is None else [f"failed: {error}"]), *usage_lines(branch.call), sep="\n")
 
 
 def _changes(state: ProgramState) -> Iterator[None]:

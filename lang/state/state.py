@@ -32,7 +32,7 @@ from ramify.lang.program.variables import Variable
 from ramify.lang.state import streaming
 from ramify.lang.state.display import follow, in_notebook, show, state_html
 from ramify.lang.state.fork import ForkGroup
-from ramify.lang.state.streaming import ObjectStream, snapshot
+from ramify.lang.state.streaming import EventStream, ObjectStream, snapshot
 from ramify.lang.tools.tool import ToolCalls, ToolTurn, as_tools, descriptions_of
 from ramify.lang.trace.calls import Call
 from ramify.lang.typed.decision import Decision, ModelDecision
@@ -377,6 +377,16 @@ class ProgramState(Generic[R_co]):
         runs without ``stream=True``.
         """
         return ObjectStream(self, self._branch, name_of(name), kind)
+
+    def events(self) -> EventStream:
+        """The events of this state and of all branches forked from it, as they happen, to iterate over with
+        ``for`` or ``async for``: see `ramify.events`.
+
+        Events of one branch come in order. Every iteration has all events, from the first. It ends when all
+        steps so far are done, and then raises `ProgramError` if a step failed and was not recovered, or the
+        body raised. Without ``run(stream=True)`` the text of a step comes in one piece, when it is complete.
+        """
+        return EventStream(self)
 
     @overload
     def partial(self, name: str | VariableStep, kind: TypeForm[T]) -> Partial[T]: ...

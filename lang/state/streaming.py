@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.program.branch import Branch
+from ramify.lang.program.events import Appended, CallText, Event, Text
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.outputs import meta_info, token_logprobs
 from ramify.lang.typed.partial import Partial, PartialReader
@@ -90,24 +91,33 @@ def _check(name: str | None, thinking: bool) -> None:
 
 def _source(
     state: ProgramState, branch: Branch, name: str | None, thinking: bool
-) -> _BranchText | _VariableText:
+) -> BranchText | _VariableText:
     if name is None:
-        return _BranchText(state, branch)
+        return BranchText(state)
     return _VariableThoughts(branch, name) if thinking else _VariableText(branch, name)
 
 
-class _BranchText:
-    def __init__(self, state: ProgramState, branch: Branch) -> None:
-        self._state, self._branch, self._read = state, branch, 0
+class BranchText:
+    """All text of a branch: that of the events up to its forks, and of its own."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state, self._branch, self._read = state, state._branch, 0
 
     @property
     def ended(self) -> bool:
         return self._branch.ended
 
     def new(self) -> Iterator[tuple[str, None]]:
-        texts = self._branch.feed[self._read :]
-        self._read += len(texts)
-        if text := "".join(texts):
+        first, added = self._read, self._branch.run.events[self._read :]
+        self._read += len(added)
+        text = "".join(
+            [
+                event.text
+                for index, event in enumerate(added, first)
+                if isinstance(event, Appended | Text | CallText) and self._branch.reads(event, index)
+            ]
+        )
+        if text:
             yield text, None
 
     def check(self) -> None:
@@ -196,6 +206,43 @@ class _VariableThoughts(_VariableText):
         variable = self._branch.variable(self._name)
         if variable.ready.is_set() or variable.thinking is None:
             variable.read_thinking()
+
+
+class EventSource:
+    """The events of a state and of all branches forked from it, until its steps so far are done."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state, self._path = state, state._branch.path
+        self._read = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._state._all_done().is_set()
+
+    def new(self) -> Iterator[Event]:
+        added, depth = self._state._branch.run.events[self._read :], len(self._path)
+        self._read += len(added)
+        yield from (event for event in added if event.branch[:depth] == self._path)
+
+
+class EventStream:
+    """The result of `ProgramState.events`. It may be iterated several times, each time from the beginning."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state, self._run = state, state._branch.run
+
+    def __iter__(self) -> Iterator[Event]:
+        with self._state._reading():
+            yield from follow(self._run, EventSource(self._state))
+        self._state._raise()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        source = EventSource(self._state)
+        with self._state._reading():
+            async with aclosing(async_follow(self._run, source)) as events:
+                async for event in events:
+                    yield event
+        self._state._raise()
 
 
 class ObjectStream(Generic[T]):
@@ -295,6 +342,6 @@ def _located(error: Exception, variable: Variable) -> ProgramError:
     )
 
 
-Source = _BranchText | _VariableText | _PartialValue
+Source = BranchText | EventSource | _VariableText | _PartialValue
 """A source that is read while it grows: `new` yields the additions since the last call, and `ended` says
 whether nothing will be added any more."""

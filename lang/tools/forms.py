@@ -71,21 +71,50 @@ class TaggedCalls:
     def read(self, text: str) -> tuple[str, WrittenCalls]:
         """The words and the calls in `text`, a turn that begins with the opening. Raises ValueError if a call
         is cut off."""
-        parser = CallParser(self.form)
+        reader = self.reader()
+        content, calls = reader.push(text)
+        return (content + reader.close()).strip(), calls
+
+    def reader(self) -> TaggedReader:
+        return TaggedReader(self.form)
+
+
+class TaggedReader:
+    """Reads a turn of `TaggedCalls` piece by piece."""
+
+    def __init__(self, form: ToolFormat) -> None:
+        self._parser = CallParser(form)
+        self._calls: list[tuple[str, str]] = []
+        self._returned = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a call has begun."""
+        return self._parser.inside or self._parser.calls > 0
+
+    def push(self, text: str) -> tuple[str, WrittenCalls]:
+        """The words, and the calls that have become complete, with the next piece `text`."""
+        content = self._take(self._parser.push(text))
+        first, self._returned = self._returned, self._parser.ended
+        return content, self._calls[first : self._parser.ended]
+
+    def close(self) -> str:
+        """The words that were held back. Raises ValueError if a call is cut off."""
+        if self._parser.inside:
+            raise ValueError("The output ended inside a call; raise max_tokens.")
+        return self._take(self._parser.close())
+
+    def _take(self, parts: Sequence[Content | CallBegins | Arguments]) -> str:
         content = ""
-        names: list[str] = []
-        arguments: list[str] = []
-        for part in (*parser.push(text), *parser.close()):
+        for part in parts:
             if isinstance(part, Content):
                 content += part.text
             elif isinstance(part, CallBegins):
-                names.append(part.name)
-                arguments.append("")
-            elif isinstance(part, Arguments):
-                arguments[part.index] += part.text
-        if parser.inside:
-            raise ValueError("The output ended inside a call; raise max_tokens.")
-        return content.strip(), list(zip(names, arguments, strict=True))
+                self._calls.append((part.name, ""))
+            else:
+                name, arguments = self._calls[part.index]
+                self._calls[part.index] = (name, arguments + part.text)
+        return content
 
 
 def _facts(tool: Tool[..., Any]) -> dict[str, Any]:
@@ -134,6 +163,9 @@ class JsonCalls:
         schema = closed_object(properties)
         return json_schema(schema | {"$defs": definitions} if definitions else schema)
 
+    def reader(self) -> WholeReader:
+        return WholeReader()
+
     def read(self, text: str) -> tuple[str, WrittenCalls]:
         found = read_json(text)
         try:
@@ -143,6 +175,15 @@ class JsonCalls:
             raise ValueError(
                 f"The endpoint did not keep to the form of calls; it answered {text!r}."
             ) from None
+
+
+class WholeReader:
+    """The reader of `JsonCalls`, which are read when the turn is complete."""
+
+    begun = True
+
+    def push(self, text: str) -> tuple[str, WrittenCalls]:
+        return "", []
 
 
 def _call_schema(tool: Tool[..., Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class CallParser:
         self._input: InputReader | None = None
         self.calls = 0
         """Number of calls that have begun."""
+        self.ended = 0
+        """Number of calls that have ended."""
         self.inside = False
         """Whether the output is inside a call."""
 
@@ -145,6 +147,7 @@ class CallParser:
 
     def _end_call(self) -> Iterator[Event]:
         self.inside = False
+        self.ended += 1
         self._state = self._after_call
         yield from ()
 

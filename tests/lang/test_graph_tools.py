@@ -108,6 +108,18 @@ def test_a_server_waits_for_the_tools_of_its_client(stream: bool) -> None:
     # The network decides which branch asks first.
     assert sorted(state.text()) == sorted(plain.text())
     assert [tool.name for tool in state.trace.walk() if tool.kind == "tool"] == ["weather"] * 4
+    assert kinds_of(state) == kinds_of(plain)
+
+
+def kinds_of(state: rm.ProgramState) -> dict[tuple[int, ...], list[tuple[str, str | None]]]:
+    """Path of a branch → kind and name of its events that do not depend on the pieces of texts."""
+    found: dict[tuple[int, ...], list[tuple[str, str | None]]] = {}
+    for one in state.events():
+        if not isinstance(one, rm.events.Appended | rm.events.Text | rm.events.CallText):
+            name = getattr(one, "name", getattr(one, "step", None))
+            found.setdefault(one.branch, []).append((type(one).__name__, name))
+    assert len(found) == 3
+    return {path: sorted(kinds, key=str) for path, kinds in found.items()}  # tools end in any order
 
 
 def test_any_client_can_answer_the_calls() -> None:
