@@ -92,6 +92,32 @@ def members_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
     }
 
 
+def attributes_of(kind: Any) -> dict[str, str] | None:
+    """Name in JSON → name of the attribute, for a pydantic model or dataclass; None for other types."""
+    models = getattr(kind, "model_fields", None)
+    if isinstance(models, Mapping):
+        return {_json_name(name, one): name for name, one in models.items()}
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return None
+    return {one.name: one.name for one in dataclasses.fields(kind) if one.init}
+
+
+def plain(kind: Any) -> Any:
+    """The type `kind` without aliases and annotations around it."""
+    while True:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        elif hasattr(kind, "__value__"):
+            kind = kind.__value__
+        else:
+            return kind
+
+
+def root_of(kind: Any) -> Any:
+    """The type in a pydantic root model; None for other types."""
+    return kind.model_fields["root"].annotation if getattr(kind, "__pydantic_root_model__", False) else None
+
+
 def _qualified(hint: Any, required: bool) -> tuple[Any, bool]:
     # `__required_keys__` ignores NotRequired in annotations that are strings; the evaluated hint has it.
     if get_origin(hint) in (Required, NotRequired):

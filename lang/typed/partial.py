@@ -1,17 +1,18 @@
 """Partial values: the complete values in a JSON text that is still incomplete.
 
     text      {"name": "Café", "days": [1, 12        (12 is open: 3 could follow, for 123)
-    value     {"name": "Café", "days": [1]}
+    value     Plan(name='Café', days=[1])
     path      ("days", 1)
 
 A string is closed by its quote, an object or array by its bracket, and a number, ``true``, ``false`` or
-``null`` by the character after it. An open object or array is part of the value, with the members that are
-closed. Each value is validated when it is closed, against its own type or subschema.
+``null`` by the character after it. An open object or array is part of the value, with the members that have
+come. Each value is validated when it is closed, against its own type or subschema.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -31,14 +32,34 @@ ENDS = BLANK + ",]}"
 class Partial(Generic[T]):
     """A value while it is generated."""
 
-    value: T | Any
-    """The value so far. Open objects and arrays are dicts and lists; closed values inside them have the types
-    of the schema. None before the first object or array opens. If `complete`, the value of the variable."""
+    value: T
+    """The value so far. If `complete`, the value of the variable.
+
+    Otherwise the fields of an open model or dataclass that have come are attributes; reading another field
+    raises AttributeError, and no default is filled in. Other open objects are dicts: those of a TypedDict, of
+    a JSON schema, and of a union while its `Literal` members allow several types. Open arrays are lists.
+    Closed values have the types of the schema. None before the first object or array opens."""
     complete: bool = False
     path: tuple[str | int, ...] = ()
     """The keys and indices that lead to the innermost open value."""
     open_text: str = ""
     """The text so far of the open string; empty if no string is open."""
+
+    def __contains__(self, place: str | tuple[str | int, ...]) -> bool:
+        """Whether the member `place` of the value has come, open or closed: ``"days" in partial``, or by its
+        path ``("stops", 0, "name") in partial``. Fields have the names of their attributes."""
+        value: Any = self.value
+        for key in (place,) if isinstance(place, str) else place:
+            if isinstance(key, int) or isinstance(value, Mapping):
+                try:
+                    value = value[key]
+                except (LookupError, TypeError):
+                    return False
+            elif not hasattr(value, key):
+                return False
+            else:
+                value = getattr(value, key)
+        return True
 
 
 class InvalidPart(ValueError):
@@ -115,7 +136,7 @@ class PartialReader:
                     members.append(value)
                 else:
                     members[one.key] = value
-            value = members
+            value = one.checker.opened(members)
         return Partial(value, False, self._path(), self._open_text())
 
     def _path(self) -> tuple[str | int, ...]:

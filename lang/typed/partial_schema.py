@@ -49,6 +49,10 @@ class SchemaChecker:
             if None not in problems:
                 yield next(filter(None, problems), "No alternative of the schema has such a member.")
 
+    def opened(self, members: Any) -> Any:
+        """The value of an open object or array at this place: `members`, as of plain JSON."""
+        return members
+
     def child(self, key: str | int) -> SchemaChecker:
         return self._child(key, frozenset())
 

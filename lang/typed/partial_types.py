@@ -7,10 +7,11 @@ import json
 import operator
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from ramify.json_text import read_json
-from ramify.lang.typed.adapters import adapter_of, members_of
+from ramify.lang.typed.adapters import adapter_of, members_of, plain, root_of
+from ramify.lang.typed.open_object import opened
 
 if TYPE_CHECKING:
     from ramify.lang.typed.partial_schema import SchemaChecker
@@ -41,6 +42,10 @@ class TypeChecker:
             return read_json(raw, strict=False)
         return adapter_of(self._kind).validate_json(raw)
 
+    def opened(self, members: Any) -> Any:
+        """The value of an open object or array at this place, of which `members` have come."""
+        return opened(self._kind, members)
+
     def child(self, key: str | int) -> TypeChecker:
         """The checker of the object's member or the array's item at `key`."""
         return TypeChecker(_member(self._kind, key))
@@ -66,24 +71,19 @@ def _member(kind: Any, key: str | int) -> Any:
 def _bare(kind: Any) -> Any:
     """The type `kind` without aliases, annotations and root models around it, which make no difference in
     JSON."""
-    while True:
-        if get_origin(kind) is Annotated:
-            kind = get_args(kind)[0]
-        elif getattr(kind, "__pydantic_root_model__", False):
-            kind = kind.model_fields["root"].annotation
-        elif hasattr(kind, "__value__"):
-            kind = kind.__value__
-        else:
-            return kind
+    kind = plain(kind)
+    while (root := root_of(kind)) is not None:
+        kind = plain(root)
+    return kind
 
 
 def _holds(kind: Any, key: str | int) -> bool:
     kind = _bare(kind)
-    plain = get_origin(kind) or kind
+    found = get_origin(kind) or kind
     if isinstance(key, int):
-        return isinstance(plain, type) and issubclass(plain, list | tuple | set | frozenset)
+        return isinstance(found, type) and issubclass(found, list | tuple | set | frozenset)
     fields = _fields(kind)
-    return key in fields if fields is not None else isinstance(plain, type) and issubclass(plain, dict)
+    return key in fields if fields is not None else isinstance(found, type) and issubclass(found, dict)
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:
