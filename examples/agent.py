@@ -51,16 +51,22 @@ def agent(s: rm.ProgramState, question: str) -> str | None:
         # It looks something up first, and in the end it has to answer.
         tools = TOOLS[:-1] if turn == 1 else TOOLS[-1:] if turn == MAX_TURNS else TOOLS
         for call in s.call_tools(tools, max_calls=2, max_tokens=96, temperature=0.0):
-            print(f"turn {turn}: {call.name}({call.arguments}) -> {call.shown}")
             if call.name == "answer" and call.error is None:
                 return str(call.arguments["text"])
     return None
 
 
 def main(backend: rm.Backend | None = None) -> rm.ProgramState:
-    state = agent.run(
-        "Which is higher, the Zugspitze or the Watzmann, and by how much?", backend=backend or rm.Engine()
-    )
+    question = "Which is higher, the Zugspitze or the Watzmann, and by how much?"
+    state = agent.run(question, backend=backend or rm.Engine(), stream=True)
+    for event in state.events():
+        match event:
+            case rm.events.ToolCalled(name=name, arguments=arguments):
+                print(f"{name}({arguments})")
+            case rm.events.ToolReturned(name=name, shown=shown, seconds=seconds):
+                print(f"  {name} -> {shown} ({seconds:.3f} s)")
+            case rm.events.ToolFailed(name=name, error=error):
+                print(f"  {name} failed: {error}")
     print(f"\nanswer: {state.ret_value}\n")
     print(state.trace)
     return state

@@ -43,12 +43,13 @@ class OpenObject:
         self.__pydantic_extra__ = self.__pydantic_private__ = None
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # type: ignore[misc]
         return self.__kind
 
     def __getattr__(self, name: str) -> Any:
         kind = self.__kind
-        if name in (getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ())):
+        known: Mapping[str, Any] = getattr(kind, "model_fields", None) or kind.__dataclass_fields__
+        if name in known:
             raise AttributeError(f"{kind.__name__}.{name} has not come yet.", name=name, obj=self)
         found = inspect.getattr_static(kind, name, None)
         special = name.startswith("__") and isinstance(found, types.FunctionType)

@@ -92,7 +92,7 @@ def test_agent(capsys):
         "249",
         "The user has read it.",
     ]
-    assert "Error: ValueError: Watzmann is lower than Zugspitze." in capsys.readouterr().out
+    assert "  difference failed: Watzmann is lower than Zugspitze\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("*.py"))])

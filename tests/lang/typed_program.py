@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Annotated, Any, Literal, TypedDict, assert_type
+from typing import Annotated, Any, Literal, TypedDict, assert_never, assert_type
 
 import pydantic
 
@@ -256,6 +256,32 @@ def backends() -> list[rm.Backend]:
         rm.Engine(),
     ]
     return [*listed, rm.Router({"a": listed[0], "b": listed[1]}, default="a")]
+
+
+def happened(s: rm.ProgramState) -> None:
+    for event in s.events():
+        assert_type(shown(event), str)
+
+
+def shown(event: rm.events.Event) -> str:
+    match event:
+        case rm.events.Appended(text) | rm.events.Text(_, text):
+            return text
+        case rm.events.Thought(text=text) | rm.events.CallText(text=text):
+            return text
+        case rm.events.ToolCalled(id=id, arguments=arguments):
+            assert_type(arguments, dict[str, Any])
+            return id
+        case rm.events.ToolReturned(seconds=seconds):
+            return f"{seconds:.2f} s"
+        case rm.events.ToolFailed(error=error) | rm.events.Retried(error=error):
+            assert_type(error, Exception)
+            return str(error)
+        case rm.events.Recovered(error=error) | rm.events.StepFailed(error=error):
+            return str(error.line)
+        case rm.events.StepStarted(step) | rm.events.StepEnded(step):
+            return step or ""
+    assert_never(event)
 
 
 def wrong_steps(s: rm.ProgramState) -> None:
