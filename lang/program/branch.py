@@ -72,6 +72,7 @@ class Branch:
         self.call = call
         self.key = run.branch_key()
         self.path: events.Path = () if parent is None else (*parent.path, len(parent.children))
+        """The place among the branches of the run, as events tell it."""
         self._forked_at: tuple[int, ...] = ()
         """For each branch that this one comes from, outermost first: the number of events that the run had at
         the fork."""

@@ -276,7 +276,7 @@ class Call:
             "children": [child._to_dict(misses) for child in self.children],
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from ramify.lang.trace.tree import render
 
         return render(self)

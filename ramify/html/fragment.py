@@ -38,6 +38,20 @@ STYLE = (
     ".ramify tr{background:none;border-top:1px solid rgba(128,128,128,.22)}"
     ".ramify code,.ramify .mono{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
     "font-size:12px;background:none;color:inherit}"
+    ".ramify ul.tree,.ramify ul.tree ul{list-style:none;margin:0;padding:0}"
+    ".ramify ul.tree ul{margin-left:5px;padding-left:14px;border-left:1px solid rgba(128,128,128,.35)}"
+    ".ramify ul.tree li{margin:0;padding:1px 0}"
+    ".ramify ul.tree summary{opacity:1}"
+    ".ramify ul.tree .leaf{padding-left:14px}"
+    ".ramify ul.tree .said{margin:0 0 3px 14px}"
+    ".ramify ul.tree .bad{margin:2px 0}"
+    ".ramify .row{display:inline-flex;flex-wrap:wrap;gap:0 10px;align-items:baseline;width:calc(100% - 18px);"
+    "font-variant-numeric:tabular-nums}"
+    ".ramify .leaf .row{width:calc(100% - 4px)}"
+    ".ramify .row .name{font-weight:600}"
+    ".ramify .bar{flex:0 0 140px;margin-left:auto;height:3px;align-self:center;"
+    "background:rgba(128,128,128,.18)}"
+    ".ramify .bar span{display:block;height:3px;min-width:2px;background:rgba(64,132,214,.8)}"
 )
 
 Run = tuple[str, bool]
@@ -81,23 +95,23 @@ def details(summary: str, content: str, *, open: bool = False) -> str:
     return f"<details{' open' if open else ''}><summary>{escaped(summary)}</summary>{content}</details>"
 
 
-def text(runs: Iterable[Run], *, end: bool = False) -> str:
+def text(runs: Iterable[Run], *, end: bool = False, fold: int = FOLD) -> str:
     """Text in which generated parts are marked.
 
-    Characters beyond `FOLD` are folded; of those beyond `MOST` only the number is shown. With `end`, only the
-    last `FOLD` characters are shown, and the number of those before.
+    Characters beyond `fold` are folded; of those beyond `MOST` only the number is shown. With `end`, only the
+    last `fold` characters are shown, and the number of those before.
     """
     listed = [run for run in runs if run[0]]
     total = sum(len(part) for part, _ in listed)
-    if end and total > FOLD:
-        left = tag("span", f"{total - FOLD:,} characters, then …", "soft")
-        return tag("div", left + _spans(_cut(listed, total - FOLD, total)), "text")
-    shown = _spans(_cut(listed, 0, FOLD))
-    if total > FOLD:
-        rest = _spans(_cut(listed, FOLD, MOST))
+    if end and total > fold:
+        left = tag("span", f"{total - fold:,} characters, then …", "soft")
+        return tag("div", left + _spans(_cut(listed, total - fold, total)), "text")
+    shown = _spans(_cut(listed, 0, fold))
+    if total > fold:
+        rest = _spans(_cut(listed, fold, MOST))
         if total > MOST:
             rest += tag("span", f" … and {total - MOST:,} characters that are not shown", "soft")
-        shown += details(f"… {total - FOLD:,} more characters", rest)
+        shown += details(f"… {total - fold:,} more characters", rest)
     return tag("div", shown, "text")
 
 

@@ -6,6 +6,7 @@ import html
 import re
 import sys
 import threading
+from html.parser import HTMLParser
 from types import ModuleType
 
 import pytest
@@ -150,18 +151,67 @@ def test_a_value_whose_repr_fails():
     assert "<Broken, whose repr raised RuntimeError>" in shown(page)
 
 
-def test_a_trace_shows_a_row_for_each_call():
+class Tree(HTMLParser):
+    """The tree of a trace's page: `rows` has (depth, label, facts) of each call, in order."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.rows, self.depth, self.css = [], 0, ""
+        self.feed(page)
+        assert self.depth == 0
+
+    def handle_starttag(self, tag, attrs):
+        self.depth += tag == "ul"
+        self.css = dict(attrs).get("class", "")
+
+    def handle_endtag(self, tag):
+        self.depth -= tag == "ul"
+
+    def handle_data(self, data):
+        if self.css == "name":
+            self.rows.append((self.depth, data, []))
+        elif self.css == "soft" and self.rows:
+            self.rows[-1][2].append(data)
+        self.css = ""
+
+
+def test_a_trace_is_a_tree():
     state = talk.run(NASTY, backend=rm.ScriptedBackend(ANSWERS))
     page = page_of(state.trace)
     check(page)
-    rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
-    calls = list(state.trace.walk())
-    assert len(rows) == len(calls) + 1
-    assert "model" not in rows[0]
-    for row, call in zip(rows[1:], calls, strict=True):
-        assert call.name in shown(row)
-        assert ("<summary>prompt</summary>" in row) == call.sent
+    rows = Tree(page).rows
+    assert [(depth, name) for depth, name, _ in rows] == [
+        (1, "talk"),
+        *((2, "gen first"), (2, "select pick"), (2, "gen calls"), (3, "tool add")),
+        *((2, "fork 0"), (3, "gen why"), (2, "fork 1"), (3, "gen why")),
+        (2, "gen last"),
+    ]
+    for (_, _, facts), call in zip(rows, state.trace.walk(), strict=True):
+        assert f"{call.duration_s:.3f} s" in facts[0]
+        assert (f"{call.usage.completion_tokens:,} output" in facts[0]) == (call.kind != "tool")
+    assert page.count("<summary>prompt</summary>") == state.trace.requests
     assert "About" + " " + NASTY in shown(page)
+    assert '{"a": 2, "b": 3} → 5' in shown(page)
+    assert repr(state.trace) == str(state.trace)  # in a console
+
+
+def test_attempts_are_below_their_step():
+    @rm.function
+    def program(s):
+        s += "Q: " + rm.gen("year", schema=int, retries=1, validate=refuse_small)
+
+    def refuse_small(value):
+        if value < 5:
+            raise ValueError("<too small>")
+
+    state = program.run(backend=rm.ScriptedBackend({"year": ["3", "7"]}))
+    page = page_of(state.trace)
+    check(page)
+    assert [(depth, name) for depth, name, _ in Tree(page).rows] == [
+        *((1, "program"), (2, "gen year"), (3, "attempt year"), (3, "attempt year"))
+    ]
+    assert marked(page) == ["7", "3", "7"]
+    assert "<too small>" in shown(page)
 
 
 def test_the_models_are_shown_where_there_are_several():
