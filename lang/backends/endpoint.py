@@ -18,7 +18,7 @@ import msgspec
 from ramify.answers import AnswerStore
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend, Submission
-from ramify.lang.backends.http import Event, HttpClient
+from ramify.lang.backends.http import Event, HttpClient, without_user
 from ramify.lang.backends.model_info import forget_model_info
 from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.loop import wait
@@ -91,6 +91,9 @@ class RuntimeEndpoint:
     @functools.cached_property
     def _http(self) -> HttpClient:
         return HttpClient(self.base_url, **self._options)
+
+    def __repr__(self) -> str:
+        return f"<RuntimeEndpoint {without_user(self.base_url)}>"
 
     # --- the backend ---
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import ctypes
 import os
+import re
 import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -339,6 +340,11 @@ def _close(
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         return None
     return asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+
+def without_user(url: str) -> str:
+    """`url` without the name and password of a user in it, as it may be shown."""
+    return re.sub(r"//[^/@]*@", "//", url)
 
 
 def _checked(url: str) -> Any:

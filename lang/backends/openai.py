@@ -20,7 +20,7 @@ from ramify.decisions.checks import check_decide
 from ramify.errors import InvalidRequest, NotFound, UnsupportedNode
 from ramify.lang.backends.decisions.apis import DECISION_APIS, DecisionApi, is_missing
 from ramify.lang.backends.decisions.logprobs import scores_by_logprobs
-from ramify.lang.backends.http import HttpClient
+from ramify.lang.backends.http import HttpClient, without_user
 from ramify.lang.backends.openai_stream import text_chunks, unwrapped
 from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import DEFAULT_TOKENS
@@ -121,6 +121,9 @@ class OpenAI:
         self.answers = None if cache is None else AnswerStore(cache)
         self._decision_apis: tuple[DecisionApi, ...] = DECISION_APIS
         """The APIs that the endpoint may have; once that is known, the one that it has, or none."""
+
+    def __repr__(self) -> str:
+        return f"<OpenAI {self.model_name} at {without_user(self._base_url)}>"
 
     @functools.cached_property
     def _http(self) -> HttpClient:

@@ -37,6 +37,7 @@ from ramify.retry import RETRY_FOR_S, Retry
 from ramify.runtime.config import ELSEWHERE, EngineConfig
 from ramify.runtime.default_model import tell_of_default_model
 from ramify.runtime.engine.completion import Completion, completion_of
+from ramify.runtime.engine.display import engine_html, engine_line
 from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
@@ -437,6 +438,22 @@ class Engine:
     def pids(self) -> dict[str, int]:
         """Process ids of the workers by role; with several replicas by replica and role."""
         return self._frontend.pids
+
+    def __repr__(self) -> str:
+        return engine_line(self)
+
+    def _repr_html_(self) -> str:
+        return engine_html(self)
+
+    @property
+    def _state(self) -> str:
+        if self._closed:
+            return "closed"
+        if self._forked:
+            return f"of process {self._owner}"
+        if not self._started:
+            return "starting" if self._start_lock is not None and self._start_lock.locked() else "not started"
+        return "ready" if self._frontend.healthy else "failed" if self._frontend.gave_up else "restarting"
 
     async def _after_start(self, call: Callable[[], Awaitable[T]]) -> T:
         await self._ensure_started()

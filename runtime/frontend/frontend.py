@@ -148,6 +148,11 @@ class Frontend:
         return self._fleet.info
 
     @property
+    def known_info(self) -> ModelInfo | None:
+        """The served model; None before the first start."""
+        return self._fleet.info
+
+    @property
     def max_prompt_tokens(self) -> int:
         """Length in tokens of the longest prompt that fits the model and the KV pages."""
         return self._fleet.max_prompt_tokens

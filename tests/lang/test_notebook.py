@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import sys
@@ -14,6 +15,7 @@ import pytest
 import ramify as rm
 from ramify.html.fragment import FOLD, MOST, text
 from ramify.messages import Finish, Usage
+from ramify.runtime.engine import display
 from ramify.runtime.engine.completion import Completion
 from tests.browser import needs_browser, rendered, words
 from tests.lang.backends import Holding
@@ -240,6 +242,67 @@ def test_a_batch_and_a_completion(tmp_path):
     check(page)
     assert marked(page) == [NASTY]
     assert "12,345 prompt tokens, 3 cached" in shown(page)
+
+
+# --- backends -----------------------------------------------------------------------------------
+
+
+def test_an_engine_that_was_not_started_shows_its_model(model_folder):
+    engine = rm.Engine(str(model_folder))
+    assert repr(engine) == f"<Engine {model_folder} not started>"
+    page = page_of(engine)
+    check(page)
+    assert "not started" in shown(page)
+    assert str(model_folder) in shown(page)
+    assert "Python 3." in shown(page)
+    assert "KV tokens" not in shown(page)
+    assert engine.pids == {}
+    assert repr(engine).endswith("not started>")
+    engine.close()
+    assert repr(engine) == f"<Engine {model_folder} closed>"
+    assert "closed" in shown(page_of(engine))
+
+
+async def test_an_engine_that_starts(model_folder, monkeypatch):
+    engine, release = rm.Engine(str(model_folder)), asyncio.Event()
+    monkeypatch.setattr(engine._frontend, "start", release.wait)
+    starting = asyncio.create_task(engine.info())
+    await asyncio.sleep(0)
+    assert "starting" in repr(engine)
+    assert "starting" in shown(page_of(engine))
+    starting.cancel()
+    await asyncio.wait((starting,))
+    engine.close()
+
+
+def test_a_running_engine_shows_its_counters(engine, monkeypatch):
+    engine.complete("Hi", max_tokens=3, ignore_eos=True)
+    stats = engine.stats()
+    info = engine._frontend.info
+    assert repr(engine) == f"<Engine {info.name} ready: cpu {info.dtype}, context {info.context_length:,}>"
+    page = page_of(engine)
+    check(page)
+    text = shown(page)
+    assert "0 running, 0 waiting" in text
+    assert f"of {stats.pages_total * stats.page_size:,}" in text
+    assert re.search(r"0 in use \+ [1-9][\d,]* cached", text)
+    assert f"GiB in {len(engine.pids)} processes" in text
+
+    async def never():
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(engine._frontend.control, "stats", never)
+    monkeypatch.setattr(display, "STATS_S", 0.01)
+    text = shown(page_of(engine))
+    assert "0 in flight" in text
+    assert "KV tokens" not in text
+
+
+def test_remote_backends_name_their_server_and_no_secret():
+    endpoint = rm.RuntimeEndpoint("http://me:secret@127.0.0.1:1/x", api_key="secret")
+    assert repr(endpoint) == "<RuntimeEndpoint http://127.0.0.1:1/x>"
+    remote = rm.OpenAI("big", base_url="https://me:secret@example.com/v1", api_key="secret")
+    assert repr(remote) == "<OpenAI big at https://example.com/v1>"
 
 
 @needs_browser
