@@ -90,11 +90,12 @@ def page() -> str:
 
 def entry(name: str) -> str:
     """The entry of one public name; for a class, its public methods and attributes too; for a module, its
-    functions."""
+    functions and classes."""
     found = getattr(rm, name)
     if inspect.ismodule(found):
-        functions = inspect.getmembers(found, inspect.isfunction)
-        return "\n".join(entry_of(f"`{name}.{key}{signature(one)}`", one) for key, one in functions)
+        own = inspect.getmembers(found, lambda one: inspect.isfunction(one) or inspect.isclass(one))
+        own = [(key, one) for key, one in own if one.__module__.startswith(found.__name__)]
+        return "\n".join(entry_of(f"`{name}.{key}{signature(one)}`", one) for key, one in own)
     if inspect.isclass(found) and issubclass(found, rm.RamifyError):
         # An error that is told apart by its place in the tree alone has no docstring of its own.
         return f"### `{name}`\n\n{markdown(found)}\n" if "__doc__" in vars(found) and found.__doc__ else ""

@@ -42,8 +42,8 @@ class OpenObject:
         self.__pydantic_fields_set__ = set(fields)
         self.__pydantic_extra__ = self.__pydantic_private__ = None
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         return self.__kind
 
     def __getattr__(self, name: str) -> Any:
