@@ -181,7 +181,7 @@ def _update(state: ProgramState) -> None:
     for _ in _changes(state):
         shown_as = {"text/html": state_html(state), "text/plain": repr(state)}
         if shown is None:
-            shown = display(shown_as, raw=True, display_id=True)  # type: ignore[no-untyped-call, unused-ignore]
+            shown = display(shown_as, raw=True, display_id=True)
         else:
             shown.update(shown_as, raw=True)
 
