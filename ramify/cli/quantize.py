@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         choices=FORMATS,
         default="int8",
-        help="Format of the weights. Of a .gguf file: int8 (q8_0), int4 (q4_1) or a type of ggml. Of a folder: "
-        "int8 or int4. (default: %(default)s)",
+        help="Format of the weights. Of a .gguf file: int8 (q8_0), int4 (q4_1) or a type of ggml. Of a "
+        "folder: int8 or int4. (default: %(default)s)",
     )
     parser.add_argument(
         "--check",
