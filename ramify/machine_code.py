@@ -9,6 +9,7 @@ digest of all that the code depends on, so any process with the same sources, pr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -16,7 +17,7 @@ import logging
 import os
 import platform
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -104,17 +105,13 @@ def _processor() -> str:
 
 
 @functools.cache
-def _for_this_process() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder, for machine code that cannot be kept.
-
-    Without it numba would write into the package's folders.
-    """
+def _warn_not_kept(reason: str) -> None:
     logger.warning(
-        "%s cannot be written, so compiled code is not kept and every start compiles anew. "
-        "Set RAMIFY_HOME to a folder that can be written.",
+        "Compiled code cannot be kept in %s: %s. Every start compiles anew. "
+        "Set RAMIFY_HOME to a folder that can be written, on a disk with 1 GB free.",
         root(),
+        reason,
     )
-    return tempfile.TemporaryDirectory(prefix="ramify-compiled-")
 
 
 def keep_triton_kernels() -> None:
@@ -131,12 +128,24 @@ def keep_triton_kernels() -> None:
 
 
 @functools.cache
+def _for_this_process() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder, for kernels of Triton's that cannot be kept."""
+    _warn_not_kept("it cannot be written")
+    return tempfile.TemporaryDirectory(prefix="ramify-compiled-")
+
+
+@functools.cache
 def keep_outside_the_package() -> None:
     """Make numba keep the machine code of the packages in `SOURCES` only in `folder(package)`.
 
-    For other functions numba's own choice of folder remains.
+    For other functions numba's own choice of folder remains. Where the folder cannot be written, or its
+    disk is full, a warning says so; code that is there is used all the same.
     """
-    from numba.core.caching import CacheImpl, _CacheLocator  # takes 0.3 s, and not every process needs it
+    from numba.core.caching import (  # takes 0.3 s, and not every process needs it
+        Cache,
+        CacheImpl,
+        _CacheLocator,
+    )
 
     class Locator(_CacheLocator):
         """The location of one function's machine code (an interface of numba)."""
@@ -158,12 +167,16 @@ def keep_outside_the_package() -> None:
         def from_function(cls, function: Any, path: str) -> Locator | None:
             for package in SOURCES:
                 if function.__module__.startswith(f"{package}."):
-                    self = cls(function, package)
-                    try:
-                        self.ensure_cache_path()  # type: ignore[no-untyped-call]
-                    except OSError:
-                        self._folder = Path(_for_this_process().name)
-                    return self
+                    return cls(function, package)
             return None
 
+    @contextlib.contextmanager
+    def guard(_: Cache) -> Iterator[None]:
+        """Context in which numba reads or writes its cache. An error of the disk fails no import."""
+        try:
+            yield
+        except OSError as error:
+            _warn_not_kept(error.strerror or str(error))
+
+    Cache._guard_against_spurious_io_errors = guard
     CacheImpl._locator_classes = [Locator, *CacheImpl._locator_classes]

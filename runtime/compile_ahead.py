@@ -93,8 +93,14 @@ def compile_kernels() -> None:
 
 def compile_grammars() -> None:
     """Compile the functions that constraints need, unless they are in the cache."""
-    if not _entry(GRAMMARS).is_dir():
+    if not grammars_are_compiled():
         _ensure(GRAMMARS)
+
+
+def grammars_are_compiled() -> bool:
+    """Whether the cache has the functions that constraints need. If not, their import takes up to a
+    minute."""
+    return _entry(GRAMMARS).is_dir()
 
 
 def _entry(modules: Modules) -> Path:

