@@ -36,8 +36,8 @@ long-test: ray  ## the tests that `make test` leaves out because they take minut
 ray-test: ray  ## the tests of Ray, in one process: they share a cluster on this machine
 	$(BIN)/python -m pytest -m "not long" tests/ray
 
-install-test:  ## the installations of docs/get-started.md, in fresh places: half an hour, 8 GB of disk
-	$(PYTHON) .ci/install_test.py
+install-test:  ## the installations of docs/get-started.md, in fresh places: half an hour, 12 GB of disk
+	$(PYTHON) .ci/install_test.py $(ARGS)
 
 check: dev  ## lint, formatting and types
 	$(BIN)/ruff check .

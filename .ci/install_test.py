@@ -1,14 +1,15 @@
 """Runs the installations of docs/get-started.md in fresh places: ``python3 .ci/install_test.py [CASE …]``.
 
-The commands are the page's own: the blocks below ``<!-- path: NAME -->``, in its order, with the Python blocks below
-``<!-- path: NAME FILE -->`` as files beside them. More cases cover what the page says in prose. Each runs in
+The commands are the page's own: the blocks below ``<!-- path: NAME -->``, in its order, with the Python
+blocks below ``<!-- path: NAME FILE -->`` as files beside them. More cases cover what the page says in prose.
+Each runs in
 
-    a container     where docker or podman answers
-    an overlay      a mount of this system in which everything can be written and is then thrown away (root on Linux)
-    a folder        elsewhere: only HOME is new, and files outside of it go unnoticed
+    a container    where docker or podman answers
+    an overlay     a mount of this system whose changes are thrown away (root on Linux)
+    a folder       elsewhere: only HOME is new, and files outside of it go unnoticed
 
-with an empty HOME, an environment of five variables and a clone of the last commit. All cases share pip's cache. A case
-fails on a step that fails, on a warning about entry points, and on files outside of HOME.
+with an empty HOME, an environment of a few variables and a clone of the last commit. All cases share pip's
+cache. A case fails on a step that fails, on a warning about entry points, and on files outside of HOME.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Step(NamedTuple):
 def page_paths(tests: bool) -> tuple[dict[str, list[str]], dict[str, str]]:
     """(Commands by path, files by name) of the page."""
     block = re.compile(
-        r"^<!-- path: (\w+)(?: (\S+))? -->\n(?:<!-- .* -->\n)?```\w+\n(.*?)^```$", re.DOTALL | re.M
+        r"^<!-- path: (\w+)(?: (\S+))? -->\n(?:<!-- needs: \w+ -->\n)?```\w+\n(.*?)^```$", re.DOTALL | re.M
     )
     paths: dict[str, list[str]] = {}
     files = {}
@@ -125,52 +126,51 @@ def place() -> str:
     return "overlay" if sys.platform == "linux" and os.geteuid() == 0 and overlay_works() else "folder"
 
 
+OVERLAY = """
+mount -t overlay overlay -o lowerdir=/,upperdir=$1/up,workdir=$1/work $1/root && cd $1/root
+mount --bind $2 .$2 && mount --rbind /dev dev && mount -t proc proc proc
+shift 2 && exec chroot . "$@"
+"""
+"""Shell script of (layers, work folder, command …), which runs the command in an overlay of this system."""
+
+
 @contextlib.contextmanager
 def started(where: str, work: Path) -> Iterator[tuple[list[str], Callable[[], list[str]]]]:
-    """Yields the words before a command, and a function that lists the files that were written outside `work`."""
+    """Yields the words before a command, and a function that lists the files written outside `work`."""
     if where == "folder":
         yield [], list
     elif where == "overlay":
-        layers = work.with_name(f"{work.name}-layers")
-        for name in ("up", "work", "root"):
-            (layers / name).mkdir(parents=True)
-        mount = (
-            f"mount -t overlay overlay -o lowerdir=/,upperdir={layers}/up,workdir={layers}/work {layers}/root"
-            f" && cd {layers}/root && mount --bind {work} .{work} && mount --rbind /dev dev && mount -t proc proc proc"
-            ' && exec chroot . "$@"'
-        )
-        yield (
-            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", mount, "sh"],
-            lambda: [
-                str(path.relative_to(layers / "up"))
-                for path in (layers / "up").rglob("*")
-                if not path.is_dir()
-                and "__pycache__" not in path.parts
-                and not path.is_relative_to(layers / "up" / "tmp")
-            ],
-        )
-        shutil.rmtree(layers)
+        with tempfile.TemporaryDirectory(prefix="layers-", dir=work.parent) as folder:
+            layers = Path(folder)
+            for name in ("up", "work", "root"):
+                (layers / name).mkdir()
+
+            def written() -> list[str]:
+                found = [
+                    path.relative_to(layers / "up") for path in (layers / "up").rglob("*") if path.is_file()
+                ]
+                return [str(path) for path in found if path.parts[0] != "tmp" and path.suffix != ".pyc"]
+
+            enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", OVERLAY, "sh"]
+            yield [*enter, folder, str(work)], written
     else:
-        options = ["--detach", "--rm", "--init", "--volume", f"{work}:{work}", IMAGE, "sleep", "infinity"]
-        name = subprocess.run(
-            [where, "run", *options], capture_output=True, text=True, check=True
-        ).stdout.strip()
+
+        def output(*words: str) -> str:
+            return subprocess.run([where, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+        def changed() -> list[str]:
+            lines = output("diff", name).splitlines()
+            return [line for line in lines if not re.search(r" /tmp|__pycache__", line)]
+
+        volume = f"{work}:{work}"
+        name = output("run", "--detach", "--rm", "--init", "--volume", volume, IMAGE, "sleep", "infinity")
         try:
-            tools = "apt-get -qq update && apt-get -qq install make git curl >/dev/null"
-            subprocess.run([where, "exec", name, "sh", "-c", tools], check=True)
-            before = subprocess.run([where, "diff", name], capture_output=True, text=True).stdout.splitlines()
-            yield (
-                [where, "exec", name],
-                lambda: [
-                    line
-                    for line in subprocess.run(
-                        [where, "diff", name], capture_output=True, text=True
-                    ).stdout.splitlines()
-                    if line not in before and not re.search(r" /tmp|__pycache__", line)
-                ],
-            )
+            tools = "apt-get -qq update && apt-get -qq install make git curl"
+            output("exec", name, "sh", "-c", tools)
+            before = set(changed())
+            yield [where, "exec", name], lambda: [line for line in changed() if line not in before]
         finally:
-            subprocess.run([where, "kill", name], capture_output=True)
+            output("kill", name)
 
 
 def run_case(
@@ -287,9 +287,8 @@ def main() -> int:
     wanted += [(f"program {one}", one, paths["program"]) for one in options.python or ()]
     unknown = set(options.cases) - {name for name, *_ in wanted}
     if unknown:
-        parser.error(
-            f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(name for name, *_ in wanted)}"
-        )
+        known = ", ".join(name for name, *_ in wanted)
+        parser.error(f"there is no case {', '.join(sorted(unknown))}; there are: {known}")
     failed = 0
     for name, python, commands in wanted:
         if options.cases and name not in options.cases and not name.startswith("program /"):

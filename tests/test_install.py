@@ -1,15 +1,31 @@
-"""Installing as the docs say, in an environment of its own: a clone, then a copy, then the clone again."""
+"""Installing as the docs say; `make install-test` runs the whole of it, in fresh places."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 COMPILES = """
 import ramify
@@ -59,3 +75,143 @@ def test_a_copy_replaces_a_clone_and_is_replaced(tmp_path: Path) -> None:
     assert not list(packages.rglob("*.nb[ic]"))
     install("--editable", ".")
     assert imported()[0] == clone[0]
+
+
+# --- the environment of a clone ---------------------------------------------------------------------
+
+
+class Clone:
+    """A clone whose ``make`` has a pip that only notes what it is asked to install."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "pyproject.toml").write_text('[project]\ndependencies = ["torch>=2"]\n')
+        self.folder = folder
+        self.asked: list[str] = []
+        self.fails: BaseException | int = 0
+
+    def make(self, *extras: str) -> list[str]:
+        """Install as ``make`` does; returns what pip was asked for."""
+        install = script("install")
+        install.ROOT = self.folder
+        install.make_environment = self._environment
+        install.pip = self._pip
+        install.install_torch_for_cpu = lambda *_: None
+        self.asked = []
+        install.main(str(self.folder / ".venv"), *extras)
+        return self.asked
+
+    def _environment(self, venv: Path) -> None:
+        (venv / "bin").mkdir(parents=True, exist_ok=True)
+        (venv / "bin" / "python").touch()
+
+    def _pip(self, venv: Path, *arguments: str) -> int:
+        self.asked.append(arguments[-1])
+        if isinstance(self.fails, BaseException):
+            raise self.fails
+        return self.fails
+
+
+def test_an_environment_is_installed_once_and_keeps_its_extras(tmp_path: Path) -> None:
+    clone = Clone(tmp_path / "clone")
+    assert clone.make() == ["."]
+    assert clone.make() == []
+    assert clone.make("dev") == [".[dev]"]
+    assert clone.make() == []
+    (clone.folder / "pyproject.toml").write_text('[project]\ndependencies = ["torch>=3"]\n')
+    assert clone.make() == [".[dev]"]
+
+
+def test_an_interrupted_installation_is_begun_anew(tmp_path: Path) -> None:
+    clone = Clone(tmp_path / "clone")
+    clone.fails = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        clone.make()
+    half_unpacked = clone.folder / ".venv" / "half"
+    half_unpacked.touch()
+    clone.fails = 0
+    assert clone.make() == ["."]
+    assert not half_unpacked.exists()
+
+
+def test_a_failed_upgrade_leaves_the_environment(tmp_path: Path) -> None:
+    clone = Clone(tmp_path / "clone")
+    clone.make()
+    kept = clone.folder / ".venv" / "kept"
+    kept.touch()
+    clone.fails = 1
+    with pytest.raises(SystemExit):
+        clone.make("dev")
+    clone.fails = 0
+    assert clone.make("dev") == [".[dev]"]
+    assert kept.exists()
+
+
+def test_a_moved_clone_gets_a_new_environment(tmp_path: Path) -> None:
+    clone = Clone(tmp_path / "clone")
+    clone.make()
+    stale = clone.folder / ".venv" / "bin" / "ramify"
+    stale.touch()
+    clone.folder = clone.folder.rename(tmp_path / "moved")
+    assert clone.make() == ["."]
+    assert not (clone.folder / ".venv" / "bin" / "ramify").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"version_info": (3, 10, 13)}, "needs Python 3.11 or later"),
+        ({"maxsize": 2**31 - 1}, "needs a 64-bit Python"),
+    ],
+)
+def test_an_unfit_python_is_refused_with_the_remedy(found: dict[str, Any], says: str) -> None:
+    install = script("install")
+    assert install.unfit() == ""
+    here = {"version_info": (3, 11), "maxsize": sys.maxsize, "executable": "/usr/bin/python3"}
+    install.sys = SimpleNamespace(**(here | found))
+    assert says in install.unfit()
+    assert "make PYTHON=" in install.unfit()
+
+
+def test_an_old_python_can_read_the_script_that_refuses_it() -> None:
+    ast.parse((ROOT / ".ci" / "install.py").read_text(), feature_version=(3, 7))
+
+
+# --- the ways of the page ---------------------------------------------------------------------------
+
+
+def test_the_page_has_a_way_for_each_kind_of_user() -> None:
+    paths, files = script("install_test").page_paths(tests=True)
+    assert list(paths) == ["program", "server", "pipeline", "remote", "contributor"]
+    assert all(len(commands) <= 6 for commands in paths.values())
+    assert "make test" in " ".join(paths["contributor"])
+    for commands in paths.values():
+        for command in commands:
+            used = [word for word in command.split() if word.endswith(".py")]
+            assert all(word in files or (ROOT / word).is_file() for word in used)
+
+
+BLOCKED = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_remote_programs_need_the_packages_that_the_page_names_and_no_others(tmp_path: Path) -> None:
+    paths, files = script("install_test").page_paths(tests=False)
+    named = set(next(one for one in paths["remote"] if "pydantic" in one).split()[2:])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    others = {one.partition(">")[0] for one in project["dependencies"]} - named
+    blocked = {top for top, owners in packages_distributions().items() if others & set(owners)}
+    assert {"torch", "numba", "transformers", "uvicorn"} <= blocked
+    code = f"BLOCKED = {blocked}\n{BLOCKED}\n{files['capital.py']}\nrm.OpenAI, rm.RuntimeEndpoint\n"
+    code += "rm.gen('x', schema={'type': 'integer'})\n"
+    (tmp_path / "capital.py").write_text(code)
+    done = subprocess.run([sys.executable, "capital.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

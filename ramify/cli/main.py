@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -85,6 +86,16 @@ def _run_command(argv: Sequence[str] | None) -> int:
     except RamifyError as error:
         print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED
+    except ModuleNotFoundError as error:
+        if not _imported_by_us(error):
+            raise
+        print(
+            f"ramify: {error}, which this version needs: the installation is incomplete, or older than its "
+            "sources. Install it again: `make demo` or `pip install --editable .` in a clone, else "
+            "`pip install ramify-llm`.",
+            file=sys.stderr,
+        )
+        return FAILED
     except KeyboardInterrupt as error:
         number = error.args[0] if error.args else signal.SIGINT
         if notes := _notes(error):
@@ -96,6 +107,13 @@ def _run_command(argv: Sequence[str] | None) -> int:
                 sys.stdout.flush()
             os._exit(status)
     return status
+
+
+def _imported_by_us(error: ModuleNotFoundError) -> bool:
+    """Whether the import that failed stands in this package, and not in a user's program."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    importer = [name for name in names if not name.startswith("importlib")][-1]
+    return importer.partition(".")[0] == "ramify"
 
 
 def _notes(error: BaseException | None) -> list[str]:
