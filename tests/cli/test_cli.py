@@ -260,3 +260,16 @@ def test_engine_flags_and_endpoint_exclude_each_other(capsys: pytest.CaptureFixt
     assert {field.name for field in dataclasses.fields(EngineConfig)} < {
         field.name for field in dataclasses.fields(ServerConfig)
     }
+
+
+def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path) -> None:
+    def ramify(*arguments: str) -> str:
+        hide = "import sys; sys.modules['uvicorn'] = None; from ramify.cli.main import main; sys.exit(main())"
+        command = [sys.executable, "-c", hide, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stderr
+
+    said = ramify("serve")
+    assert "uvicorn" in said
+    assert "pip install --editable ." in said
+    (tmp_path / "program.py").write_text("import uvicorn\n")
+    assert "pip install --editable ." not in ramify("run", "program.py:main")

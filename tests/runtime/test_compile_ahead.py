@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from ramify import machine_code
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime import compile_ahead
 from ramify.runtime.compile_ahead import GRAMMARS, KERNELS, Modules
+from ramify.runtime.scheduler import process
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +51,16 @@ def test_kernels_are_compiled_once_and_grammars_meanwhile(
     compile_ahead.compile_kernels()
     assert len(imported) == 2 * len(LIGHT.groups)
     assert not caplog.text
+
+
+def test_no_grammar_is_loaded_while_the_grammar_engine_is_compiled(
+    imported: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading it would import the engine, and stop the scheduler's loop until that is compiled."""
+    monkeypatch.setattr(process, "_grammar_files", lambda vocabulary, backend: {"key": "a grammar"})
+    assert process._find_grammar(Vocabulary((b"a",), frozenset()), "auto", "key") is None
+    compile_ahead.compile_grammars()
+    assert process._find_grammar(Vocabulary((b"a",), frozenset()), "auto", "key") == "a grammar"
 
 
 def test_another_processor_or_setting_compiles_anew(
