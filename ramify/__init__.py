@@ -28,6 +28,11 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+if not (Path(__file__).parent / "lang").is_dir():
+    # A script in a clone imports this folder, also where a copy is installed. Then nothing else
+    # maps `lang` and the other folders beside this one.
+    __path__.append(str(Path(__file__).parent.parent))
+
 
 def _read_stub() -> dict[str, str]:
     """Public name → the module that defines it, read from the imports in `__init__.pyi`."""

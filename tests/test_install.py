@@ -77,6 +77,15 @@ def test_a_copy_replaces_a_clone_and_is_replaced(tmp_path: Path) -> None:
     assert imported()[0] == clone[0]
 
 
+def test_a_script_in_a_clone_finds_the_clone_without_an_editable_installation() -> None:
+    code = (
+        "import sys; sys.meta_path[:] = [one for one in sys.meta_path if '__editable__' not in str(one)]\n"
+        "sys.path.insert(0, sys.argv[1]); import ramify, ramify.runtime.config; print(ramify.gen.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True)
+    assert done.stdout.startswith("ramify.lang"), done.stderr
+
+
 # --- the environment of a clone ---------------------------------------------------------------------
 
 
