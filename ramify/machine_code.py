@@ -178,5 +178,5 @@ def keep_outside_the_package() -> None:
         except OSError as error:
             _warn_not_kept(error.strerror or str(error))
 
-    Cache._guard_against_spurious_io_errors = guard
+    Cache._guard_against_spurious_io_errors = guard  # type: ignore[method-assign,assignment]
     CacheImpl._locator_classes = [Locator, *CacheImpl._locator_classes]

@@ -111,7 +111,9 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 def _imported_by_us(error: ModuleNotFoundError) -> bool:
     """Whether the import that failed stands in this package, and not in a user's program."""
-    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names: list[str] = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
     importer = [name for name in names if not name.startswith("importlib")][-1]
     return importer.partition(".")[0] == "ramify"
 
