@@ -22,8 +22,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
-"""PyTorch's index of builds without CUDA libraries."""
 SHOWN_MB = 10
 """Size in MB from which a download is shown."""
 UNFINISHED = '{"clone": "unfinished"}'
@@ -75,16 +73,22 @@ def pip(venv: Path, *arguments: str) -> int:
     return running.returncode
 
 
-def install_torch_for_cpu(venv: Path, requirement: str) -> None:
-    """Install torch without CUDA libraries, where the machine has no NVIDIA GPU.
+def install_torch(venv: Path, requirement: str) -> None:
+    """Install the build of torch for this machine's GPU, or without CUDA libraries if it has none.
 
-    `$TORCH_INDEX` names another index; if it is empty, torch comes from pip's own index like the rest.
+    uv knows PyTorch's indexes. `$TORCH_BACKEND` is uv's option, by default ``auto`` on Linux; if it is empty,
+    torch comes from pip's own index like the rest.
     """
-    has_gpu = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")  # the second: WSL 2
-    index = os.environ.get("TORCH_INDEX", "" if sys.platform != "linux" or has_gpu else CPU_BUILDS)
-    options = ["--no-deps", "--index-url", index, "--retries", "1", "--timeout", "15"]
-    if index and pip(venv, *options, requirement):
-        print(f"{index} gave no torch. It comes from pip's index, with 2.6 GB of CUDA libraries.", flush=True)
+    backend = os.environ.get("TORCH_BACKEND", "auto" if sys.platform == "linux" else "")
+    if not backend or pip(venv, "--quiet", "uv"):
+        return
+    python = str(venv / "bin" / "python")
+    command = [python, "-m", "uv", "pip", "install", "--python", python, "--no-deps", requirement]
+    if subprocess.run([*command, "--torch-backend", backend]).returncode:
+        print(
+            "PyTorch's index gave no torch. It comes from pip's, on Linux with 2.6 GB of CUDA libraries.",
+            flush=True,
+        )
 
 
 def main(name: str, *extras: str) -> None:
@@ -115,7 +119,7 @@ def main(name: str, *extras: str) -> None:
     make_environment(venv)
     stamp.write_text(UNFINISHED)
     dependencies = tomllib.loads(project)["project"]["dependencies"]
-    install_torch_for_cpu(venv, next(each for each in dependencies if each.startswith("torch>")))
+    install_torch(venv, next(each for each in dependencies if each.startswith("torch>")))
     status = pip(venv, "--editable", f".[{','.join(wanted)}]" if wanted else ".")
     if status:
         stamp.write_text(before)  # the environment is as it was, or can be completed

@@ -31,19 +31,19 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "get-started.md"
-CPU_OPTION = " --extra-index-url https://download.pytorch.org/whl/cpu"
+INSTALL = "uv pip install --torch-backend auto"
 IMAGE = "python:3.11-slim"
 TIMEOUT_S = 1800
 LONG = ("make quick", "make test")
 """Commands of the page that run only with --tests."""
 
-NEW = "python3 -m venv .venv && . .venv/bin/activate"
+NEW = "python3 -m venv .venv && . .venv/bin/activate && pip install uv"
 ASK = "python greet.py"
 COMPILES_NOTHING = f"{ASK} 2>&1 | tee log && ! grep -q Compiling log"
 CASES = {
     "editable, copy, editable": [
         NEW,
-        f"pip install --editable .{CPU_OPTION}",
+        f"{INSTALL} --editable .",
         "ramify pull && cd / && python -c 'import ramify; assert \".venv\" not in ramify.__file__' && cd -",
         "pip install . && cd / && python -c 'import ramify; assert \".venv\" in ramify.__file__' && cd -",
         "pip install --editable .",
@@ -61,7 +61,7 @@ CASES = {
     ],
     "extras": [
         NEW,
-        f"pip install .{CPU_OPTION}",
+        f"{INSTALL} .",
         "pip install '.[bench]' && python -c 'import matplotlib'",
         "pip install '.[mcp]' && python -c 'import mcp'",
         "pip install '.[parquet]' && python -c 'import pyarrow'",
@@ -70,11 +70,11 @@ CASES = {
     "wheel": [
         NEW,
         "pip wheel --no-deps --wheel-dir dist .",
-        f"pip install 'ramify-llm[parquet]' --find-links dist{CPU_OPTION}",
+        f"{INSTALL} 'ramify-llm[parquet]' --find-links dist",
         "ramify pull && cd .. && python ramify/greet.py",
     ],
     "uv": [
-        f"{NEW} && pip install uv",
+        NEW,
         "uv venv other && VIRTUAL_ENV=$PWD/other uv pip install . pip",
         "other/bin/ramify pull && other/bin/python greet.py",
     ],
@@ -194,7 +194,7 @@ def run_case(
         "127.0.0.1:30000", f"127.0.0.1:{port}"
     )
     if options.wheels:
-        text = text.replace(CPU_OPTION, "")
+        text = text.replace(INSTALL, "pip install")
     cache = work.parent / "pip"  # beside the cases, and bound into each
     cache.mkdir(exist_ok=True)
     environment = {"HOME": str(work / "home"), "PATH": f"{python.parent}:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -275,7 +275,10 @@ def main() -> int:
         type=Path,
         help="a Python to try the path `program` with; may be repeated",
     )
-    parser.add_argument("--wheels", help="a folder with a torch without CUDA, in place of PyTorch's index")
+    parser.add_argument(
+        "--wheels",
+        help="a folder with a torch without CUDA; pip installs it, in place of uv from PyTorch's index",
+    )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "ramify-install-test")
     parser.add_argument("--tests", action="store_true", help="run `make quick` and `make test` as well")
     parser.add_argument("--verbose", action="store_true")

@@ -105,7 +105,7 @@ class Clone:
         install.ROOT = self.folder
         install.make_environment = self._environment
         install.pip = self._pip
-        install.install_torch_for_cpu = lambda *_: None
+        install.install_torch = lambda *_: None
         self.asked = []
         install.main(str(self.folder / ".venv"), *extras)
         return self.asked
