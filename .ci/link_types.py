@@ -1,4 +1,4 @@
-"""Links the package together as it is installed, for type checkers: ``python3 .ci/link_types.py [SITE_PACKAGES]``.
+"""Links the package together for type checkers: ``python3 .ci/link_types.py [SITE_PACKAGES]``.
 
 mypy and pyright can follow neither [tool.setuptools.package-dir] nor the import hook of an editable
 installation. They read ``sys.path``, so ``build/types`` is put on it, in the environment with these
