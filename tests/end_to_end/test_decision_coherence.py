@@ -59,7 +59,7 @@ FILLERS = (
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serve("--page-size", "16") as served:
+    with serve("--page-size", "16", "--deterministic") as served:
         yield served
 
 

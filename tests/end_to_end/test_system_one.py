@@ -67,7 +67,7 @@ MANY = {f"q{index}": one for index, one in enumerate(numbered(KINDS, 400))}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serve() as served:
+    with serve("--deterministic") as served:
         yield served
 
 
