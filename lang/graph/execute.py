@@ -65,7 +65,7 @@ class Execution:
         return any(branch.error is not None for branch in self.branches.values())
 
     def submit(self) -> None:
-        """Submit all nodes. Returns at once."""
+        """Submit all nodes, and close the run. Returns at once."""
         root, made = self.branches[0], self._traced.graph
         if root.run.options.get("n", 1) != 1:
             raise InvalidRequest("A graph has one output for each gen that does not set n.", field="n")
@@ -84,7 +84,7 @@ class Execution:
                     self._submit_node(place, node)
             for value in waiting:
                 self._set_variable(*value)
-            root.run.end_body()
+            root.run.close()
 
     def _submit_node(self, place: int, node: graph.AnyNode) -> None:
         branches = self.branches

@@ -159,7 +159,7 @@ class Branch:
     def _declare(self, step: Step) -> Variable | None:
         """Make the variable that `step` sets; None if `step` sets no variable. Raises `ProgramError` if the
         branch has ended."""
-        if self.joined or self.run.body_done.is_set():
+        if self.joined or self.run.closed.is_set():
             raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
         if not isinstance(step.bare, VariableStep):
             return None
@@ -278,7 +278,7 @@ class Branch:
     def may_grow(self) -> bool:
         """Whether the body may append the next step soon. False if a step is queued, if the body waits for a
         result, and if no step can be appended any more."""
-        closed = self.joined or self.run.body_done.is_set() or self.error is not None
+        closed = self.joined or self.run.closed.is_set() or self.error is not None
         return not (self._queue or closed or self.run.is_read(self))
 
     # --- running them ---
@@ -342,7 +342,7 @@ class Branch:
     @property
     def is_last_step(self) -> bool:
         """Whether no step can follow the running step."""
-        return not self._queue and (self.joined or self.run.body_done.is_set())
+        return not self._queue and (self.joined or self.run.closed.is_set())
 
     # --- failing ---
 
@@ -379,7 +379,7 @@ class Branch:
         outside the branch.
         """
         with self._lock:
-            if self.joined or self.run.body_done.is_set():
+            if self.joined or self.run.closed.is_set():
                 raise ProgramError(f"This state cannot be recovered: {self._why_ended()}.")
             if self.error is None:
                 return self._failed_gather()
@@ -512,7 +512,7 @@ class Branch:
     @property
     def ended(self) -> bool:
         """Whether no step runs, and no further step can be submitted."""
-        return not self._busy and (self.joined or self.run.body_done.is_set())
+        return not self._busy and (self.joined or self.run.closed.is_set())
 
     def variable(self, name: str) -> Variable:
         """The variable `name`. If there is no such variable, raises the error of the program's body, or

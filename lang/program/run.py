@@ -143,8 +143,10 @@ class Run(Session):
         """The `fatal` error that has ended the run; None if there is none. From then on every read raises it,
         and so does `run` at its end, whatever the body has caught."""
         self._around = around
+        self.closed = Event()
+        """Set when no step can be appended any more: the body has ended, or has submitted a whole graph."""
         self.body_done = Event()
-        """Set when the body has ended. After that no step can be appended."""
+        """Set when the body has returned or raised."""
         self.finished = Event()
         """Set when all steps are done."""
         self._end_sent = False
@@ -266,13 +268,18 @@ class Run(Session):
 
     # --- the end ---
 
+    def close(self) -> None:
+        """Refuse further steps. The body may still read results."""
+        self.closed.set()
+        self.notify()
+
     def end_body(self, error: BaseException | None = None) -> None:
         """Note that the body has ended. `error` is the exception that it raised; None if it returned. An
         exception after that, such as the cancellation of its task, is no error of the body."""
         if error is not None and self.error is None and not self.body_done.is_set():
             self.error = body_error(error)
         self.body_done.set()
-        self.notify()
+        self.close()
 
     def note_fatal(self, error: ProgramError) -> bool:
         """Note the `fatal` cause of a step's `error`, here and in the programs around this one. Returns

@@ -158,7 +158,7 @@ def hint_of(
         forks=branch.forks,
         ended=run.take_ended(target),
         parts=_parts(branch, view, opened) if places else (),
-        calls_left=run.queued_calls(target) if run.body_done.is_set() else None,
+        calls_left=run.queued_calls(target) if run.closed.is_set() else None,
         limits=tuple([limit.hint(target.backend) for limit in branch.limits]),
     )
 

@@ -471,8 +471,8 @@ class ProgramState(Generic[R_co]):
         return branch.error or branch.run.error or branch.unnoticed_error()
 
     def _declared(self, name: str) -> bool:
-        """Whether the variable exists, or can no longer be made because the body has ended."""
-        return name in self._branch.variables or self._branch.run.body_done.is_set()
+        """Whether the variable exists, or can no longer be made because the run is closed."""
+        return name in self._branch.variables or self._branch.run.closed.is_set()
 
     def _all_done(self) -> Event:
         return self._branch.run.finished if self._outside else self._branch.idle()

@@ -148,7 +148,7 @@ class _VariableText:
     @property
     def ended(self) -> bool:
         variable = self._variable
-        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
+        return self._branch.run.closed.is_set() if variable is None else variable.ready.is_set()
 
     def new(self) -> Iterator[tuple[str, Any]]:
         variable = self._variable
@@ -285,7 +285,7 @@ class _PartialValue:
     @property
     def ended(self) -> bool:
         variable = self._branch.variables.get(self._name)
-        return self._branch.run.body_done.is_set() if variable is None else variable.ready.is_set()
+        return self._branch.run.closed.is_set() if variable is None else variable.ready.is_set()
 
     def new(self) -> Iterator[Partial[Any]]:
         """The partial value, if it has changed since the last call."""

@@ -322,3 +322,45 @@ def test_programs_that_are_none():
     with pytest.raises(TypeError, match="num_api_spec_tokens"):
         rm.function(num_api_spec_tokens=64)
     assert rm.function()(lambda s: None).run(backend=rm.ScriptedBackend([])).text() == ""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_that_ends_the_body_is_that_of_the_steps_it_cancels(compiled, stream):
+    @rm.function
+    def program(s):
+        first = s.fork(1)[0]
+        first += "a" + rm.gen("n")
+        s += "b" + rm.gen("end")
+        return first["n"]
+
+    program = program.compile() if compiled else program
+    backend = Holding({"n": BackendError("gone"), "end": "one two"})
+    if stream:
+        state = program.run(backend=backend, stream=True)
+    else:
+        [state] = program.run_batch([{}], backend=backend)
+    for read in (state.error, state.text, lambda: state["end"], lambda: state.ret_value):
+        try:
+            found = read()
+        except rm.ProgramError as error:
+            found = error
+        assert found.variable == "n", read
+        assert "gone" in str(found)
+
+
+def test_the_value_of_a_compiled_program_waits_for_its_body():
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("x")
+        return s["x"]
+
+    backend = Holding({"x": "one two"})
+    state = program.compile().run(backend=backend, stream=True)
+    backend.started.block()
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(state.ret_value))
+    thread.start()
+    backend.release.set()
+    thread.join()
+    assert found == ["one two"]
