@@ -73,9 +73,16 @@ class Branch:
         self.key = run.branch_key()
         self.path: events.Path = () if parent is None else (*parent.path, len(parent.children))
         """The place among the branches of the run, as events tell it."""
-        self._forked_at: tuple[int, ...] = ()
-        """For each branch that this one comes from, outermost first: the number of events that the run had at
-        the fork."""
+        self.events: list[events.Event] = []
+        """The events of this branch and of all branches forked from it, in order. Only appended to, so that
+        each reader keeps an index."""
+        self._logs: tuple[list[events.Event], ...] = (*(parent._logs if parent else ()), self.events)
+        """The `events` of the branches that this one comes from, outermost first, and of this one."""
+        self.texts: list[str] = []
+        """The texts of this branch's own events. Only appended to."""
+        self.texts_before: tuple[tuple[list[str], int], ...] = ()
+        """For each branch that this one comes from, outermost first: its `texts`, and their number at the
+        fork. Empty before the fork is reached."""
         self.forks = forks
         """The keys of the forks that the branch comes from, outermost first."""
         self.content = Content()
@@ -215,7 +222,7 @@ class Branch:
             self.fork_point = parent.content.tail
             self._views = dict(parent._views)
             self.call.start_s = self.run.clock()
-            self._forked_at = (*parent._forked_at, len(self.run.events))
+            self.texts_before = (*parent.texts_before, (parent.texts, len(parent.texts)))
             if self._queue:
                 self.run.loop.call_soon_threadsafe(self._start)
             else:
@@ -480,17 +487,12 @@ class Branch:
     # --- reading ---
 
     def note(self, event: events.Event) -> None:
-        """Add an event of this branch to those of the run."""
-        self.run.events.append(event)
+        """Add an event of this branch."""
+        if isinstance(event, events.Appended | events.Text | events.CallText):
+            self.texts.append(event.text)
+        for log in self._logs:
+            log.append(event)
         self.run.notify()
-
-    def reads(self, event: events.Event, index: int) -> bool:
-        """Whether the event at `index` of the run belongs to this branch, or to a branch that it comes from
-        and before the fork."""
-        depth = len(event.branch)
-        return event.branch == self.path[:depth] and (
-            depth == len(self.path) or (depth < len(self._forked_at) and index < self._forked_at[depth])
-        )
 
     def idle(self) -> Event:
         """An event that is set when all steps submitted so far are done."""

@@ -20,7 +20,6 @@ from ramify.lang.calls.limits import Limits
 from ramify.lang.calls.session import Session, Target
 from ramify.lang.common.caller import raised_line
 from ramify.lang.common.event import Event
-from ramify.lang.program import events
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import Guarded, ModelStep, Step
 from ramify.lang.program.place import PLACE, Place
@@ -157,8 +156,6 @@ class Run(Session):
         self._keys = itertools.count()
         self._readers: list[Branch] = []
         self._listeners: list[Callable[[], None]] = []
-        self.events: list[events.Event] = []
-        """What has happened in all branches. Only appended to, so that each reader keeps an index."""
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
         """A function that is called with each step when the step is appended; None if there is no such

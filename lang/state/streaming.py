@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.events import Appended, CallText, Event, Text
+from ramify.lang.program.events import Event
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.outputs import meta_info, token_logprobs
 from ramify.lang.typed.partial import Partial, PartialReader
@@ -101,23 +102,19 @@ class BranchText:
     """All text of a branch: that of the events up to its forks, and of its own."""
 
     def __init__(self, state: ProgramState) -> None:
-        self._state, self._branch, self._read = state, state._branch, 0
+        self._state, self._branch = state, state._branch
+        self._read = self._read_before = 0
 
     @property
     def ended(self) -> bool:
         return self._branch.ended
 
     def new(self) -> Iterator[tuple[str, None]]:
-        first, added = self._read, self._branch.run.events[self._read :]
+        added = self._branch.texts[self._read :]  # read first: `texts_before` is complete when there are any
+        before = self._branch.texts_before[self._read_before :]
         self._read += len(added)
-        text = "".join(
-            [
-                event.text
-                for index, event in enumerate(added, first)
-                if isinstance(event, Appended | Text | CallText) and self._branch.reads(event, index)
-            ]
-        )
-        if text:
+        self._read_before += len(before)
+        if text := "".join([*chain.from_iterable(texts[:count] for texts, count in before), *added]):
             yield text, None
 
     def check(self) -> None:
@@ -212,17 +209,16 @@ class EventSource:
     """The events of a state and of all branches forked from it, until its steps so far are done."""
 
     def __init__(self, state: ProgramState) -> None:
-        self._state, self._path = state, state._branch.path
-        self._read = 0
+        self._state, self._read = state, 0
 
     @property
     def ended(self) -> bool:
         return self._state._all_done().is_set()
 
     def new(self) -> Iterator[Event]:
-        added, depth = self._state._branch.run.events[self._read :], len(self._path)
+        added = self._state._branch.events[self._read :]
         self._read += len(added)
-        yield from (event for event in added if event.branch[:depth] == self._path)
+        yield from added
 
 
 class EventStream:

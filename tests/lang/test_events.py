@@ -296,6 +296,31 @@ def test_branches_have_paths_and_readers_of_their_own():
     assert "".join(state.text_iter()) == state.text() == text_of(events)
 
 
+class Unread(list):
+    def __iter__(self):
+        raise AssertionError("the events of the whole run are read")
+
+    __getitem__ = __iter__
+
+
+def test_a_reader_of_a_branch_does_not_pass_the_events_of_other_branches():
+    branches = []
+
+    @rm.function
+    def program(s):
+        s += "Q"
+        branches.extend(s.fork(2))
+        for branch in branches:
+            branch += rm.gen("x")
+
+    state = program.run(backend=rm.ScriptedBackend(lambda request: "one two"), stream=True)
+    state.sync()
+    state._branch.events = Unread()
+    for branch in branches:
+        assert "".join(branch.text_iter()) == "Qone two"
+        assert {one.branch for one in branch.events()} == {branch._branch.path}
+
+
 @pytest.mark.parametrize("during", ["generation", "tool"])
 def test_cancel_ends_each_step_and_call_once(during):
     started = threading.Event()
