@@ -495,6 +495,12 @@ class Branch:
         self.run.notify()
 
     def idle(self) -> Event:
+    def subtree(self) -> Iterator[Branch]:
+        """This branch, and all branches forked from it so far."""
+        yield self
+        for child in self.children:
+            yield from child.subtree()
+
         """An event that is set when all steps submitted so far are done."""
         with self._lock:
             if self._idle is not None:

@@ -261,7 +261,7 @@ class ProgramState(Generic[R_co]):
     async def aget(self, name: str | VariableStep, kind: Any = None) -> Any:
         """The value that `get` returns, for async programs."""
         name = name_of(name)
-        if self._outside:
+        if not self._declared(name):
             async with contextlib.aclosing(self._branch.run.async_changes()) as changes:
                 async for _ in changes:
                     if self._declared(name):
@@ -339,14 +339,15 @@ class ProgramState(Generic[R_co]):
         self, var_name: str | VariableStep | None = None, *, thinking: bool = False
     ) -> Iterator[str]:
         """Yield the text of one variable, or without `var_name` all text, while it is generated. Raises
-        `ProgramError` at the end if a step failed.
+        `ProgramError` at the end if a step failed. In the body the iteration ends when the steps so far are
+        done.
 
         Without ``run(stream=True)`` the text is yielded in one piece when it is complete. With `thinking`,
         the thoughts before the variable's value are yielded instead. The iteration ends at the first text of
         the value.
         """
         name = None if var_name is None else name_of(var_name)
-        return streaming.text_iter(self, self._branch, name, thinking)
+        return streaming.text_iter(self, name, thinking)
 
     def text_async_iter(
         self,
@@ -358,7 +359,7 @@ class ProgramState(Generic[R_co]):
         """Yield as `text_iter` does, in any event loop. With `return_meta_data`, yield pairs of text and
         ``meta_info``."""
         name = None if var_name is None else name_of(var_name)
-        return streaming.text_async_iter(self, self._branch, name, return_meta_data, thinking)
+        return streaming.text_async_iter(self, name, return_meta_data, thinking)
 
     @overload
     def stream_objects(self, name: str | VariableStep, kind: TypeForm[T]) -> ObjectStream[T]: ...
@@ -376,7 +377,7 @@ class ProgramState(Generic[R_co]):
         not generated as JSON (such as ``int`` or a `Literal` of strings), for a `gen` with retries, and in
         runs without ``stream=True``.
         """
-        return ObjectStream(self, self._branch, name_of(name), kind)
+        return ObjectStream(self, name_of(name), kind)
 
     def events(self) -> EventStream:
         """The events of this state and of all branches forked from it, as they happen, to iterate over with
@@ -396,7 +397,8 @@ class ProgramState(Generic[R_co]):
     def partial(self, name: str | VariableStep, kind: Any = None) -> Partial[Any]: ...
     def partial(self, name: str | VariableStep, kind: Any = None) -> Partial[Any]:
         """The latest `Partial` of the variable, as `stream_objects` would yield it. Does not wait."""
-        return snapshot(self._branch, name_of(name), kind)
+        self._branch.run.raise_fatal()
+        return snapshot(self, name_of(name), kind)
 
     @property
     def usage(self) -> Usage:
@@ -449,7 +451,7 @@ class ProgramState(Generic[R_co]):
 
     def _read(self, name: str | VariableStep) -> Variable:
         name = name_of(name)
-        if self._outside and not self._declared(name):
+        if not self._declared(name):
             for _ in self._branch.run.changes():
                 if self._declared(name):
                     break
@@ -471,8 +473,10 @@ class ProgramState(Generic[R_co]):
         return branch.error or branch.run.error or branch.unnoticed_error()
 
     def _declared(self, name: str) -> bool:
-        """Whether the variable exists, or can no longer be made because the run is closed."""
-        return name in self._branch.variables or self._branch.run.closed.is_set()
+        """Whether a read of the variable waits for no step that makes it: the variable exists, or the run is
+        closed, or the reader is the body, which makes none meanwhile."""
+        run = self._branch.run
+        return not self._outside or name in self._branch.variables or run.closed.is_set()
 
     def _all_done(self) -> Event:
         return self._branch.run.finished if self._outside else self._branch.idle()

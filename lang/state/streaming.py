@@ -8,7 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ramify.errors import InvalidRequest, ProgramError
-from ramify.lang.program.branch import Branch
 from ramify.lang.program.events import Event
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.outputs import meta_info, token_logprobs
@@ -18,68 +17,71 @@ from ramify.lang.typed.schema import schema_of
 from ramify.messages import TextChunk, TokenLogprobs, Usage, concatenated
 
 if TYPE_CHECKING:
-    from ramify.lang.program.run import Run
     from ramify.lang.state.state import ProgramState
 
 T = TypeVar("T")
 
 
-def follow(run: Run, source: Source) -> Iterator[Any]:
+def follow(state: ProgramState, source: Source) -> Iterator[Any]:
     """Yield the additions to `source` until it has ended. Blocks until the run changes."""
-    for _ in run.changes():
-        ended = source.ended  # read before the additions, so that none is missed
-        yield from source.new()
-        if ended:
-            break
-    run.raise_fatal()
-
-
-async def async_follow(run: Run, source: Source) -> AsyncGenerator[Any, None]:
-    """Yield the additions to `source` until it has ended, in any event loop."""
-    async with aclosing(run.async_changes()) as changes:
-        async for _ in changes:
-            ended = source.ended
-            for item in source.new():
-                yield item
+    run = state._branch.run
+    with state._reading():
+        for _ in run.changes():
+            ended = source.ended  # read before the additions, so that none is missed
+            yield from source.new()
             if ended:
                 break
     run.raise_fatal()
 
 
-def text_iter(state: ProgramState, branch: Branch, name: str | None, thinking: bool = False) -> Iterator[str]:
+async def async_follow(state: ProgramState, source: Source) -> AsyncGenerator[Any, None]:
+    """Yield the additions to `source` until it has ended, in any event loop."""
+    run = state._branch.run
+    with state._reading():
+        async with aclosing(run.async_changes()) as changes:
+            async for _ in changes:
+                ended = source.ended
+                for item in source.new():
+                    yield item
+                if ended:
+                    break
+    run.raise_fatal()
+
+
+def text_iter(state: ProgramState, name: str | None, thinking: bool = False) -> Iterator[str]:
     """The implementation of `ProgramState.text_iter`."""
     _check(name, thinking)
-    if not branch.run.stream:
+    if not state._branch.run.stream:
         if name is None:
             yield state.text()
         else:
             yield str(state.thinking(name) if thinking else state._read(name).text or state[name])
         return
-    source = _source(state, branch, name, thinking)
-    for text, _meta in follow(branch.run, source):
+    source = _source(state, name, thinking)
+    for text, _meta in follow(state, source):
         yield text
     source.check()
 
 
 async def text_async_iter(
-    state: ProgramState, branch: Branch, name: str | None, with_meta: bool, thinking: bool = False
+    state: ProgramState, name: str | None, with_meta: bool, thinking: bool = False
 ) -> AsyncIterator[Any]:
     """The implementation of `ProgramState.text_async_iter`."""
     _check(name, thinking)
     if with_meta and name is None:
         raise ValueError("return_meta_data needs the name of a variable.")
-    if not branch.run.stream:
+    if not state._branch.run.stream:
         if name is None:
             await state.wait()
             yield state.text()
         else:
             value = await state.aget(name)
-            variable = branch.variables[name]
+            variable = state._branch.variables[name]
             text = str(variable.read_thinking() if thinking else variable.text or value)
             yield (text, state.get_meta_info(name)) if with_meta else text
         return
-    source = _source(state, branch, name, thinking)
-    async with aclosing(async_follow(branch.run, source)) as additions:
+    source = _source(state, name, thinking)
+    async with aclosing(async_follow(state, source)) as additions:
         async for text, meta in additions:
             yield (text, meta) if with_meta else text
     source.check()
@@ -90,24 +92,22 @@ def _check(name: str | None, thinking: bool) -> None:
         raise InvalidRequest("thinking=True needs the name of a variable.", field="thinking")
 
 
-def _source(
-    state: ProgramState, branch: Branch, name: str | None, thinking: bool
-) -> BranchText | _VariableText:
+def _source(state: ProgramState, name: str | None, thinking: bool) -> BranchText | _VariableText:
     if name is None:
         return BranchText(state)
-    return _VariableThoughts(branch, name) if thinking else _VariableText(branch, name)
+    return _VariableThoughts(state, name) if thinking else _VariableText(state, name)
 
 
 class BranchText:
-    """All text of a branch: that of the events up to its forks, and of its own."""
+    """All text of a branch, up to its forks and its own, until its steps so far are done."""
 
     def __init__(self, state: ProgramState) -> None:
-        self._state, self._branch = state, state._branch
+        self._state, self._branch, self._done = state, state._branch, state._all_done()
         self._read = self._read_before = 0
 
     @property
     def ended(self) -> bool:
-        return self._branch.ended
+        return self._done.is_set()
 
     def new(self) -> Iterator[tuple[str, None]]:
         added = self._branch.texts[self._read :]  # read first: `texts_before` is complete when there are any
@@ -121,31 +121,40 @@ class BranchText:
         self._state._raise()
 
 
-class _VariableText:
-    """The text of one variable, chunk by chunk. If the variable has no chunks, its whole text is added when
-    the variable is set.
+class _OfVariable:
+    """Base of the sources that read one variable: the first of this name. A step after `recover` may make
+    another variable of the same name."""
 
-    Only the first variable of this name is read. A step after `recover` may make another variable of the same
-    name.
-    """
-
-    def __init__(self, branch: Branch, name: str) -> None:
-        self._branch, self._name = branch, name
+    def __init__(self, state: ProgramState, name: str) -> None:
+        self._state, self._name = state, name
         self._first: Variable | None = None
-        self._read = self._tokens = 0
-        self._logprobs: TokenLogprobs | None = None
-        """Log-probabilities of the tokens since the last addition of text; None without log-probabilities."""
+        self._read = 0
 
     @property
     def _variable(self) -> Variable | None:
         if self._first is None:
-            self._first = self._branch.variables.get(self._name)
+            self._first = self._state._branch.variables.get(self._name)
         return self._first
 
     @property
     def ended(self) -> bool:
         variable = self._variable
-        return self._branch.run.closed.is_set() if variable is None else variable.ready.is_set()
+        return self._state._declared(self._name) if variable is None else variable.ready.is_set()
+
+    def variable(self) -> Variable:
+        """The variable. Raises the errors of `Branch.variable` if there is none."""
+        return self._variable or self._state._branch.variable(self._name)
+
+
+class _VariableText(_OfVariable):
+    """The text of one variable, chunk by chunk. If the variable has no chunks, its whole text is added when
+    the variable is set."""
+
+    def __init__(self, state: ProgramState, name: str) -> None:
+        super().__init__(state, name)
+        self._tokens = 0
+        self._logprobs: TokenLogprobs | None = None
+        """Log-probabilities of the tokens since the last addition of text; None without log-probabilities."""
 
     def new(self) -> Iterator[tuple[str, Any]]:
         variable = self._variable
@@ -181,7 +190,7 @@ class _VariableText:
         return meta
 
     def check(self) -> None:
-        (self._variable or self._branch.variable(self._name)).read()
+        self.variable().read()
 
 
 class _VariableThoughts(_VariableText):
@@ -190,7 +199,7 @@ class _VariableThoughts(_VariableText):
 
     @property
     def ended(self) -> bool:
-        variable = self._branch.variables.get(self._name)
+        variable = self._variable
         return super().ended or (variable is not None and any(chunk.text for chunk in variable.chunks))
 
     def _text(self, chunk: TextChunk) -> str:
@@ -200,23 +209,25 @@ class _VariableThoughts(_VariableText):
         return str(variable.read_thinking())
 
     def check(self) -> None:
-        variable = self._branch.variable(self._name)
+        variable = self.variable()
         if variable.ready.is_set() or variable.thinking is None:
             variable.read_thinking()
 
 
 class EventSource:
-    """The events of a state and of all branches forked from it, until its steps so far are done."""
+    """The events of a state and of all branches forked from it, until their steps so far are done."""
 
     def __init__(self, state: ProgramState) -> None:
-        self._state, self._read = state, 0
+        self._events, self._read = state._branch.events, 0
+        inside = () if state._outside else (branch.idle() for branch in state._branch.subtree())
+        self._done = [*inside] or [state._all_done()]
 
     @property
     def ended(self) -> bool:
-        return self._state._all_done().is_set()
+        return all(done.is_set() for done in self._done)
 
     def new(self) -> Iterator[Event]:
-        added = self._state._branch.events[self._read :]
+        added = self._events[self._read :]
         self._read += len(added)
         yield from added
 
@@ -225,67 +236,62 @@ class EventStream:
     """The result of `ProgramState.events`. It may be iterated several times, each time from the beginning."""
 
     def __init__(self, state: ProgramState) -> None:
-        self._state, self._run = state, state._branch.run
+        self._state = state
 
     def __iter__(self) -> Iterator[Event]:
-        with self._state._reading():
-            yield from follow(self._run, EventSource(self._state))
+        yield from follow(self._state, EventSource(self._state))
         self._state._raise()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        source = EventSource(self._state)
-        with self._state._reading():
-            async with aclosing(async_follow(self._run, source)) as events:
-                async for event in events:
-                    yield event
+        async with aclosing(async_follow(self._state, EventSource(self._state))) as events:
+            async for event in events:
+                yield event
         self._state._raise()
 
 
 class ObjectStream(Generic[T]):
     """The result of `ProgramState.stream_objects`. It may be iterated several times."""
 
-    def __init__(self, state: ProgramState, branch: Branch, name: str, kind: Any) -> None:
-        self._state, self._branch, self._name, self._kind = state, branch, name, kind
+    def __init__(self, state: ProgramState, name: str, kind: Any) -> None:
+        self._state, self._name, self._kind = state, name, kind
 
     def __iter__(self) -> Iterator[Partial[T]]:
-        run = self._branch.run
-        if run.stream:
-            yield from follow(run, _PartialValue(self._branch, self._name, self._kind))
-        yield _complete(self._state._read(self._name), self._kind)
+        source = _PartialValue(self._state, self._name, self._kind)
+        if self._state._branch.run.stream:
+            yield from follow(self._state, source)
+        else:
+            self._state._read(self._name)
+        yield _complete(source.variable(), self._kind)
 
     async def __aiter__(self) -> AsyncIterator[Partial[T]]:
-        run = self._branch.run
-        if run.stream:
-            source = _PartialValue(self._branch, self._name, self._kind)
-            async with aclosing(async_follow(run, source)) as partials:
+        source = _PartialValue(self._state, self._name, self._kind)
+        if self._state._branch.run.stream:
+            async with aclosing(async_follow(self._state, source)) as partials:
                 async for partial in partials:
                     yield partial
-        await self._state.aget(self._name)
-        yield _complete(self._branch.variable(self._name), self._kind)
+        else:
+            await self._state.aget(self._name)
+        yield _complete(source.variable(), self._kind)
 
 
-def snapshot(branch: Branch, name: str, kind: Any) -> Partial[Any]:
+def snapshot(state: ProgramState, name: str, kind: Any) -> Partial[Any]:
     """The implementation of `ProgramState.partial`."""
-    variable = branch.variables.get(name)
+    source = _PartialValue(state, name, kind)
+    variable = source._variable
     if variable is not None and variable.ready.is_set():
         return _complete(variable, kind)
-    return next(_PartialValue(branch, name, kind).new(), Partial(None))
+    return next(source.new(), Partial(None))
 
 
-class _PartialValue:
-    def __init__(self, branch: Branch, name: str, kind: Any) -> None:
-        self._branch, self._name, self._kind = branch, name, kind
+class _PartialValue(_OfVariable):
+    def __init__(self, state: ProgramState, name: str, kind: Any) -> None:
+        super().__init__(state, name)
+        self._kind = kind
         self._reader: PartialReader | None = None
-        self._read = 0
-
-    @property
-    def ended(self) -> bool:
-        variable = self._branch.variables.get(self._name)
-        return self._branch.run.closed.is_set() if variable is None else variable.ready.is_set()
 
     def new(self) -> Iterator[Partial[Any]]:
         """The partial value, if it has changed since the last call."""
-        variable = self._branch.variables.get(self._name)
+        variable = self._variable
         if variable is None or not variable.chunks:
             return
         kind = _kind_of(variable, self._kind)

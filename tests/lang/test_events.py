@@ -420,6 +420,26 @@ async def test_in_an_event_loop_and_in_the_body():
     assert outside == [*state.ret_value, "y started", "y c", "y ended"]
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_events_in_the_body_have_those_of_branches_that_still_generate(depth):
+    backend = Holding(lambda request: "a b")
+
+    @rm.function
+    def program(s):
+        state = s.fork(1)[0] if depth else s
+        forks = state.fork(2)
+        forks += rm.gen("x")
+        found = []
+        for event in state.events():
+            backend.release.set()
+            found.append(event)
+        return found
+
+    found = program.run(backend=backend, stream=True).ret_value
+    ended = [one.branch[depth:] for one in found if isinstance(one, rm.events.StepEnded)]
+    assert sorted(ended) == [(0,), (1,)]
+
+
 def test_decisions_of_one_request():
     @rm.function
     def program(s):

@@ -252,7 +252,7 @@ async def test_async_programs_and_streams():
 def test_a_reader_of_a_stream_is_raised_the_error_that_the_body_recovers_from():
     @rm.function
     def program(s):
-        reader = _VariableText(s._branch, "x")
+        reader = _VariableText(s, "x")
         s += "a" + rm.gen("x")
         s.sync()
         assert reader.ended

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import ramify as rm
@@ -80,6 +82,66 @@ def test_branches_stream_too():
     state = program.run(backend=rm.ScriptedBackend(lambda r: "one two"), stream=True)
     state.sync()
     assert ["".join(branch.text_iter()) for branch in branches] == ["Q a:one two", "Q b:one two"]
+
+
+ITERATIONS = {
+    "text": lambda s: s.text_iter(),
+    "variable": lambda s: s.text_iter("x"),
+    "thoughts": lambda s: s.text_iter("x", thinking=True),
+    "objects": lambda s: s.stream_objects("x", list[int]),
+    "events": lambda s: s.events(),
+    "unknown": lambda s: s.text_iter("y"),
+    "unknown thoughts": lambda s: s.text_iter("y", thinking=True),
+    "unknown objects": lambda s: s.stream_objects("y", list[int]),
+}
+
+
+@pytest.mark.parametrize("kind", ITERATIONS)
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_body_iterates_over_its_steps_so_far(stream, kind):
+    found = []
+
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("x", thinking=True)
+        branch = s.fork(1)[0]
+        for state in (s, branch):
+            if kind.startswith("unknown"):
+                with pytest.raises(KeyError, match="sets no variable 'y'"):
+                    list(ITERATIONS[kind](state))
+                continue
+            found.extend(ITERATIONS[kind](state))
+        s += "End"
+        return True
+
+    backend = rm.ScriptedBackend({"x": "<think>Hm</think>[1, 2]"})
+    state = program.run(backend=backend, stream=stream)
+    assert state.ret_value
+    assert bool(found) != kind.startswith("unknown")
+
+
+def test_a_body_that_iterates_appends_nothing_meanwhile():
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("x")
+        return [s._branch.run.is_read(s._branch) for _ in s.text_iter("x")]
+
+    assert set(program.run(backend=rm.ScriptedBackend({"x": "a b"}), stream=True).ret_value) == {True}
+
+
+@pytest.mark.parametrize("kind", [None, "x", "y"])
+async def test_the_body_of_an_async_program_iterates_too(kind):
+    @rm.function
+    async def program(s):
+        s += "Q" + rm.gen("x")
+        try:
+            return "".join([text async for text in s.text_async_iter(kind)])
+        except KeyError:
+            return "unknown"
+
+    state = await program.run(backend=rm.ScriptedBackend({"x": "a b"}), stream=True)
+    await asyncio.wait_for(state.wait(), 30)
+    assert state.ret_value == {None: "Qa b", "x": "a b", "y": "unknown"}[kind]
 
 
 def test_an_error_ends_the_iteration_with_itself():
