@@ -59,7 +59,7 @@ def async_body_of(traced: Traced, left: inspect.Signature, like: Callable[..., A
     async def body(s: ProgramState, *args: Any, **kwargs: Any) -> Any:
         result = _Result(traced, s, left.bind(*args, **kwargs).arguments)
         for variable, conditional in result.reads():
-            await variable.ready.wait()
+            await s._wait_for(variable.ready)
             _check(variable, conditional)
         return result.value(traced.returned)
 

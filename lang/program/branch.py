@@ -165,7 +165,8 @@ class Branch:
 
     def _declare(self, step: Step) -> Variable | None:
         """Make the variable that `step` sets; None if `step` sets no variable. Raises `ProgramError` if the
-        branch has ended."""
+        branch has ended, and the `fatal` error of the run."""
+        self.run.raise_fatal()
         if self.joined or self.run.closed.is_set():
             raise ProgramError(f"Nothing can be appended to this state: {self._why_ended()}.")
         if not isinstance(step.bare, VariableStep):
@@ -494,13 +495,13 @@ class Branch:
             log.append(event)
         self.run.notify()
 
-    def idle(self) -> Event:
     def subtree(self) -> Iterator[Branch]:
         """This branch, and all branches forked from it so far."""
         yield self
         for child in self.children:
             yield from child.subtree()
 
+    def idle(self) -> Event:
         """An event that is set when all steps submitted so far are done."""
         with self._lock:
             if self._idle is not None:

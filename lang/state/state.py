@@ -80,7 +80,6 @@ class ProgramState(Generic[R_co]):
         raise TypeError("A state is appended to in place: write s += …, not s = s + ….")
 
     def _submit(self, node: Node) -> Variable | None:
-        self._branch.run.raise_fatal()
         return self._branch.submit(node, self._backend)
 
     def system(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
@@ -219,13 +218,10 @@ class ProgramState(Generic[R_co]):
     def ret_value(self) -> R_co:
         """The return value of the body. Waits until the body has returned. Raises `ProgramError` if the body
         failed, or if the state is a branch or belongs to the running body."""
+        if self._outside:
+            self._block_on(self._branch.run.body_done)
         if not self._returned:
-            if self._outside:
-                self._block_on(self._branch.run.body_done)
-            if not self._returned:
-                raise self._branch.run.error or ProgramError(
-                    "Only the state that run returns has a ret_value."
-                )
+            raise self._branch.run.error or ProgramError("Only the state that run returns has a ret_value.")
         returned: R_co = self._returned[0]
         return returned
 
@@ -267,8 +263,7 @@ class ProgramState(Generic[R_co]):
                     if self._declared(name):
                         break
         variable = self._branch.variable(name)
-        with self._reading():
-            await variable.ready.wait()
+        await self._wait_for(variable.ready)
         return self._value(variable, kind)
 
     def thinking(self, name: str | VariableStep) -> Any:
@@ -321,15 +316,13 @@ class ProgramState(Generic[R_co]):
 
     async def wait(self) -> None:
         """Wait as `sync` does, for async programs."""
-        with self._reading():
-            await self._all_done().wait()
+        await self._wait_for(self._all_done())
 
     def error(self) -> ProgramError | None:
         """The error of this branch, else of the program's body, else of a branch forked from this one; None
         if there is no error. An error of a forked branch no longer counts once it has been raised or returned
         in the body."""
         self.sync()
-        self._branch.run.raise_fatal()
         error = self._error()
         if error is not None and not self._outside:
             error.notice()
@@ -460,7 +453,6 @@ class ProgramState(Generic[R_co]):
         return variable
 
     def _value(self, variable: Variable, kind: Any = None) -> Any:
-        self._branch.run.raise_fatal()
         try:
             return _as(variable, kind)
         except ProgramError as error:
@@ -482,21 +474,28 @@ class ProgramState(Generic[R_co]):
         return self._branch.run.finished if self._outside else self._branch.idle()
 
     def _block_on(self, event: Event) -> None:
-        if event.is_set():
-            return
-        self._branch.run.check_may_block()
-        try:
-            with self._reading():
-                event.block()
-        except BaseException:  # Ctrl-C
-            self._branch.run.request_cancel()
-            raise
+        """Block until `event` is set. Raises the `fatal` error of the run, as all waits do."""
+        run = self._branch.run
+        if not event.is_set():
+            run.check_may_block()
+            try:
+                with self._reading():
+                    event.block()
+            except BaseException:  # Ctrl-C
+                run.request_cancel()
+                raise
+        run.raise_fatal()
+
+    async def _wait_for(self, event: Event) -> None:
+        """Wait as `_block_on` does, in any event loop."""
+        with self._reading():
+            await event.wait()
+        self._branch.run.raise_fatal()
 
     def _reading(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._outside else self._branch.run.reading(self._branch)
 
     def _raise(self) -> None:
-        self._branch.run.raise_fatal()
         error = self._branch.error or self._branch.run.error
         if error is not None:
             raise error.with_traceback(None)

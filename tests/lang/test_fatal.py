@@ -136,8 +136,67 @@ def test_nor_one_that_streams(body, answers, message, default):
     default(script)
     state = rm.function(body).run(backend=script, stream=True)
     for read in (state.sync, state.error, state.text, lambda: list(state.text_iter()), lambda: state["said"]):
-        with contextlib.nullcontext() if read == state.sync else pytest.raises(rm.NotScripted, match=message):
+        with pytest.raises(rm.NotScripted, match=message):
             read()
+
+
+async def all_of(iterator):
+    return [item async for item in iterator]
+
+
+READS = {
+    "__getitem__": lambda s: s["said"],
+    "ret_value": lambda s: s.ret_value,
+    "get_var": lambda s: s.get_var("x"),
+    "get": lambda s: s.get("x", str),
+    "aget": lambda s: asyncio.run(s.aget("x")),
+    "thinking": lambda s: s.thinking("x"),
+    "get_meta_info": lambda s: s.get_meta_info("x"),
+    "prompt_of": lambda s: s.prompt_of("x"),
+    "text": lambda s: s.text(),
+    "messages": lambda s: s.messages(),
+    "sync": lambda s: s.sync(),
+    "wait": lambda s: asyncio.run(s.wait()),
+    "error": lambda s: s.error(),
+    "recover": lambda s: s.recover(),
+    "text_iter": lambda s: [list(s.text_iter(name)) for name in ("said", None)],
+    "text_async_iter": lambda s: [asyncio.run(all_of(s.text_async_iter(name))) for name in ("said", None)],
+    "stream_objects": lambda s: list(s.stream_objects("said", str)),
+    "events": lambda s: list(s.events()),
+    "partial": lambda s: s.partial("said", str),
+    "fork": lambda s: s.fork(),
+    "copy": lambda s: s.copy().__enter__(),
+    "system": lambda s: s.system("a"),
+    "user": lambda s: s.user().__enter__(),
+    "assistant": lambda s: s.assistant("a"),
+    "var_scope": lambda s: s.var_scope("a").__enter__(),
+    "call_tools": lambda s: s.call_tools([add]),
+}
+"""Public member of a state → a read or an append."""
+OTHERS = {"set_var", "usage", "usage_by_model", "trace", "show", "cancel"}
+"""Members that read no result, or are there to look at a failed run."""
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_every_read_and_append_raises_it(inside, name):
+    states = []
+
+    def body(s):
+        everything_caught(s)
+        states.append(s)
+        return 5
+
+    state = rm.function(body).run(backend=rm.ScriptedBackend({"x": "c"}), stream=True)
+    state._branch.run.finished.block()
+    if inside and name != "ret_value":  # the body has no ret_value
+        state = states[0]
+    with pytest.raises(rm.NotScripted, match="breaks its regex"):
+        READS[name](state)
+
+
+def test_every_member_is_read_above():
+    assert {name for name in dir(rm.ProgramState) if name[0] != "_"} == {*READS, *OTHERS} - {"__getitem__"}
 
 
 @cases
@@ -201,7 +260,8 @@ def test_the_first_such_error_ends_all_branches():
     @rm.function
     def program(s):
         s += rm.gen("x", regex="[ab]")
-        s.sync()
+        with contextlib.suppress(rm.NotScripted):
+            s.sync()
         with contextlib.suppress(rm.NotScripted):
             s.fork(1)[0].__iadd__(rm.gen("y"))
 
