@@ -63,9 +63,10 @@ async def gather(branch: Branch, first: Decide) -> list[Entry]:
             and statement.limits == limits
         )
 
+    heard = branch.run.async_changes(readers=True)
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HOLD_S) as hold, aclosing(branch.run.async_changes()) as changes:
+            async with asyncio.timeout(HOLD_S) as hold, aclosing(heard) as changes:
                 async for _ in changes:
                     while (entry := branch.take_next(joins)) is not None:
                         hold.reschedule(asyncio.get_running_loop().time() + HOLD_S)

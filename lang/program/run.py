@@ -155,7 +155,8 @@ class Run(Session):
         backend."""
         self._keys = itertools.count()
         self._readers: list[Branch] = []
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[tuple[Callable[[], None], bool]] = []
+        """The arguments of `listening`."""
         self._lock = threading.Lock()
         self.watch: Callable[[Branch, Step, Variable | None], None] | None = None
         """A function that is called with each step when the step is appended; None if there is no such
@@ -349,16 +350,20 @@ class Run(Session):
         if self.asynchronous and not self.finished.is_set():
             raise RuntimeError(
                 "This would block the event loop of an async program; there, "
-                'write await s.aget("name"), await s.wait(), or s.text_async_iter().'
+                'write await s.aget("name"), await s.wait(), or async for (s.text_async_iter(), s.events()).'
             )
 
     # --- waiting for more decisions ---
 
     @contextlib.contextmanager
-    def reading(self, branch: Branch) -> Iterator[None]:
-        """A ``with`` block in which the body waits for a result of `branch`, and appends nothing to it."""
+    def reading(self, branch: Branch | None) -> Iterator[None]:
+        """A ``with`` block in which the body waits for a result of `branch`, and appends nothing to it. None:
+        a reader outside the body."""
+        if branch is None:
+            yield
+            return
         self._readers.append(branch)
-        self.notify()
+        self.notify(reader=True)
         try:
             yield
         finally:
@@ -372,24 +377,28 @@ class Run(Session):
     # --- progress, for iteration over text ---
 
     @contextlib.contextmanager
-    def listening(self, wake: Callable[[], None]) -> Iterator[None]:
-        """A ``with`` block during which `wake` is called after every change of the run. `wake` must be quick
-        and thread-safe."""
+    def listening(self, wake: Callable[[], None], *, readers: bool = False) -> Iterator[None]:
+        """A ``with`` block during which `wake` is called after every change of the run; with `readers` also
+        when the body begins to wait. `wake` must be quick and thread-safe."""
+        listener = (wake, readers)
         with self._lock:
-            self._listeners = [*self._listeners, wake]
+            self._listeners = [*self._listeners, listener]
         try:
             yield
         finally:
             with self._lock:
-                self._listeners = [other for other in self._listeners if other is not wake]
+                self._listeners = [other for other in self._listeners if other is not listener]
 
-    def notify(self) -> None:
-        for wake in self._listeners:
-            wake()
+    def notify(self, *, reader: bool = False) -> None:
+        """Wake the listeners. `reader`: there is a new reader, and no other change. Readers wake no readers,
+        else two that iterate would wake each other for ever."""
+        for wake, readers in self._listeners:
+            if readers or not reader:
+                wake()
 
-    def changes(self) -> Iterator[None]:
-        """Yield at once, and then after every change of the run. Blocks until the next change. Ctrl-C cancels
-        the run."""
+    def changes(self, reader: Branch | None = None) -> Iterator[None]:
+        """Yield at once, and then after every change of the run. Blocks until the next change, in
+        ``reading(reader)``. Ctrl-C cancels the run."""
         self.check_may_block()
         event = threading.Event()
         with self.listening(event.set):
@@ -397,25 +406,30 @@ class Run(Session):
                 event.clear()
                 yield
                 try:
-                    while not event.wait(SIGNAL_CHECK_S):
-                        pass
+                    with self.reading(reader):
+                        while not event.wait(SIGNAL_CHECK_S):
+                            pass
                 except BaseException:
                     self.request_cancel()
                     raise
 
-    async def async_changes(self) -> AsyncGenerator[None, None]:
-        """Yield at once and then after every change of the run, in any event loop."""
+    async def async_changes(
+        self, reader: Branch | None = None, *, readers: bool = False
+    ) -> AsyncGenerator[None, None]:
+        """Yield at once and then after every change of the run, in any event loop; with `readers` also when
+        the body begins to wait. Waits in ``reading(reader)``."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the listener's loop has closed
                 loop.call_soon_threadsafe(event.set)
 
-        with self.listening(wake):
+        with self.listening(wake, readers=readers):
             while True:
                 event.clear()
                 yield
-                await event.wait()
+                with self.reading(reader):
+                    await event.wait()
 
 
 def body_error(error: BaseException) -> ProgramError:

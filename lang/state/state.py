@@ -479,7 +479,7 @@ class ProgramState(Generic[R_co]):
         if not event.is_set():
             run.check_may_block()
             try:
-                with self._reading():
+                with run.reading(self._reader):
                     event.block()
             except BaseException:  # Ctrl-C
                 run.request_cancel()
@@ -488,12 +488,15 @@ class ProgramState(Generic[R_co]):
 
     async def _wait_for(self, event: Event) -> None:
         """Wait as `_block_on` does, in any event loop."""
-        with self._reading():
+        run = self._branch.run
+        with run.reading(self._reader):
             await event.wait()
-        self._branch.run.raise_fatal()
+        run.raise_fatal()
 
-    def _reading(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._outside else self._branch.run.reading(self._branch)
+    @property
+    def _reader(self) -> Branch | None:
+        """The branch that the body reads through this object; None outside the body."""
+        return None if self._outside else self._branch
 
     def _raise(self) -> None:
         error = self._branch.error or self._branch.run.error

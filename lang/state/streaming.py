@@ -25,26 +25,24 @@ T = TypeVar("T")
 def follow(state: ProgramState, source: Source) -> Iterator[Any]:
     """Yield the additions to `source` until it has ended. Blocks until the run changes."""
     run = state._branch.run
-    with state._reading():
-        for _ in run.changes():
-            ended = source.ended  # read before the additions, so that none is missed
-            yield from source.new()
-            if ended:
-                break
+    for _ in run.changes(state._reader):
+        ended = source.ended  # read before the additions, so that none is missed
+        yield from source.new()
+        if ended:
+            break
     run.raise_fatal()
 
 
 async def async_follow(state: ProgramState, source: Source) -> AsyncGenerator[Any, None]:
     """Yield the additions to `source` until it has ended, in any event loop."""
     run = state._branch.run
-    with state._reading():
-        async with aclosing(run.async_changes()) as changes:
-            async for _ in changes:
-                ended = source.ended
-                for item in source.new():
-                    yield item
-                if ended:
-                    break
+    async with aclosing(run.async_changes(state._reader)) as changes:
+        async for _ in changes:
+            ended = source.ended
+            for item in source.new():
+                yield item
+            if ended:
+                break
     run.raise_fatal()
 
 

@@ -120,13 +120,26 @@ def test_the_body_iterates_over_its_steps_so_far(stream, kind):
     assert bool(found) != kind.startswith("unknown")
 
 
-def test_a_body_that_iterates_appends_nothing_meanwhile():
+@pytest.mark.parametrize("kind", ["text", "variable", "events"])
+def test_a_body_that_iterates_is_a_reader_while_it_waits(kind):
+    waits, woken = [], []
+
     @rm.function
     def program(s):
+        run, branch = s._branch.run, s._branch
         s += "Q" + rm.gen("x")
-        return [s._branch.run.is_read(s._branch) for _ in s.text_iter("x")]
+        with run.listening(lambda: waits.append(run.is_read(branch)), readers=True):
+            for _ in ITERATIONS[kind](s):
+                assert not run.is_read(branch)
+                backend.release.set()
+        with run.listening(lambda: woken.append(True)), run.reading(branch):
+            pass
+        return True
 
-    assert set(program.run(backend=rm.ScriptedBackend({"x": "a b"}), stream=True).ret_value) == {True}
+    backend = Holding({"x": "a b"})
+    assert program.run(backend=backend, stream=True).ret_value
+    assert True in waits
+    assert not woken  # else two readers would wake each other for ever
 
 
 @pytest.mark.parametrize("kind", [None, "x", "y"])
