@@ -8,6 +8,7 @@ import pytest
 
 import ramify as rm
 from ramify.errors import BackendError
+from ramify.lang.state.streaming import BranchText
 from tests.lang.backends import Breaking, Holding
 from tests.lang.steps import program_of
 
@@ -155,6 +156,26 @@ async def test_the_body_of_an_async_program_iterates_too(kind):
     state = await program.run(backend=rm.ScriptedBackend({"x": "a b"}), stream=True)
     await asyncio.wait_for(state.wait(), 30)
     assert state.ret_value == {None: "Qa b", "x": "a b", "y": "unknown"}[kind]
+
+
+def test_the_text_of_a_branch_begins_with_that_before_its_fork():
+    @rm.function
+    def program(s):
+        s += "Q" + rm.gen("x")
+        forks = s.fork(2)
+        forks += [" a:", " b:"]
+        forks += rm.gen("y")
+        return forks[1]
+
+    backend = Holding({"x": "one two", "y": "three"})
+    branch = program.run(backend=backend, stream=True).ret_value
+    reader = BranchText(branch)
+    backend.started.block()
+    assert list(reader.new()) == []  # the fork is not reached
+    backend.release.set()
+    branch.sync()
+    assert list(reader.new()) == [("Qone two b:three", None)]
+    assert reader.ended
 
 
 def test_an_error_ends_the_iteration_with_itself():
