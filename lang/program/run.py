@@ -138,6 +138,7 @@ class Run(Session):
         self.tasks: set[asyncio.Task[None]] = set()
         """One task for each branch that has steps to run. Used only on `loop`."""
         self.error: ProgramError | None = None
+        """The error that has ended the body, or the whole run; None if there is none."""
         self.fatal: RamifyError | None = None
         """The `fatal` error that has ended the run; None if there is none. From then on every read raises it,
         and so does `run` at its end, whatever the body has caught."""
@@ -286,14 +287,15 @@ class Run(Session):
         if cause is None or self.fatal is not None:
             return False
         self.fatal = cause
+        self.error = self.error or error
         if self._around is not None and self._around.note_fatal(error):
             self._around.fail_all(error)
         return True
 
     def fail_all(self, error: ProgramError) -> None:
-        """Fail all branches with `error`, so that no further request is sent."""
+        """Fail all branches with `error`, so that no further request is sent, and cancel the run."""
         self.root.fail(error)
-        self.notify()
+        self.request_cancel()
 
     def raise_fatal(self) -> None:
         """Raise the `fatal` error that has ended the run, if there is one."""
@@ -334,7 +336,7 @@ class Run(Session):
 
     @property
     def cancel_error(self) -> ProgramError:
-        """The error of cancelled steps: the body's exception, or a `ProgramError` caused by `Cancelled`."""
+        """The error of cancelled steps: `error`, or a `ProgramError` caused by `Cancelled`."""
         if self.error is not None:
             return self.error
         error = ProgramError("The run was cancelled.")

@@ -9,7 +9,9 @@ import pytest
 
 import ramify as rm
 from ramify.errors import BackendError
+from ramify.lang.common.event import Event
 from ramify.lang.program.run import find_backend
+from tests.lang.backends import Holding
 
 RECOVERED = "The program went on."
 
@@ -188,7 +190,7 @@ def test_every_read_and_append_raises_it(inside, name):
         return 5
 
     state = rm.function(body).run(backend=rm.ScriptedBackend({"x": "c"}), stream=True)
-    state._branch.run.finished.block()
+    state._branch.run.body_done.block()
     if inside and name != "ret_value":  # the body has no ret_value
         state = states[0]
     with pytest.raises(rm.NotScripted, match="breaks its regex"):
@@ -268,6 +270,53 @@ def test_the_first_such_error_ends_all_branches():
     with pytest.raises(rm.NotScripted, match="breaks its regex"):
         program.run(backend=script)
     assert len(script.requests) == 1
+
+
+@pytest.mark.parametrize("during", ["a request", "a tool"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_and_aborts_what_the_other_branches_wait_for(stream, during):
+    begun, aborted = Event(), []
+
+    class Partly(Holding):
+        """Holds the generations of the first branch."""
+
+        async def generate(self, request):
+            if "slow" in self.prompt_text(request):
+                async for chunk in super().generate(request):
+                    yield chunk
+            else:
+                if during == "a request":
+                    await self.started.wait()
+                async for chunk in rm.ScriptedBackend.generate(self, request):
+                    yield chunk
+
+    @rm.tool
+    async def wait() -> str:
+        """Wait."""
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            aborted.append(True)
+        return ""
+
+    @rm.function
+    def program(s):
+        first, second = s.fork(2)
+        if during == "a request":
+            first += "slow" + rm.gen("a")
+        else:
+            first += rm.user("?")
+            first.call_tools([wait], "calls")
+            begun.block()
+        second += rm.gen("x", regex="[ab]")
+        with contextlib.suppress(rm.NotScripted):
+            first.sync()
+
+    backend = Partly({"a": "one two", "x": "c", "calls": {"name": "wait", "arguments": {}}})
+    with pytest.raises(rm.NotScripted, match="breaks its regex"):
+        program.run(backend=backend, stream=stream).sync()
+    assert [during == "a request", during == "a tool"] == [backend.aborted == 1, aborted == [True]]
 
 
 @pytest.mark.parametrize("body", [recovered, never_read, everything_caught])
