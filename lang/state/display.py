@@ -187,11 +187,14 @@ def _update(state: ProgramState) -> None:
 
 
 def _write(state: ProgramState) -> None:
-    branch, source = state._branch, BranchText(state)
+    branch, source, end = state._branch, BranchText(state), "\n"
     for _ in _changes(state):
         for added, _meta in source.new():
             print(added, end="", flush=True)
+            end = added[-1]
     error = branch.error or branch.run.error
+    if end != "\n":
+        print()
     print(*([] if error is None else [f"failed: {error}"]), *usage_lines(branch.call), sep="\n")
 
 

@@ -19,7 +19,7 @@ from ramify.runtime.engine import display
 from ramify.runtime.engine.completion import Completion
 from tests.browser import needs_browser, rendered, words
 from tests.lang.backends import Holding
-from tests.lang.steps import add
+from tests.lang.steps import add, program_of
 
 NASTY = """<script>document.title='broken'</script> & "quotes' <b>"""
 
@@ -425,9 +425,11 @@ def test_a_terminal_gets_text(capsys, monkeypatch):
         state.show()
         said = capsys.readouterr().out
         assert said.startswith(state.text())
-        assert "6 requests" in said
+        assert "\n6 requests" in said
         with pytest.raises(NotImplementedError):
             state._ipython_display_()
+    program_of("Q" + rm.gen("x")).run(backend=rm.ScriptedBackend({"x": "a"})).show()
+    assert capsys.readouterr().out.startswith("Qa\n1 request ")  # on a line of its own
     talk.run("x", backend=rm.ScriptedBackend({}), stream=True).show()
     assert "failed: gen 'first'" in capsys.readouterr().out
 
