@@ -487,12 +487,13 @@ class Branch:
 
     # --- reading ---
 
-    def note(self, event: events.Event) -> None:
-        """Add an event of this branch."""
-        if isinstance(event, events.Appended | events.Text | events.CallText):
-            self.texts.append(event.text)
-        for log in self._logs:
-            log.append(event)
+    def note(self, *noted: events.Event) -> None:
+        """Add events of this branch, and wake the readers."""
+        for event in noted:
+            if isinstance(event, events.Appended | events.Text | events.CallText):
+                self.texts.append(event.text)
+            for log in self._logs:
+                log.append(event)
         self.run.notify()
 
     def subtree(self) -> Iterator[Branch]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ramify.lang.program.events import CallText, Text, Thought, ToolCalled
+from ramify.lang.program.events import CallText, Event, Text, Thought, ToolCalled
 from ramify.lang.program.variables import Variable
 from ramify.lang.tools.forms import JsonCalls, TaggedCalls, WrittenCalls
 from ramify.lang.trace.calls import Call
@@ -25,17 +26,15 @@ class StepOutput:
         """Show readers the next chunk."""
         self._variable.chunks.append(chunk)
         self.note(chunk.reasoning, chunk.text)
-        self._branch.run.notify()
 
     def note(self, thoughts: str, text: str) -> None:
         """Note the events of the next thoughts and of the next text."""
-        if thoughts:
-            self._branch.note(Thought(self._step, thoughts, self._branch.path))
-        if text:
-            self._note_text(text)
+        found = [Thought(self._step, thoughts, self._branch.path)] if thoughts else []
+        self._branch.note(*found, *(self._events(text) if text else ()))
 
-    def _note_text(self, text: str) -> None:
-        self._branch.note(Text(self._step, text, self._branch.path))
+    def _events(self, text: str) -> Iterator[Event]:
+        """The events of the next text."""
+        yield Text(self._step, text, self._branch.path)
 
 
 class CallsOutput(StepOutput):
@@ -63,29 +62,27 @@ class CallsOutput(StepOutput):
 
     def end(self, written: WrittenCalls) -> None:
         """Note what has not been noted of the turn, whose calls are `written`."""
-        if self._held:
-            self._branch.note(Text(self._step, self._held, self._branch.path))
-        self._note_calls(written[self._called :])
+        held = super()._events(self._held) if self._held else ()
+        self._branch.note(*held, *self._calls(written[self._called :]))
 
-    def _note_text(self, text: str) -> None:
+    def _events(self, text: str) -> Iterator[Event]:
         words, calls = self._reader.push(text)
         held, self._held = self._held + text, ""
         if not held.startswith(words):  # blanks between calls
             words = ""
         if words:
-            self._branch.note(Text(self._step, words, self._branch.path))
+            yield from super()._events(words)
         rest = held[len(words) :]
         if not self._reader.begun:
             self._held = rest
         elif rest:
-            self._branch.note(CallText(self._step, rest, self._branch.path))
-        self._note_calls(calls)
+            yield CallText(self._step, rest, self._branch.path)
+        yield from self._calls(calls)
 
-    def _note_calls(self, calls: WrittenCalls) -> None:
+    def _calls(self, calls: WrittenCalls) -> Iterator[Event]:
         for name, text in calls:
-            called = ToolCalled(self._step, self.id(self._called), name, _object(text), self._branch.path)
+            yield ToolCalled(self._step, self.id(self._called), name, _object(text), self._branch.path)
             self._called += 1
-            self._branch.note(called)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -11,7 +11,10 @@ import pytest
 import ramify as rm
 from ramify.errors import BackendError, Cancelled
 from ramify.lang.common.event import Event
+from ramify.lang.program.step_output import StepOutput
+from ramify.lang.program.variables import Variable
 from ramify.lang.tools.forms import TaggedCalls
+from ramify.messages import TextChunk
 from tests.lang.backends import Breaking, Holding
 
 
@@ -438,6 +441,16 @@ def test_events_in_the_body_have_those_of_branches_that_still_generate(depth):
     found = program.run(backend=backend, stream=True).ret_value
     ended = [one.branch[depth:] for one in found if isinstance(one, rm.events.StepEnded)]
     assert sorted(ended) == [(0,), (1,)]
+
+
+def test_a_chunk_wakes_each_reader_once():
+    state = rm.function(lambda s: None).run(backend=rm.ScriptedBackend([]))
+    branch, variable, woken = state._branch, Variable("x"), []
+    with branch.run.listening(lambda: woken.append(len(variable.chunks))):
+        StepOutput(branch, variable).take(TextChunk(rid="", text="a", reasoning="b"))
+        StepOutput(branch, variable).take(TextChunk(rid=""))
+    assert woken == [1, 2]
+    assert all_told(state) == ["x thinks b", "x a"]
 
 
 def test_decisions_of_one_request():
