@@ -355,10 +355,11 @@ def name_of(variable: str | VariableStep) -> str:
     name = variable.variable if isinstance(variable, Step) else None
     if name is None:
         kind = type(variable.bare if isinstance(variable, Step) else variable).__name__
+        what = "several steps joined with +" if isinstance(variable, Row) else f"a {kind} without a name"
         raise InvalidRequest(
-            f"A variable is read by a {kind} without a name.",
+            f"A variable is given by {what}.",
             field="name",
-            remedy='Name the step that is read: score = gen("score", ...), then s[score].',
+            remedy='Give one step that has a name: score = gen("score", ...), then s[score].',
         )
     return name
 

@@ -100,8 +100,9 @@ class ProgramState(Generic[R_co]):
         self._submit(Row((RoleBegin(role, line), *as_node(content).steps(), RoleEnd(role))))
         return contextlib.nullcontext()
 
-    def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
+    def var_scope(self, name: str | VariableStep) -> contextlib.AbstractContextManager[None]:
         """A ``with`` block. The text that is appended in it becomes the value of the variable `name`."""
+        name = name_of(name)
         return self._branch.block(ScopeBegin(name), ScopeEnd(name))
 
     def call_tools(
@@ -165,9 +166,9 @@ class ProgramState(Generic[R_co]):
 
         return ToolTurn(variable.ready, read)
 
-    def set_var(self, name: str, value: Any) -> None:
+    def set_var(self, name: str | VariableStep, value: Any) -> None:
         """Set a variable; ``s[name] = value`` does the same."""
-        self._branch.set_variable(name, value)
+        self._branch.set_variable(name_of(name), value)
 
     __setitem__ = set_var
 

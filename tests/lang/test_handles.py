@@ -113,19 +113,32 @@ def test_decisions_and_selections_are_read_by_their_steps():
 
 
 @pytest.mark.parametrize(
-    ("step", "kind"),
+    ("step", "what"),
     [
-        (rm.gen(), "Gen"),
-        (rm.select(choices=["a"]), "Select"),
-        (rm.user(rm.gen("x")), "Row"),
-        ("a" + word, "Row"),
+        (rm.gen(), "a Gen without a name"),
+        (rm.select(choices=["a"]), "a Select without a name"),
+        (rm.user(rm.gen("x")), r"several steps joined with \+"),
+        ("a" + word, r"several steps joined with \+"),
     ],
 )
-def test_a_step_without_a_name_is_refused_with_the_remedy(step, kind):
+def test_a_step_without_a_name_is_refused_with_the_remedy(step, what):
     state = judge.run(backend=backend())
-    for read in READS.values():
-        with pytest.raises(InvalidRequest, match=f"by a {kind} without a name.*Name the step that is read"):
-            read(state, step)
+    for use in (*READS.values(), lambda s, name: s.set_var(name, 1), lambda s, name: s.var_scope(name)):
+        with pytest.raises(InvalidRequest, match=f"is given by {what}.*Give one step that has a name"):
+            use(state, step)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_variable_is_set_by_its_step(compiled):
+    @rm.function
+    def program(s):
+        s[score] = 3
+        s.set_var(rm.gen("other"), 4)
+        with s.var_scope(word):
+            s += "set"
+
+    state = (program.compile() if compiled else program).run(backend=backend())
+    assert (state["score"], state["other"], state["word"]) == (3, 4, "set")
 
 
 def test_a_step_that_was_not_appended_is_an_unknown_variable():
