@@ -193,9 +193,10 @@ def _scores(answer: Answer, question: Question, found: Scripted) -> QuestionScor
     options = len(question.options)
     if isinstance(answer, Mapping):
         masses = [0.0] * options
-        for value, mass in answer.items():
+        numbers = all(isinstance(mass, int | float) and mass >= 0 for mass in answer.values())
+        for value, mass in answer.items() if numbers else ():
             masses[_option(value, question, found)] += mass
-        if not all(mass >= 0 for mass in masses) or not 0 < math.fsum(masses) < 1 + 1e-9:
+        if not 0 < math.fsum(masses) < 1 + 1e-9:
             raise NotScripted(
                 f"The script answers with {answer!r}; probabilities have a sum above 0 and up to 1. "
                 f"{found.place}"
@@ -261,23 +262,25 @@ def text_of(found: Scripted, step: Step) -> str:
 def _json(found: Scripted, constraint: Constraint) -> str:
     """The JSON text of an answer. Under a constraint that is not of a JSON kind, a string is written without
     quotes."""
+    value = _jsonable(found.answer, found)
+    plain = isinstance(value, str) and constraint.kind not in JSON_KINDS
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def _jsonable(value: Any, found: Scripted) -> Any:
     import pydantic_core
 
     try:
-        value = pydantic_core.to_jsonable_python(found.answer, by_alias=True)
+        return pydantic_core.to_jsonable_python(value, by_alias=True)
     except pydantic_core.PydanticSerializationError as error:
         raise NotScripted(
-            f"The script answers with {found.answer!r}, which has no JSON: {error}. {found.place}"
+            f"The script answers with {value!r}, which has no JSON: {error}. {found.place}"
         ) from error
-    plain = isinstance(value, str) and constraint.kind not in JSON_KINDS
-    return value if plain else json.dumps(value, ensure_ascii=False)
 
 
 def _calls(found: Scripted) -> WrittenCalls:
     """The tool calls in an answer: (name, arguments as JSON text). Raises `NotScripted` if the answer has
     anything but tool calls."""
-    import pydantic_core
-
     calls: WrittenCalls = []
     for one in found.answer if _in_order(found.answer) else [found.answer]:
         call = one if isinstance(one, Mapping) else getattr(one, "__dict__", {})
@@ -287,7 +290,7 @@ def _calls(found: Scripted) -> WrittenCalls:
                 remedy='Write rm.ToolCall(name, arguments), {"name": …, "arguments": {…}}, a list of these, '
                 "or the text that the model would write.",
             )
-        arguments = pydantic_core.to_jsonable_python(call.get("arguments", {}), by_alias=True)
+        arguments = _jsonable(call.get("arguments", {}), found)
         calls.append((call["name"], json.dumps(arguments, ensure_ascii=False)))
     return calls
 

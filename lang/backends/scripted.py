@@ -73,7 +73,7 @@ class ScriptedBackend:
     An answer is a text; an exception, which is raised; or a function of the request that makes an answer. For
     a step with a schema it may be a value (a pydantic object, a dataclass, a dict, a number, …), which
     becomes the JSON that the schema allows. For `call_tools` it may be a `ToolCall`, a dict
-    ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping from
+    ``{"name": …, "arguments": {…}}`` or a list of these. For a select it is the choice, or a mapping from all
     choices to their mean token log-probabilities.
 
     For a decide it is the value, which gets probability 1, or a mapping from values to probabilities, whose
@@ -330,7 +330,9 @@ class ScriptedBackend:
 
     def _score(self, prompt: Sequence[int], start: int) -> TokenLogprobs:
         scores = self._logprobs(tuple(prompt[start:]), LIKELY, 0)
-        return _without_first(scores) if start == 0 and scores.ids else scores
+        if start:
+            return scores
+        return msgspec.structs.replace(scores, logprobs=(None, *scores.logprobs[1:])[: len(scores.ids)])
 
     # --- choices ---
 
@@ -342,16 +344,12 @@ class ScriptedBackend:
         for choice in request.choices.texts:
             shared, ids, dropped = self._behind(request, prompt, choice)
             own = tuple(ids[dropped:])
-            value = preferred[choice] if isinstance(preferred, Mapping) else LIKELY
-            if isinstance(preferred, str) and choice != preferred:
-                value = UNLIKELY
-            tokens, alone = self._logprobs(own, value, 0), None
-            if shared + dropped == 0:
-                tokens = _without_first(tokens)
+            # The first token of a prompt has a log-probability here: a choice may have no other token.
+            tokens, alone = self._logprobs(own, preferred[choice], 0), None
             paths.append(prompt[:shared] + ids[:-1])
             states.append(shared + dropped - 1)
             if request.choices.unconditional:
-                alone = _without_first(self._logprobs(own, LIKELY, 0))
+                alone = self._logprobs(own, LIKELY, 0)
                 paths.append(list(own[:-1]))
             scores.append(ChoiceScore(tokens=tokens, behind=shared == len(prompt), unconditional=alone))
         found = self._match(request.scope, paths[0][: max(min(states), 0)])
@@ -402,21 +400,32 @@ class ScriptedBackend:
             dropped += 1
         return shared, joint[shared:], dropped
 
-    def _preference(self, request: Generate) -> Any:
-        """The scripted answer to a select: a choice, or a mapping of choices to scores. None outside a
-        program."""
+    def _preference(self, request: Generate) -> Mapping[str, float]:
+        """The log-probability of each token of each choice of a select, by the script. All choices are equal
+        outside a program."""
         assert request.choices is not None
+        texts = request.choices.texts
         if CURRENT.get() is None:
-            return None
+            return dict.fromkeys(texts, LIKELY)
         found = self._script.next(self._step(request))
-        for choice in found.answer if isinstance(found.answer, Mapping) else [found.answer]:
-            if choice not in request.choices.texts:
+        answer = found.answer
+        for choice in answer if isinstance(answer, Mapping) else [answer]:
+            if choice not in texts:
                 raise NotScripted(
                     f"The script selects {choice!r}, which is none of the choices "
-                    f"{', '.join(map(repr, request.choices.texts))}. {found.place}",
-                    remedy=nearest(str(choice), request.choices.texts),
+                    f"{', '.join(map(repr, texts))}. {found.place}",
+                    remedy=nearest(str(choice), texts),
                 )
-        return found.answer
+        if not isinstance(answer, Mapping):
+            return {text: LIKELY if text == answer else UNLIKELY for text in texts}
+        for text in texts:
+            score = answer.get(text)
+            if not isinstance(score, int | float) or not score <= 0:
+                raise NotScripted(
+                    f"The script gives the choice {text!r} the score {score!r}. {found.place}",
+                    remedy="Give each choice a mean log-probability, which is at most 0, or name one choice.",
+                )
+        return answer
 
     def _logprobs(self, ids: tuple[int, ...], value: float, top: int) -> TokenLogprobs:
         texts = tuple(self._texts[token] for token in ids)
@@ -464,8 +473,3 @@ def _insert(tree: dict[int, Any], ids: Sequence[int]) -> int:
         new += token not in tree
         tree = tree.setdefault(token, {})
     return new
-
-
-def _without_first(scores: TokenLogprobs) -> TokenLogprobs:
-    """`scores` with None for the first token, which has no prediction."""
-    return msgspec.structs.replace(scores, logprobs=(None, *scores.logprobs[1:]))

@@ -382,10 +382,11 @@ def test_an_error_of_a_script_is_told_once(held):
         ({"urgent": True}, "It has nothing for risk"),
         ({"urgent": True, "risks": 1}, "risks, which is no field to decide.*Did you mean risk"),
         ({"urgent": True, "risk": 0, "team": 1}, "It has team, which"),
+        ({"urgent": {True: "likely"}, "risk": 0}, "probabilities have a sum"),
         (True, "nothing for urgent, risk"),
     ],
 )
-def test_a_script_with_other_fields_is_told_which(answer, words):
+def test_a_script_with_other_fields_or_values_is_told_which(answer, words):
     with pytest.raises(rm.NotScripted, match=words):
         program_of(rm.decide("ticket", Ticket)).run(backend=rm.ScriptedBackend({"ticket": answer}))
 

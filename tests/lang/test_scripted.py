@@ -319,6 +319,7 @@ def test_errors_say_where_and_what_was_expected(answers, options, message):
         ([[ADD] * 5], "it makes 5 calls, which do not fit the turn. It is answer 1 of 1 for 'calls' in the"),
         ('\n{"name": "serch", "arguments": {}}\n</tool_call>', " Did you mean search?"),
         ("\n{", "The output ended inside a call"),
+        ({"name": "add", "arguments": {"a": object()}}, "which has no JSON: "),
         (
             3,
             "3, which is no tool call. It is the script's answer for 'calls', in call 1. Write rm.",

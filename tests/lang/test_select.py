@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -120,19 +122,28 @@ def test_after_a_chat_boundary_or_ids_no_choice_reaches_into_the_prompt(prompt):
     assert after == (*select.prompt, tuple(backend.encode(["b"])), " next")
 
 
-def test_a_select_at_the_very_start():
-    state, backend = ask([], ["Yes sir", "No"], {"x": "No"})
+@pytest.mark.parametrize("prompt", [[], ["a"], ["a "], ["a:"]])  # "a" and the choice "No" are one token
+@pytest.mark.parametrize("method", [LENGTH, GREEDY, ALONE])
+@pytest.mark.parametrize("script", ["No", {"Yes": -1.0, "No": -0.9, "Yes sir": -1.0}])
+def test_the_scripted_choice_is_selected_at_the_very_start(prompt, method, script):
+    state, backend = ask(prompt, ["Yes", "Yes sir", "No"], {"x": script}, choices_method=method)
     assert state["x"] == "No"
     assert len(backend.requests) == 2
-    rows = state.get_meta_info("x")["input_token_logprobs"]
-    assert [[row[0] for row in row_] for row_ in rows] == [[None, -5.0], [None]]
+
+
+@pytest.mark.parametrize(
+    "scores", [{}, {"a": -1}, {"a": -1, "b": None}, {"a": -1, "b": math.nan}, {"a": -1, "b": 1}]
+)
+def test_a_script_scores_each_choice(scores):
+    with pytest.raises(rm.NotScripted, match=r"gives the choice '[ab]' the score"):
+        ask(["Pick:"], ["a", "b"], {"x": scores})
 
 
 def test_unconditional_scores_are_of_the_choice_alone():
     state, backend = ask(["Pick:"], ["a c", "b"], {"x": "b"}, choices_method=ALONE)
     assert backend.requests[0].choices == Choices(texts=("a c", "b"), unconditional=True)
     rows = state.get_meta_info("x")["unconditional_token_logprobs"]
-    assert [[row[::2] for row in row_] for row_ in rows] == [[[None, "a"], [-0.1, " c"]], [[None, "b"]]]
+    assert [[row[::2] for row in row_] for row_ in rows] == [[[-0.1, "a"], [-0.1, " c"]], [[-0.1, "b"]]]
     # "Pick", ":" and "a" behind them; and "a" alone.
     assert state.trace.children[0].usage.prompt_tokens == 4
     assert state.trace.children[0].tokens_of_prompt == 2
