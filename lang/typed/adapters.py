@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required
 
 if TYPE_CHECKING:
     import pydantic
+    from pydantic.fields import FieldInfo
 
 
 def adapter_of(kind: Any) -> pydantic.TypeAdapter[Any]:
@@ -75,31 +76,44 @@ def _remade(kind: Any) -> Any:
 def members_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
     """Name in JSON → (type, whether the member is required), for a pydantic model, dataclass or TypedDict.
     None for types without fixed members. Raises NameError for an annotation that cannot be evaluated."""
-    models = getattr(kind, "model_fields", None)
-    if isinstance(models, Mapping):
-        return {_json_name(name, one): (_annotated(one), one.is_required()) for name, one in models.items()}
     # Not `typing.is_typeddict`, which does not know the TypedDict of typing_extensions.
     if isinstance(kind, type) and hasattr(kind, "__required_keys__"):
         hints = typing.get_type_hints(kind, include_extras=True)
         return {name: _qualified(hint, name in kind.__required_keys__) for name, hint in hints.items()}
-    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+    fields = fields_of(kind)
+    if fields is None:
         return None
-    hints, missing = typing.get_type_hints(kind, include_extras=True), dataclasses.MISSING
+    return {name: (_annotated(info), info.is_required()) for name, (_, info) in fields.items()}
+
+
+def fields_of(kind: Any) -> dict[str, tuple[str, FieldInfo]] | None:
+    """Name in JSON → (name of the attribute, pydantic's description of the field), for a pydantic model or
+    dataclass; None for other types. Raises NameError for an annotation that cannot be evaluated."""
+    infos = getattr(kind, "model_fields", None)
+    if not isinstance(infos, Mapping):
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            return None
+        infos = _dataclass_fields(kind)
+    return {_json_name(name, info): (name, info) for name, info in infos.items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _dataclass_fields(kind: Any) -> dict[str, FieldInfo]:
+    from pydantic.fields import FieldInfo
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = [one for one in dataclasses.fields(kind) if one.init]
+    defaults = [one.default if isinstance(one.default, FieldInfo) else one for one in fields]
     return {
-        one.name: (hints[one.name], one.default is missing and one.default_factory is missing)
-        for one in dataclasses.fields(kind)
-        if one.init
+        one.name: FieldInfo.from_annotated_attribute(hints[one.name], default)
+        for one, default in zip(fields, defaults, strict=True)
     }
 
 
-def attributes_of(kind: Any) -> dict[str, str] | None:
-    """Name in JSON → name of the attribute, for a pydantic model or dataclass; None for other types."""
-    models = getattr(kind, "model_fields", None)
-    if isinstance(models, Mapping):
-        return {_json_name(name, one): name for name, one in models.items()}
-    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-        return None
-    return {one.name: one.name for one in dataclasses.fields(kind) if one.init}
+def has_extras(kind: Any) -> bool:
+    """Whether the model or dataclass `kind` keeps the members that are none of its fields."""
+    config = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
+    return config.get("extra") == "allow"
 
 
 def plain(kind: Any) -> Any:
@@ -125,9 +139,25 @@ def _qualified(hint: Any, required: bool) -> tuple[Any, bool]:
     return hint, required
 
 
-def _annotated(info: Any) -> Any:
+def _annotated(info: FieldInfo) -> Any:
     return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
 
 
-def _json_name(name: str, info: Any) -> str:
-    return info.validation_alias if isinstance(info.validation_alias, str) else info.alias or name
+def _infos(kind: Any) -> dict[str, tuple[Any, Any]]:
+    """Name of the attribute → (annotation, pydantic's FieldInfo), for the fields of a dataclass that are in
+    its JSON."""
+    from pydantic.fields import FieldInfo
+
+    found: dict[str, tuple[Any, Any]] = {}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        if one.init:
+            default: Any = one.default if isinstance(one.default, FieldInfo) else one
+            found[one.name] = hints[one.name], FieldInfo.from_annotated_attribute(hints[one.name], default)
+    return found
+
+
+def _json_name(name: str, info: FieldInfo) -> str:
+    """The name in pydantic's JSON schema: of several aliases the first that is no path."""
+    aliases = getattr(info.validation_alias, "choices", [info.validation_alias])
+    return next((one for one in aliases if isinstance(one, str)), name)

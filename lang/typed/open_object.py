@@ -12,16 +12,18 @@ class.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ramify.lang.typed.adapters import attributes_of, members_of, plain, root_of
+from ramify.lang.typed.adapters import fields_of, has_extras, members_of, plain, root_of
 
 
 class OpenObject:
-    """An object of the type `kind` with the `fields` that have come, which `vars` returns.
+    """An object of the type `kind` with the `fields` that have come, which `vars` returns, and the other
+    members that have come, if `kind` keeps these (`extra`).
 
     `isinstance` takes it for a `kind`. Properties and methods of `kind` work if they only read such fields,
     ``model_dump`` of a model among them.
@@ -36,20 +38,24 @@ class OpenObject:
         ),  # read by a model's methods
     )
 
-    def __init__(self, kind: type[Any], fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self, kind: type[Any], fields: Mapping[str, Any], extra: dict[str, Any] | None = None
+    ) -> None:
         self.__kind = kind
         self.__dict__.update(fields)
-        self.__pydantic_fields_set__ = set(fields)
-        self.__pydantic_extra__ = self.__pydantic_private__ = None
+        self.__pydantic_fields_set__ = {*fields, *(extra or ())}
+        self.__pydantic_extra__ = extra
+        self.__pydantic_private__ = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return self.__kind
 
     def __getattr__(self, name: str) -> Any:
-        kind = self.__kind
-        known: Mapping[str, Any] = getattr(kind, "model_fields", None) or kind.__dataclass_fields__
-        if name in known:
+        kind, extra = self.__kind, self.__pydantic_extra__
+        if extra and name in extra:
+            return extra[name]
+        if name in (_names_of(kind) or ()):
             raise AttributeError(f"{kind.__name__}.{name} has not come yet.", name=name, obj=self)
         found = inspect.getattr_static(kind, name, None)
         special = name.startswith("__") and isinstance(found, types.FunctionType)
@@ -60,18 +66,38 @@ class OpenObject:
         return found if bind is None else bind(found, self, kind)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OpenObject, (self.__kind, self.__dict__)
+        extra = self.__pydantic_extra__
+        fields = {name: value for name, value in fields_in(self).items() if name not in (extra or ())}
+        return OpenObject, (self.__kind, fields, extra)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not OpenObject:
             return NotImplemented
-        return self.__kind is other.__kind and self.__dict__ == other.__dict__
+        return self.__kind is other.__kind and fields_in(self) == fields_in(other)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        fields = ", ".join([f"{name}={value!r}" for name, value in self.__dict__.items()])
+        fields = ", ".join([f"{name}={value!r}" for name, value in fields_in(self).items()])
         return f"{self.__kind.__name__}({fields})"
+
+
+def fields_in(value: Any) -> dict[str, Any]:
+    """Name → value of the fields and extra members of an `OpenObject`, a model or a dataclass; empty for
+    other values."""
+    kind = value.__class__
+    names = _names_of(kind)
+    if names is None:
+        return {}
+    extra = getattr(value, "__pydantic_extra__", vars(value) if has_extras(kind) else None)
+    return {name: getattr(value, name) for name in (*names, *(extra or ())) if hasattr(value, name)}
+
+
+def _names_of(kind: Any) -> Sequence[str] | None:
+    """The names of the attributes of a model or dataclass that are its fields; None for other types."""
+    if isinstance(models := getattr(kind, "model_fields", None), Mapping):
+        return tuple(models)
+    return [one.name for one in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
 
 
 def opened(kind: Any, members: Any) -> Any:
@@ -87,10 +113,12 @@ def opened(kind: Any, members: Any) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         possible = [one for one in get_args(kind) if _allows(one, members)]
         return opened(possible[0], members) if len(possible) == 1 else members
-    names = attributes_of(kind)
-    if names is None:
+    fields = fields_of(kind)
+    if fields is None:
         return members
-    return OpenObject(kind, {names[key]: value for key, value in members.items() if key in names})
+    known = {fields[key][0]: value for key, value in members.items() if key in fields}
+    extra = {key: value for key, value in members.items() if key not in fields} if has_extras(kind) else None
+    return OpenObject(kind, known, extra)
 
 
 def _allows(kind: Any, members: dict[str, Any]) -> bool:

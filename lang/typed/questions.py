@@ -18,7 +18,7 @@ from ramify.decisions.answers import Answer
 from ramify.decisions.values import option_names
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.graph_text import Scalar
-from ramify.lang.typed.adapters import members_of
+from ramify.lang.typed.adapters import fields_of, members_of
 from ramify.lang.typed.decision import Decision
 from ramify.questions import Option, Question
 from ramify.text import shortened
@@ -232,11 +232,9 @@ def name_of(value: Any) -> str:
 
 def _description(kind: Any, name: str, hint: Any) -> str | None:
     """The description of a field: pydantic's, or that of a pydantic ``Field`` in an annotation."""
-    fields = getattr(kind, "model_fields", {})
-    for key, info in fields.items():
-        if name in (key, info.alias, info.validation_alias):
-            found: str | None = info.description
-            return found
+    fields = fields_of(kind)
+    if fields is not None:
+        return fields[name][1].description
     marks: Iterator[Any] = iter(get_args(hint)[1:]) if get_origin(hint) is Annotated else iter(())
     return next((mark.description for mark in marks if hasattr(mark, "description")), None)
 

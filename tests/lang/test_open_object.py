@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import json
 import pickle
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
+import pydantic.dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,6 +190,130 @@ def test_root_models():
 
 def test_extra_members_are_no_attributes():
     assert vars(partial_of('{"name": "A", "other": 1, ', Stop).value) == {"name": "A"}
+
+
+class Loose(pydantic.BaseModel, extra="allow"):
+    name: str
+    days: int = 7
+
+
+@pydantic.dataclasses.dataclass(config={"extra": "allow"})
+class LooseData:
+    name: str
+
+
+@pytest.mark.parametrize("kind", [Loose, LooseData])
+def test_extra_members_that_the_type_keeps_are_attributes(kind):
+    partial = partial_of('{"other": 1, "name": "A", "list": [1, ', kind)
+    whole = Partial(kind(name="A", other=1, list=[1]))
+    for found in (partial, whole):
+        assert (found.value.other, found.value.list) == (1, [1])
+        assert "other" in found
+        assert ("list", 0) in found
+        assert "more" not in found
+    assert repr(partial.value) == f"{kind.__name__}(name='A', other=1, list=[1])"
+    assert partial.value != partial_of('{"other": 2, "name": "A", "list": [1, ', kind).value
+    again = pickle.loads(pickle.dumps(partial.value))
+    assert again == partial.value
+    assert again.other == 1
+    with pytest.raises(AttributeError, match=r"'Loose(Data)?' object has no attribute 'more'"):
+        _ = partial.value.more
+
+
+def test_a_model_dumps_its_extra_members():
+    value = partial_of('{"other": 1, "name": "A", ', Loose).value
+    assert value.model_dump() == {"name": "A", "other": 1}
+    assert value.model_extra == {"other": 1}
+    assert value.model_fields_set == {"name", "other"}
+
+
+class Aliased(pydantic.BaseModel):
+    days: int = pydantic.Field(
+        2, validation_alias=pydantic.AliasChoices(pydantic.AliasPath("p", 0), "d", "dd")
+    )
+    nights: int = pydantic.Field(2, validation_alias="n", alias="x")
+
+
+@dataclasses.dataclass
+class AliasedData:
+    days: Annotated[int, pydantic.Field(alias="d")]
+    nights: int = pydantic.Field(2, alias="n")
+
+
+@pydantic.dataclasses.dataclass
+class AliasedPydantic:
+    days: int = pydantic.Field(alias="d")
+    nights: int = pydantic.Field(2, alias="n")
+
+
+@pytest.mark.parametrize("kind", [Aliased, AliasedData, AliasedPydantic])
+def test_aliases_are_those_of_the_schema(kind):
+    assert list(pydantic.TypeAdapter(kind).json_schema()["properties"]) == ["d", "n"]
+    partial = partial_of('{"d": 5, "n": 6, ', kind)
+    assert vars(partial.value) == {"days": 5, "nights": 6}
+    assert "days" in partial
+    assert "d" not in partial
+
+
+class Noisy(pydantic.BaseModel):
+    name: str
+    count: int
+    tags: list[str] = []
+
+    @property
+    def boom(self) -> int:
+        raise ValueError("read")
+
+    @functools.cached_property
+    def long(self) -> str:
+        return self.name * 2
+
+    def total(self) -> int:
+        return self.count
+
+
+@dataclasses.dataclass(slots=True)
+class NoisyData:
+    name: str
+    count: int
+    tags: list[str]
+    total: ClassVar[int] = 5
+
+    @property
+    def boom(self) -> int:
+        raise ValueError("read")
+
+
+@pytest.mark.parametrize("kind", [Noisy, NoisyData, {"type": "object"}])
+@pytest.mark.parametrize(
+    "text", ['{"name": "A", "count": 3, "tags": ["x"], ', '{"name": "A", "count": 3, "tags": ["x"]}']
+)
+def test_only_data_are_members(kind, text):
+    partial = partial_of(text, kind)
+    if kind is Noisy:
+        assert partial.value.long == "AA"
+        assert "long" not in repr(partial.value)
+        assert partial.value == partial_of(text, kind).value
+    for name in ("name", "count", "tags"):
+        assert name in partial
+    for place in (
+        "total",
+        "boom",
+        "long",
+        "model_dump",
+        "__len__",
+        ("name", "upper"),
+        ("name", 0),
+        ("count", "real"),
+    ):
+        assert place not in partial
+    for place in (("tags", "append"), ("tags", -1), ("tags", 1), ("tags", 0, "upper"), 0):
+        assert place not in partial
+    assert ("tags", 0) in partial
+
+
+def test_a_class_variable_is_read():
+    assert partial_of('{"name": "A", ', NoisyData).value.total == 5
 
 
 def test_copies_and_pickles():
