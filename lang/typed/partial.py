@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ramify.lang.typed.open_object import fields_in
 from ramify.lang.typed.partial_types import TypeChecker
 
 if TYPE_CHECKING:
@@ -45,20 +46,20 @@ class Partial(Generic[T]):
     open_text: str = ""
     """The text so far of the open string; empty if no string is open."""
 
-    def __contains__(self, place: str | tuple[str | int, ...]) -> bool:
+    def __contains__(self, place: str | int | tuple[str | int, ...]) -> bool:
         """Whether the member `place` of the value has come, open or closed: ``"days" in partial``, or by its
-        path ``("stops", 0, "name") in partial``. Fields have the names of their attributes."""
+        path ``("stops", 0, "name") in partial``. Fields have the names of their attributes. Methods and
+        properties are no members."""
         value: Any = self.value
-        for key in (place,) if isinstance(place, str) else place:
-            if isinstance(key, int) or isinstance(value, Mapping):
-                try:
-                    value = value[key]
-                except (LookupError, TypeError):
+        for key in place if isinstance(place, tuple) else (place,):
+            if isinstance(value, list | tuple):
+                if key not in range(len(value)):
                     return False
-            elif not hasattr(value, key):
-                return False
             else:
-                value = getattr(value, key)
+                value = value if isinstance(value, Mapping) else fields_in(value)
+                if key not in value:
+                    return False
+            value = value[key]
         return True
 
 
