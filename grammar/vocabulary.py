@@ -44,6 +44,11 @@ class Vocabulary(msgspec.Struct, frozen=True, eq=False, dict=True, weakref=True)
         """Pairs of spelling and token, sorted."""
         return sorted((text, token) for token, text in enumerate(self.tokens) if text)
 
+    def text_of(self, token: int) -> bytes:
+        """The bytes of `token` in a constrained text: of a control token its stand-in. Empty if the token
+        occurs in no such text."""
+        return dict(self.controls).get(token) or self.tokens[token]
+
     def to_bytes(self) -> bytes:
         return msgspec.msgpack.encode(self)
 

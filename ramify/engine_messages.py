@@ -258,16 +258,21 @@ class ImportPrefix(Message, frozen=True, kw_only=True):
 
 
 class GrammarReady(Message, frozen=True, kw_only=True):
-    """Answer of a grammar compiler: the serialised grammar of the constraint with this key."""
+    """Answer of a grammar compiler to the job with this key: the serialised grammar."""
 
     key: str
     engine: str
     payload: bytes
     enforcement: Enforcement = Enforcement()
 
+    @property
+    def constraint_key(self) -> str:
+        """The key of the constraint, under which the grammar is kept."""
+        return self.key.partition(" ")[0]
+
 
 class GrammarFailed(Message, frozen=True, kw_only=True):
-    """Answer of a grammar compiler: the constraint with this key cannot be compiled."""
+    """Answer of a grammar compiler: the constraint of the job with this key cannot be compiled."""
 
     key: str
     error: ErrorInfo
@@ -283,12 +288,14 @@ class CompilerDied(Message, frozen=True, kw_only=True):
 
 
 class CompileGrammar(Message, frozen=True, kw_only=True):
-    """Order to a grammar compiler to compile a constraint."""
+    """Order to a grammar compiler to compile a constraint, and to refuse it if a stop string or stop token of
+    the request may cut an answer. `key` is the constraint's; a blank and the stops follow, if there are any.
+    """
 
     key: str
     constraint: Constraint
     stop: tuple[str, ...] = ()
-    """The stop strings of the request, which is refused if one may cut an answer."""
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class DropGrammar(Message, frozen=True, kw_only=True):

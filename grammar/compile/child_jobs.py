@@ -339,12 +339,18 @@ def answer(
     vocabulary: Vocabulary,
     backend: str = "auto",
     compile_constraint: Callable[[Constraint, Vocabulary, str], Compiled] = compile_constraint,
+    find: Callable[[str], GrammarReady | None] = lambda key: None,
 ) -> Answer:
-    """Compile one constraint by `compile_constraint`. Every exception becomes a `GrammarFailed`."""
+    """Compile one constraint by `compile_constraint`, unless `find` has its grammar by its key, and check the
+    stops. Every exception becomes a `GrammarFailed`."""
     error: RamifyError
     try:
-        compiled = compile_constraint(job.constraint, vocabulary, backend)
-        check_stops(job.constraint, compiled, job.stop)
+        found = find(job.constraint.key)
+        if found is None:
+            compiled = compile_constraint(job.constraint, vocabulary, backend)
+        else:
+            compiled = Compiled(found.engine, found.payload, found.enforcement)
+        check_stops(job.constraint, compiled, vocabulary, job.stop, job.stop_token_ids)
         return GrammarReady(key=job.key, **compiled._asdict())
     except RamifyError as refused:
         error = refused

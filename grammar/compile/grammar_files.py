@@ -60,6 +60,8 @@ class GrammarFiles:
         return found if found.key == key else None
 
     def put(self, ready: GrammarReady) -> None:
+        """Keep a grammar under the key of its constraint."""
+        ready = msgspec.structs.replace(ready, key=ready.constraint_key)
         if len(ready.payload) > MAX_FILE_BYTES:
             return
         try:

@@ -1,19 +1,21 @@
-"""Stop strings beside a constraint: refused where one could leave a text that the constraint does not allow.
+"""Stop strings and stop tokens beside a constraint: refused where one could leave a text that the constraint
+does not allow.
 
-A stop string is read in the automaton from all states in which the text may not end (the constraint is
-"-?[0-9]+ ?|none"):
+A stop string, or the text of a stop token, is read in the automaton from all states in which the answer may
+not end (the constraint is "-?[0-9]+ ?|none"):
 
     "on"     n-o-n-…: the stop string would leave "n", and is refused
     " "      a space comes only where the text may end: the stop string leaves a whole text
     "\n"     no state reads it: it has no effect
 
-In a grammar with rules the text may be incomplete in any state, and a return goes to every state that some
-edge pushes. So a string may be found although it cuts no answer, but each that cuts one is found.
+In a grammar with rules the text may be incomplete in any state, and a return goes to every state that any
+edge pushes. So every string that may cut an answer is refused, and with it some that cannot.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,30 +24,45 @@ from ramify.constraint import Constraint
 from ramify.errors import InvalidRequest
 from ramify.grammar.automaton.pushdown import PushdownAutomaton
 from ramify.grammar.compile.foreign import Compiled
+from ramify.grammar.vocabulary import Vocabulary
 
 REGULAR = ("regex", "choices")
 FREE = ("any_text", "triggered_tags")
 """Formats of structural tags that have free text, which stop strings are meant to end."""
 
 
-def check_stops(constraint: Constraint, compiled: Compiled, stops: tuple[str, ...]) -> None:
-    """Raise `InvalidRequest` for a stop string that may cut an answer that `constraint` allows.
+def check_stops(
+    constraint: Constraint,
+    compiled: Compiled,
+    vocabulary: Vocabulary,
+    stop: Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+) -> None:
+    """Raise `InvalidRequest` for a stop string, or a stop token of `vocabulary`, that may cut an answer that
+    `constraint` allows.
 
-    A structural tag with free text takes any stop string, and so does a library whose automaton cannot be
-    read (`Enforcement.may_be_cut`).
+    A token without text occurs in no answer. A structural tag with free text takes any stop, and so does a
+    library whose automaton cannot be read (`Enforcement.may_be_cut`).
     """
-    if not stops or compiled.engine != "pushdown":
+    if not (stop or stop_token_ids) or compiled.engine != "pushdown":
         return
     if constraint.kind == "structural_tag" and _has_free_text(json.loads(constraint.source)):
         return
     automaton = PushdownAutomaton.from_bytes(compiled.payload)
     regular = constraint.kind in REGULAR
-    for stop in stops:
-        if may_cut(automaton, stop.encode(), regular=regular):
+    stops = [("stop", f"stop string {text!r}", text.encode()) for text in stop]
+    spelled = [(token, vocabulary.text_of(token)) for token in stop_token_ids]
+    stops += [
+        ("stop_token_ids", f"stop token {token}, {text.decode(errors='replace')!r},", text)
+        for token, text in spelled
+        if text
+    ]
+    for field, shown, text in stops:
+        if may_cut(automaton, text, regular=regular):
             raise InvalidRequest(
-                f"The stop string {stop!r} may occur inside an answer that the {constraint.kind} allows, and "
-                "would leave a part of it.",
-                field="stop",
+                f"The {shown} may occur inside an answer that the {constraint.kind} allows, and would leave "
+                "a part of it.",
+                field=field,
                 remedy="Leave it out, since the constraint says where the answer ends; or exclude it there.",
             )
 

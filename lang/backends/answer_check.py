@@ -90,7 +90,7 @@ def _compiled(constraint: Constraint, stop: tuple[str, ...] = ()) -> Grammar:
 
     vocabulary = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,))
     found = compile_constraint(constraint, vocabulary)
-    check_stops(constraint, found, stop)
+    check_stops(constraint, found, vocabulary, stop)
     return load_grammar(*found, vocabulary)
 
 

@@ -36,7 +36,7 @@ async def serve(
             files.put(outcome)
 
     jobs = CompileJobs(
-        lambda job: answer(job, vocabulary, config.grammar_backend),
+        lambda job: answer(job, vocabulary, config.grammar_backend, find=files.get),
         done,
         timeout_s=config.grammar_timeout_s,
         enter=lambda: limit_memory(int(config.grammar_memory_gb * 2**30)),

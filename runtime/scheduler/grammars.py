@@ -15,6 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, CompilerDied, DropGrammar, GrammarFailed, GrammarReady
@@ -34,7 +35,10 @@ Outcomes = list[tuple[str, Grammar | RamifyError]]
 FAILURE_KEPT_S = 60.0
 """Seconds for which the error of a refused constraint is remembered, so that the constraint is not compiled
 again."""
-MAX_FAILURES = 1024
+MAX_REMEMBERED = 1024
+"""Most errors, and most lists of checked stops, that are remembered."""
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,8 +49,8 @@ class _Job:
 
 
 class GrammarStore:
-    """An LRU cache of compiled grammars by the key of their constraint and stop strings, and the open compile
-    jobs.
+    """An LRU cache of compiled grammars by the key of their constraint, the stops that were checked against
+    them, and the open compile jobs.
 
     `find` reads the grammar of a key from disk; None if no file has it. `send` passes a job to the compiler's
     process, and `restart` starts a new compiler's process. The cache holds at most `cache_bytes`. A grammar
@@ -71,20 +75,30 @@ class GrammarStore:
         self._cache_bytes = cache_bytes
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._held_bytes = 0
+        self._checked: dict[str, None] = {}
+        """Keys of jobs with stop strings or stop tokens that their constraint takes; at most
+        `MAX_REMEMBERED`."""
         self._failures: dict[str, tuple[float, RamifyError]] = {}
         self._jobs: dict[str, _Job] = {}
-        """Jobs that the process has not answered, by grammar key."""
+        """Jobs that the process has not answered, by key."""
         self._process_missing = False
 
     def request(
-        self, rid: str, constraint: Constraint, stop: tuple[str, ...] = ()
+        self,
+        rid: str,
+        constraint: Constraint,
+        stop: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
     ) -> Grammar | RamifyError | None:
-        """The grammar or the error of `constraint` beside the stop strings `stop`, if known. None otherwise:
-        then `rid` waits until `deliver` or `compiler_died` returns the outcome."""
-        key = constraint.key if not stop else f"{constraint.key} {sorted(set(stop))}"
-        grammar = self._grammars.get(key)
-        if grammar is not None:
-            self._grammars.move_to_end(key)
+        """The grammar or the error of `constraint` beside the stop strings and stop tokens, if known. None
+        otherwise: then `rid` waits until `deliver` or `compiler_died` returns the outcome."""
+        key = own = constraint.key
+        if stop or stop_token_ids:
+            key += f" {sorted(set(stop))} {sorted(set(stop_token_ids))}"
+        checked = key == own or key in self._checked
+        grammar = self._grammars.get(own)
+        if checked and grammar is not None:
+            self._grammars.move_to_end(own)
             return grammar
         failure = self._recent_failure(key)
         if failure is not None:
@@ -93,13 +107,13 @@ class GrammarStore:
         if job is not None:
             job.waiting.append(rid)
             return None
-        found = self._find(key)
+        found = self._find(own) if checked else None
         if found is not None:
             return self._load(found)
         if self._process_missing:
             self._process_missing = False
             self._restart()
-        order = CompileGrammar(key=key, constraint=constraint, stop=stop)
+        order = CompileGrammar(key=key, constraint=constraint, stop=stop, stop_token_ids=stop_token_ids)
         self._jobs[key] = _Job(order, [rid])
         self._send(order)
         return None
@@ -115,17 +129,22 @@ class GrammarStore:
                 self._remember_failure(message.key, outcome)
         else:
             outcome = self._load(message)
+            if message.key != message.constraint_key:
+                _remember(self._checked, message.key, None)
         return self._close_job(message.key, outcome)
 
     def _load(self, message: GrammarReady) -> Grammar | EngineError:
         from ramify.grammar.engine.load import load_grammar
 
+        known = self._grammars.get(message.constraint_key)
+        if known is not None:
+            return known
         try:
             grammar = load_grammar(message.engine, message.payload, message.enforcement, self._vocabulary)
         except Exception as error:  # an unreadable payload fails only its own requests
             log.exception("a compiled grammar cannot be read")
             return EngineError(f"The compiled grammar cannot be read: {error}")
-        self._keep(message.key, grammar)
+        self._keep(message.constraint_key, grammar)
         return grammar
 
     def matcher(
@@ -186,14 +205,11 @@ class GrammarStore:
         return [(rid, outcome) for rid in job.waiting] if job is not None else []
 
     def _remember_failure(self, key: str, error: RamifyError) -> None:
-        self._failures[key] = (self._clock() + FAILURE_KEPT_S, error)
-        if len(self._failures) > MAX_FAILURES:
-            del self._failures[next(iter(self._failures))]
+        _remember(self._failures, key, (self._clock() + FAILURE_KEPT_S, error))
 
     def _keep(self, key: str, grammar: Grammar) -> None:
-        replaced = self._grammars.pop(key, None)
         self._grammars[key] = grammar
-        self._held_bytes += grammar.nbytes - (replaced.nbytes if replaced is not None else 0)
+        self._held_bytes += grammar.nbytes
         while self._held_bytes > self._cache_bytes and self._grammars:
             _, dropped = self._grammars.popitem(last=False)
             self._held_bytes -= dropped.nbytes
@@ -207,6 +223,12 @@ class GrammarStore:
             return error
         del self._failures[key]
         return None
+
+
+def _remember(known: dict[str, T], key: str, value: T) -> None:
+    known[key] = value
+    if len(known) > MAX_REMEMBERED:
+        del known[next(iter(known))]
 
 
 class CompilerHost:

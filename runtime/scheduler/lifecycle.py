@@ -248,7 +248,10 @@ class Arrivals:
             with self.requests.failing_alone(request):
                 self.scorer.begin_scoring(request, choices)
         elif request.constraint is not None:
-            found = self.requests.grammars.request(request.rid, request.constraint, request.sampling.stop)
+            sampling = request.sampling
+            found = self.requests.grammars.request(
+                request.rid, request.constraint, sampling.stop, sampling.stop_token_ids
+            )
             if found is None:
                 self.requests.compiling[request.rid] = request
                 request.stats.queued = None

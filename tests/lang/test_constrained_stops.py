@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tokenizers import Tokenizer
 
 import ramify as rm
 from tests.lang.steps import program_of
@@ -54,3 +57,14 @@ def test_an_engine_refuses_before_it_generates(engine: rm.Engine) -> None:
     for options, stop, _ in TAKEN:
         state = program_of("Q" + rm.gen("x", stop=stop, max_tokens=20, **options)).run(backend=engine)
         assert state.error() is None
+
+
+def test_an_engine_refuses_a_stop_token_as_its_text(engine: rm.Engine, model_folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    [[letter], [line]] = [tokenizer.encode(text).ids for text in ("e", "\n")]
+    gen = functools.partial(rm.gen, "x", schema=dict[str, str], max_tokens=20)
+    error = program_of("Q" + gen(stop_token_ids=[letter])).run(backend=engine).error()
+    assert error is not None
+    assert f"The stop token {letter}, 'e', may occur inside" in str(error)
+    assert (error.__cause__.field, error.partial) == ("stop_token_ids", "")
+    program_of("Q" + gen(stop_token_ids=[line])).run(backend=engine)["x"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ramify.constraint import Constraint, regex
+from ramify.constraint import Constraint, regex, structural_tag
 from ramify.engine_messages import CompileGrammar, Submit
 from ramify.errors import InvalidRequest
 from ramify.grammar.compile.child_jobs import answer
@@ -202,7 +202,13 @@ def test_stop_tokens_end_the_answer_alone(local: Thinking) -> None:
         assert local.text(result) == f"{wanted * 9}</x>..{wanted}"
         assert result.finish is not None
         assert (result.finish.reason, result.finish.matched) == ("stop", stop)
-    forced = local.ask(*THOUGHTS, constraint=regex("abc"), stop_token_ids=(local.ids[b"b"],))
+    words = structural_tag(
+        {
+            "type": "structural_tag",
+            "format": {"type": "tag", "begin": "abc", "content": {"type": "any_text"}, "end": "."},
+        }
+    )
+    forced = local.ask(*THOUGHTS, constraint=words, stop_token_ids=(local.ids[b"b"],))
     assert local.text(forced).endswith("</x>..ab")
 
 
