@@ -101,7 +101,9 @@ class TaggedReader:
     def close(self) -> str:
         """The words that were held back. Raises ValueError if a call is cut off."""
         if self._parser.inside:
-            raise ValueError("The output ended inside a call; raise max_tokens.")
+            raise ValueError(
+                "The output ended inside a call; raise max_tokens, or leave out the stop string."
+            )
         return self._take(self._parser.close())
 
     def _take(self, parts: Sequence[Content | CallBegins | Arguments]) -> str:

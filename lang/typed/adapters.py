@@ -9,7 +9,17 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 if TYPE_CHECKING:
     import pydantic
@@ -77,9 +87,8 @@ def members_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
     """Name in JSON → (type, whether the member is required), for a pydantic model, dataclass or TypedDict.
     None for types without fixed members. Raises NameError for an annotation that cannot be evaluated."""
     # Not `typing.is_typeddict`, which does not know the TypedDict of typing_extensions.
-    if isinstance(kind, type) and hasattr(kind, "__required_keys__"):
-        hints = typing.get_type_hints(kind, include_extras=True)
-        return {name: _qualified(hint, name in kind.__required_keys__) for name, hint in hints.items()}
+    if (required := getattr(class_of(kind), "__required_keys__", None)) is not None:
+        return {name: _qualified(hint, name in required) for name, hint in _hints(kind).items()}
     fields = fields_of(kind)
     if fields is None:
         return None
@@ -91,7 +100,7 @@ def fields_of(kind: Any) -> dict[str, tuple[str, FieldInfo]] | None:
     dataclass; None for other types. Raises NameError for an annotation that cannot be evaluated."""
     infos = getattr(kind, "model_fields", None)
     if not isinstance(infos, Mapping):
-        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        if not dataclasses.is_dataclass(class_of(kind)):
             return None
         infos = _dataclass_fields(kind)
     return {_json_name(name, info): (name, info) for name, info in infos.items()}
@@ -101,13 +110,33 @@ def fields_of(kind: Any) -> dict[str, tuple[str, FieldInfo]] | None:
 def _dataclass_fields(kind: Any) -> dict[str, FieldInfo]:
     from pydantic.fields import FieldInfo
 
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [one for one in dataclasses.fields(kind) if one.init]
+    hints = _hints(kind)
+    fields = [one for one in dataclasses.fields(class_of(kind)) if one.init]
     defaults = [one.default if isinstance(one.default, FieldInfo) else one for one in fields]
     return {
         one.name: FieldInfo.from_annotated_attribute(hints[one.name], default)
         for one, default in zip(fields, defaults, strict=True)
     }
+
+
+def class_of(kind: Any) -> Any:
+    """The class of a type: `kind` itself, or that of a generic type with its arguments. None for others."""
+    found = get_origin(kind) or kind
+    return found if isinstance(found, type) else None
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The annotations of a class, with the arguments of a generic type in place of its type variables."""
+    hints, found = typing.get_type_hints(class_of(kind), include_extras=True), get_args(kind)
+    given = dict(zip(getattr(class_of(kind), "__parameters__", ()), found, strict=False))
+    return {name: _substituted(hint, given) for name, hint in hints.items()} if given else hints
+
+
+def _substituted(hint: Any, given: Mapping[Any, Any]) -> Any:
+    if isinstance(hint, TypeVar):
+        return given.get(hint, hint)
+    open_ones = getattr(hint, "__parameters__", ())
+    return hint[tuple(given.get(one, one) for one in open_ones)] if open_ones else hint
 
 
 def has_extras(kind: Any) -> bool:

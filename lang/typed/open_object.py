@@ -18,7 +18,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ramify.lang.typed.adapters import fields_of, has_extras, members_of, plain, root_of
+from ramify.lang.typed.adapters import class_of, fields_of, has_extras, members_of, plain, root_of
 
 
 class OpenObject:
@@ -29,13 +29,13 @@ class OpenObject:
     ``model_dump`` of a model among them.
     """
 
+    # A model's methods read the names of pydantic.
     __slots__ = (
-        *("__dict__", "__kind"),
-        *(
-            "__pydantic_extra__",
-            "__pydantic_fields_set__",
-            "__pydantic_private__",
-        ),  # read by a model's methods
+        "__dict__",
+        "__kind",
+        "__pydantic_extra__",
+        "__pydantic_fields_set__",
+        "__pydantic_private__",
     )
 
     def __init__(
@@ -102,8 +102,8 @@ def _names_of(kind: Any) -> Sequence[str] | None:
 
 def opened(kind: Any, members: Any) -> Any:
     """The value of an open object or array of the type `kind`, of which `members` have come: an `OpenObject`
-    for a model or a dataclass, else `members`. Of a union it is the only type that the members with a
-    `Literal` type still allow; while they allow several types, it is `members`."""
+    for a model or a dataclass, else `members`. Members of a `Literal` type rule out types of a union. The
+    value is an object of the type that is left; while several are left, the value is `members`."""
     kind = plain(kind)
     root = root_of(kind)
     if root is not None:
@@ -113,12 +113,12 @@ def opened(kind: Any, members: Any) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         possible = [one for one in get_args(kind) if _allows(one, members)]
         return opened(possible[0], members) if len(possible) == 1 else members
-    fields = fields_of(kind)
+    fields, found = fields_of(kind), class_of(kind)
     if fields is None:
         return members
     known = {fields[key][0]: value for key, value in members.items() if key in fields}
-    extra = {key: value for key, value in members.items() if key not in fields} if has_extras(kind) else None
-    return OpenObject(kind, known, extra)
+    extra = {key: value for key, value in members.items() if key not in fields} if has_extras(found) else None
+    return OpenObject(found, known, extra)
 
 
 def _allows(kind: Any, members: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import pickle
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import pydantic
 import pydantic.dataclasses
@@ -179,6 +179,42 @@ def test_one_object_type_in_a_union_is_decided():
     assert partial_of('{"name": "A"', Stop | dict[str, str]).value == {"name": "A"}
     assert partial_of('{"text": "A"', Note).value == {"text": "A"}
     assert partial_of('{"text": "A"', dict[str, str]).value == {"text": "A"}
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Boxed(Generic[T]):
+    label: str
+    some: list[T]
+    one: Annotated[T | None, "a mark"] = None
+
+
+class BoxedDict(TypedDict, Generic[T]):
+    one: T
+
+
+class BoxedModel(pydantic.BaseModel, Generic[T]):
+    one: T
+
+
+@pytest.mark.parametrize("kind", [Boxed[Stop], list[Boxed[Stop] | None], BoxedModel[Stop], Boxed[T][Stop]])
+def test_generic_types_with_arguments(kind):
+    text = '{"label": "L", "some": [{"name": "A"}], "one": {"name": "B", '
+    box = partial_of("[" * (kind == list[Boxed[Stop] | None]) + text, kind).value
+    box = box[0] if isinstance(box, list) else box
+    assert isinstance(box, Boxed | BoxedModel)
+    assert isinstance(box.one, Stop)
+    assert repr(box.one) == "Stop(name='B')"
+    if isinstance(box, Boxed):
+        assert box.some == [Stop(name="A")]
+
+
+def test_generic_typed_dicts_with_arguments():
+    one = partial_of('{"one": {"name": "B", ', BoxedDict[Stop]).value["one"]
+    assert isinstance(one, Stop)
+    assert partial_of('{"one": {"name": "B", ', BoxedDict).value["one"] == {"name": "B"}
 
 
 def test_root_models():
