@@ -139,6 +139,7 @@ class Interpreter(nodes.StepVisitor):
             sampling = resolve_options(OPTION_DEFAULTS, self._run.options, step.node.options)
             if step.node.stop:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *step.node.stop))
+            variable.n = sampling.n
             async with _within(step.node.timeout, self._branch.limits):
                 if step.retries:
                     await self._attempts(call, view.target, sampling, step, variable)

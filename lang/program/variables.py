@@ -28,7 +28,19 @@ class Skipped(ProgramError):
 class Variable:
     """The result of a step, set once, by `resolve` or `fail`. Read `value` only after `ready` is set."""
 
-    __slots__ = ("_meta", "call", "chunks", "error", "kind", "name", "ready", "text", "thinking", "value")
+    __slots__ = (
+        "_meta",
+        "call",
+        "chunks",
+        "error",
+        "kind",
+        "n",
+        "name",
+        "ready",
+        "text",
+        "thinking",
+        "value",
+    )
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -44,6 +56,9 @@ class Variable:
         self.chunks: list[TextChunk] = []
         self.kind: Any = None
         """The schema of the `gen` that sets the variable, as the user gave it; None without a schema."""
+        self.n = 1
+        """Number of outputs of the step. Above 1, `value` is the list of them, and `chunks` are those of the
+        first."""
         self.call: Call | None = None
         """The call of the step that sets the variable; None before the step has begun."""
 

@@ -368,8 +368,8 @@ class ProgramState(Generic[R_co]):
         Each value inside a partial value is validated when it is closed, against its own type or subschema.
         An invalid value raises `ProgramError`. `gen` validates the complete value again. `kind` is a type or
         JSON schema, by default the schema of the `gen`. Only the complete value is yielded for types that are
-        not generated as JSON (such as ``int`` or a `Literal` of strings), for a `gen` with retries, and in
-        runs without ``stream=True``.
+        not generated as JSON (such as ``int`` or a `Literal` of strings), for a `gen` with retries
+        or with `n` above 1, and in runs without ``stream=True``.
         """
         return ObjectStream(self, name_of(name), kind)
 

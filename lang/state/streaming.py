@@ -293,7 +293,7 @@ class _PartialValue(_OfVariable):
         if variable is None or not variable.chunks:
             return
         kind = _kind_of(variable, self._kind)
-        if not _is_json(kind):
+        if variable.n > 1 or not _is_json(kind):
             return
         if self._reader is None:
             self._reader = PartialReader(checker_of(kind))

@@ -336,3 +336,14 @@ def test_the_same_objects_over_http(engine, endpoint):
         assert any("word" in vars(part) for part in parts[:-1])
         assert parts[-1] == state["x"]
     assert here[1][-1] == there[1][-1]
+
+
+def test_of_several_outputs_only_the_whole_comes():
+    backend = Holding({"trip": [TRIP, TRIP]})
+    state = program_of("Plan: " + rm.gen("trip", schema=Trip, n=2)).run(backend=backend, stream=True)
+    assert next(state.text_iter("trip")) == "{"
+    assert state.partial("trip") == Partial(None)
+    backend.release.set()
+    whole = Partial([Trip(place="The old town", days=[1, 2, 3])] * 2, complete=True)
+    assert list(state.stream_objects("trip")) == [whole]
+    assert state.partial("trip") == whole
