@@ -69,6 +69,15 @@ class AsyncFunction(Program[P, Coroutine[Any, Any, ProgramState[R]], Coroutine[A
     async def run_batch(
         self, rows: Iterable[Any], **options: Unpack[BatchKeywords]
     ) -> list[ProgramState[R]]: ...
+    @overload
+    async def run_batch(
+        self,
+        rows: Iterable[Any],
+        *,
+        out: str | os.PathLike[str] | None = None,
+        dry_run: bool = False,
+        **options: Unpack[FileKeywords],
+    ) -> list[ProgramState[R]] | BatchSummary | BatchEstimate: ...
     async def run_batch(
         self,
         rows: Iterable[Any],

@@ -88,6 +88,16 @@ class Function(Program[P, ProgramState[R], R]):
     def run_batch(
         self, rows: Iterable[Any], *, generator_style: Literal[True], **options: Unpack[BatchKeywords]
     ) -> Iterator[ProgramState[R]]: ...
+    @overload
+    def run_batch(
+        self,
+        rows: Iterable[Any],
+        *,
+        generator_style: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        dry_run: bool = False,
+        **options: Unpack[FileKeywords],
+    ) -> list[ProgramState[R]] | Iterator[ProgramState[R]] | BatchSummary | BatchEstimate: ...
     def run_batch(
         self,
         rows: Iterable[Any],

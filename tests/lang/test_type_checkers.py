@@ -1,4 +1,4 @@
-"""mypy and pyright know the types of programs, find the mistakes in `typed_program`, and accept a guide."""
+"""mypy and pyright know the types of programs, find the mistakes in `typed_program`, and accept guides."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ follow_imports = silent
 """Of the libraries only pydantic is followed: reading torch, transformers and numba would take a minute."""
 
 
-GUIDE = """# pyright: standard
+GUIDES = ("programs", "streaming", "testing", "agents", "failures")
+GUIDE = """# pyright: standard, reportPossiblyUnboundVariable=false
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
 # mypy: disallow-untyped-decorators=False, allow-redefinition=True
+# mypy: disable-error-code="no-redef"
 """
-"""Settings for a guide, the programs of which are not fully annotated."""
+"""Settings for a guide: its programs are not fully annotated, and several may have one name."""
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """A folder with a guide; beside it build/types, where checkers find the package."""
+    """A folder with the guides; beside it build/types, where checkers find the package."""
     subprocess.run([sys.executable, ROOT / ".ci" / "link_types.py"], check=True)
     tree = tmp_path_factory.mktemp("types")
-    plain = [block.code for block in blocks(ROOT / "docs" / "programs.md") if not block.needs]
-    (tree / "guide.py").write_text(GUIDE + "\n".join(plain))
+    for name in GUIDES:
+        plain = [block.code for block in blocks(ROOT / "docs" / f"{name}.md") if not block.needs]
+        (tree / f"{name}_guide.py").write_text(GUIDE + "\n".join(plain))
     return tree
 
 
@@ -69,7 +72,7 @@ def test_mypy(tree):
         "--cache-dir",
         tree / "cache",
         PROGRAM,
-        tree / "guide.py",
+        *sorted(tree.glob("*_guide.py")),
         MYPYPATH=str(PACKAGE),
     )
 
@@ -77,7 +80,7 @@ def test_mypy(tree):
 @pytest.mark.slow
 def test_pyright(tree):
     settings = {
-        "include": [os.path.relpath(PROGRAM, tree), "guide.py"],
+        "include": [os.path.relpath(PROGRAM, tree), *(f"{name}_guide.py" for name in GUIDES)],
         "typeCheckingMode": "strict",
         "pythonVersion": "3.11",
         "extraPaths": [str(PACKAGE)],

@@ -7,12 +7,15 @@ is reported as unused.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, Literal, TypedDict, assert_never, assert_type
 
 import pydantic
 
 import ramify as rm
+from ramify.lang.batch.estimate import BatchEstimate
+from ramify.lang.batch.summary import BatchSummary
 from ramify.lang.functions.async_function import AsyncFunction
 from ramify.lang.functions.function import Compiled, Function
 from ramify.lang.tools.tool import ToolCalls, ToolTurn
@@ -33,6 +36,7 @@ class Team(enum.Enum):
 
 
 Size = Literal["S", "L"]
+Rows = list[rm.ProgramState[float]] | Iterator[rm.ProgramState[float]] | BatchSummary | BatchEstimate
 
 
 def at_least_one(number: int) -> None:
@@ -103,6 +107,10 @@ def results(backend: rm.Backend) -> None:
     assert_type(judge.compile().run(essay="a", backend=backend).ret_value, float)
     assert_type(judge.run_batch([], backend=backend, concurrency=2), list[rm.ProgramState[float]])
     assert_type(judge.run_batch([], generator_style=True), Iterator[rm.ProgramState[float]])
+    flag = bool(os.environ.get("FLAG"))
+    assert_type(judge.run_batch([], generator_style=flag), Rows)
+    assert_type(judge.run_batch([], out=os.environ.get("OUT"), key="id"), Rows)
+    assert_type(judge.run_batch([], out="rows.jsonl", dry_run=flag), Rows)
     four.run("a", [1, 2], 3, lora="")
     four.run("a", b=[1, 2], c=3, d="d", backend=backend)
     assert returns_any.run("a").ret_value == "1"
