@@ -10,6 +10,8 @@ import ssl
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from ramify.credentials import without_credentials
+
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
 """Reasons of OpenSSL if the other side answers in anything but TLS, such as in plain HTTP."""
 TLS = "Name the file of its certificate authority in SSL_CERT_FILE."
@@ -38,7 +40,7 @@ def unreachable(url: str, error: BaseException, proxy: str | None = None) -> tup
     if proxy is not None and remedy != TLS:
         reason = f"the proxy {reason}"
         remedy = proxy_remedy(url)
-    return f"{url} cannot be reached: {reason}.", remedy
+    return f"{without_credentials(url)} cannot be reached: {reason}.", remedy
 
 
 def proxy_remedy(url: str) -> str:

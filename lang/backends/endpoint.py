@@ -16,9 +16,10 @@ from typing import Any, cast
 import msgspec
 
 from ramify.answers import AnswerStore
+from ramify.credentials import without_credentials
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend, Submission
-from ramify.lang.backends.http import Event, HttpClient, without_user
+from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.model_info import forget_model_info
 from ramify.lang.backends.submitted import SubmittedProgram
 from ramify.loop import wait
@@ -93,7 +94,7 @@ class RuntimeEndpoint:
         return HttpClient(self.base_url, **self._options)
 
     def __repr__(self) -> str:
-        return f"<RuntimeEndpoint {without_user(self.base_url)}>"
+        return f"<RuntimeEndpoint {without_credentials(self.base_url)}>"
 
     # --- the backend ---
 
@@ -101,7 +102,7 @@ class RuntimeEndpoint:
         answer = await self._http.get("/get_model_info")
         if "ramify" not in answer:
             raise BackendError(
-                f"{self.base_url} is not a Ramify server.", remedy="Use OpenAI for other servers."
+                f"{self._http.base_url} is not a Ramify server.", remedy="Use OpenAI for other servers."
             )
         info = msgspec.convert(answer["ramify"], ModelInfo)
         self._model = info.fingerprint

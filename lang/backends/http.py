@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import concurrent.futures
 import ctypes
 import os
-import re
 import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -19,6 +19,7 @@ import aiohttp
 import certifi
 import msgspec
 
+from ramify.credentials import without_credentials
 from ramify.errors import BackendError, InvalidRequest, RamifyError, RequestTimeout
 from ramify.lang.backends.http_errors import (
     error_from_body,
@@ -106,17 +107,17 @@ class HttpClient:
 
         Raises `InvalidRequest` for a bad URL or key, `BackendError` for a proxy that is not HTTP.
         """
-        self.base_url = base_url.rstrip("/")
-        parts = _checked(self.base_url)
+        parts = _checked(base_url.rstrip("/"))
+        self.base_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        """The URL without its login, which a message may show."""
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise InvalidRequest("The API key has characters that no header can hold.", field="api_key")
         self._headers = {"accept-encoding": "identity", "user-agent": "ramify"}
-        self._login = None
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         elif parts.username is not None:
-            self._login = aiohttp.BasicAuth(unquote(parts.username), unquote(parts.password or ""))
-        self._target = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._headers["authorization"] = f"Basic {base64.b64encode(login).decode()}"
         self._proxy = _proxy(parts.scheme, parts.netloc.rpartition("@")[2])
         self._tls = _tls(verify) if parts.scheme == "https" else False
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
@@ -251,7 +252,7 @@ class HttpClient:
                 def request() -> Any:
                     return session.request(
                         method,
-                        self._target + path,
+                        self.base_url + path,
                         data=data,
                         headers=headers,
                         skip_auto_headers=("content-type",),  # aiohttp would send one without a body
@@ -322,7 +323,6 @@ class HttpClient:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
             headers=self._headers,
-            auth=self._login,
             timeout=self._timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
             trace_configs=[_noting_reuse()],
@@ -342,19 +342,17 @@ def _close(
     return asyncio.run_coroutine_threadsafe(session.close(), loop)
 
 
-def without_user(url: str) -> str:
-    """`url` without the name and password of a user in it, as it may be shown."""
-    return re.sub(r"//[^/@]*@", "//", url)
-
-
 def _checked(url: str) -> Any:
     """Parse the URL of a server. Raises `InvalidRequest` if `url` cannot be the URL of a server."""
     with suppress(ValueError):
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+        plain = not (parts.query or parts.fragment)  # paths are appended to it
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and plain:
             return parts
     raise InvalidRequest(
-        f"{url!r} is not a URL of a server.", field="base_url", remedy="It begins with http:// or https://."
+        f"{without_credentials(url)!r} is not a URL of a server.",
+        field="base_url",
+        remedy="It begins with http:// or https://, and has no query.",
     )
 
 

@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 
 from ramify.answers import AnswerStore
 from ramify.constraint import Constraint, closed_object
+from ramify.credentials import without_credentials
 from ramify.decisions.checks import check_decide
 from ramify.errors import InvalidRequest, NotFound, UnsupportedNode
 from ramify.lang.backends.decisions.apis import DECISION_APIS, DecisionApi, is_missing
 from ramify.lang.backends.decisions.logprobs import scores_by_logprobs
-from ramify.lang.backends.http import HttpClient, without_user
+from ramify.lang.backends.http import HttpClient
 from ramify.lang.backends.openai_stream import text_chunks, unwrapped
 from ramify.lang.prompt.chat import chatml
 from ramify.lang.prompt.thinking import DEFAULT_TOKENS
@@ -123,7 +124,7 @@ class OpenAI:
         """The APIs that the endpoint may have; once that is known, the one that it has, or none."""
 
     def __repr__(self) -> str:
-        return f"<OpenAI {self.model_name} at {without_user(self._base_url)}>"
+        return f"<OpenAI {self.model_name} at {without_credentials(self._base_url)}>"
 
     @functools.cached_property
     def _http(self) -> HttpClient:
@@ -140,7 +141,7 @@ class OpenAI:
         `ProgramState.text`; chats are sent as messages."""
         return ModelInfo(
             name=self.model_name,
-            path=self._base_url,
+            path=without_credentials(self._base_url),
             vocab_size=0,
             context_length=0,
             eos_token_ids=(),
@@ -148,7 +149,7 @@ class OpenAI:
             dtype="",
             device="",
             chat_format=chatml() if self.takes_messages else None,
-            fingerprint=f"{self._base_url} {self.model_name} {self._json_choices}",
+            fingerprint=f"{without_credentials(self._base_url)} {self.model_name} {self._json_choices}",
         )
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:

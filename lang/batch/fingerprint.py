@@ -34,13 +34,13 @@ import typing
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
+from ramify.credentials import SECRET, without_credentials
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch.json_text import valid
-from ramify.lang.batch.masking import SECRET, hidden, masked
+from ramify.lang.batch.masking import hidden, masked
 from ramify.lang.common.caller import is_users
 from ramify.lang.graph.execute import Traced
 from ramify.lang.tools.tool import Tool
@@ -95,7 +95,7 @@ def record_of(
     given = _Reader(body.__module__)
     for name, value in arguments.items():
         given.value(name, value)
-    model = {"name": valid(info.name), "path": valid(_without_credentials(info.path))}
+    model = {"name": valid(info.name), "path": valid(without_credentials(info.path))}
     return {
         "program": {"name": body.__qualname__},
         "backend": _backend(backend),
@@ -121,17 +121,10 @@ def _backend(backend: object) -> Record:
         found["lora"] = lora
     url = getattr(backend, "base_url", None)
     if isinstance(url, str):
-        found["url"] = _without_credentials(url)
+        found["url"] = without_credentials(url)
     inner = getattr(backend, "backend", None)  # a recording wraps another backend
     parts = getattr(backend, "backends", {}) if inner is None else {"backend": inner}  # a router has several
     return found | {name: repr(_backend(part)) for name, part in parts.items()}
-
-
-def _without_credentials(url: str) -> str:
-    if "://" not in url:
-        return url
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:

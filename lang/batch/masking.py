@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-SECRET = re.compile(r"key(?!word)|token(?!iz)|secret|passw|credential|authoriz|cookie", re.IGNORECASE)
-"""Pattern of parts of names. A value is masked if its name contains a match."""
+from ramify.credentials import IN_QUERY, LOGIN, SECRET
 
 _NAMED = re.compile(
     rf"""(?P<before>(?:{SECRET.pattern})[\w-]{{0,40}}["'\])]{{0,3}}"""
@@ -27,12 +26,8 @@ _KEY = re.compile(
     r"""(?<=\bBearer\ )[^\s"'\\{]{4,}
     | (?<=\bBasic\ )[\w+/-]{8,}=*
     | \bsk-[\w-]{8,}
-    | (?<=://)[^/\s@"'{]+(?=@)
     | (?<![A-Za-z0-9]) (?=[A-Za-z]*\d) (?=\d*[A-Za-z]) [A-Za-z0-9]{20,}""",
     re.VERBOSE,
-)
-_IN_QUERY = re.compile(
-    rf"""(?P<before>[?&][\w-]{{0,40}}(?:{SECRET.pattern})[\w-]{{0,40}}=)(?P<text>[^\s&"'{{]+)""", re.I
 )
 
 
@@ -44,6 +39,7 @@ def hidden(text: str) -> str:
 
 def masked(text: str) -> str:
     """`text` with its credentials masked, and the rest unchanged."""
-    text = _KEY.sub(lambda found: hidden(found[0]), text)
-    text = _IN_QUERY.sub(lambda found: found["before"] + hidden(found["text"]), text)
+    for pattern in (LOGIN, _KEY):
+        text = pattern.sub(lambda found: hidden(found[0]), text)
+    text = IN_QUERY.sub(lambda found: found["before"] + hidden(found["text"]), text)
     return _NAMED.sub(lambda found: found["before"] + found["quote"] + hidden(found["text"]), text)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ramify.credentials import without_credentials
 from ramify.errors import RamifyError
 from ramify.lang.backends.http import HttpClient
 
@@ -24,6 +25,11 @@ class Endpoint:
     """The address, which ends in /v1."""
     model: str
     api_key: str | None = None
+
+    @property
+    def address(self) -> str:
+        """`url` as a report may show it."""
+        return without_credentials(self.url)
 
 
 @dataclass(slots=True)

@@ -127,7 +127,7 @@ async def _warm_up(client: LoadClient) -> None:
         body = {"prompt": words(16, client.endpoint.name, number), "max_tokens": 8}
         sample = read_chunks(await client.send(COMPLETIONS, body))
         if sample.error is not None:
-            raise BackendError(f"{client.endpoint.name} ({client.endpoint.url}): {sample.error}")
+            raise BackendError(f"{client.endpoint.name} ({client.endpoint.address}): {sample.error}")
 
 
 def ratios(series: Sequence[Series]) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def check_matplotlib() -> None:
 def report(series: Sequence[Series], plan: Plan) -> str:
     """The text of the HTML file with the results `series` of `plan`."""
     names = [endpoint.name for endpoint in plan.endpoints]
-    facts = [f"{endpoint.name}: {endpoint.model} at {endpoint.url}" for endpoint in plan.endpoints]
+    facts = [f"{endpoint.name}: {endpoint.model} at {endpoint.address}" for endpoint in plan.endpoints]
     facts.append(f"{plan.runs} run{'s' if plan.runs > 1 else ''} each, seed {plan.seed}")
     if plan.bounds:
         bounds = ", ".join(f"{name} {1000 * limit:g} ms" for name, limit in plan.bounds.items())

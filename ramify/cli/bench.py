@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ramify.cli.signals import told_on_interrupt
 from ramify.cli.target import first_model
+from ramify.credentials import without_credentials
 from ramify.errors import InvalidRequest
 from ramify.loop import wait
 
@@ -213,4 +214,4 @@ async def _endpoint(url: str, model: str | None, name: str | None, api_key: str 
 
     base = url.rstrip("/").removesuffix("/v1") + "/v1"
     found = model or await first_model(base, api_key, "Give --model.")
-    return Endpoint(name or base.removesuffix("/v1"), base, found, api_key)
+    return Endpoint(name or without_credentials(base.removesuffix("/v1")), base, found, api_key)

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import io
 import os
-import shlex
 import signal
 import sys
 import traceback
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ramify.cli import signals
+from ramify.credentials import command_line
 from ramify.errors import RamifyError
 from ramify.lang.batch.output import FULL
 from ramify.spelling import nearest
@@ -77,7 +77,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         command.refuse(unknown)
-    options.command_line = shlex.join(["ramify", *arguments])
+    options.command_line = command_line(["ramify", *arguments], vars(options))
     handled = contextlib.nullcontext() if chosen in OWN_SIGNALS else signals.stopped_by_signals()
     status: int
     try:

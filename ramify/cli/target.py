@@ -27,7 +27,7 @@ async def first_model(base_url: str, api_key: str | None, remedy: str | None = N
     try:
         found: str = (await client.get("/models"))["data"][0]["id"]
     except (LookupError, TypeError):
-        raise BackendError(f"{base_url} lists no model.", remedy=remedy) from None
+        raise BackendError(f"{client.base_url} lists no model.", remedy=remedy) from None
     finally:
         await client.aclose()
     return found

@@ -162,7 +162,9 @@ def test_calibrate_begins_anew(
 ) -> None:
     monkeypatch.setattr(calibrate, "read_file", interrupt)
     out = str(tmp_path / "t.json")
-    assert main.main(["calibrate", "q.jsonl", "--output", out]) == 143
+    target = ["--endpoint", "http://me:secret@host", "--endpoint-k", "secret"]
+    assert main.main(["calibrate", "q.jsonl", "--output", out, *target]) == 143
     assert capsys.readouterr().err.endswith(
-        f"No answers are kept. {out} is not written. To begin anew: ramify calibrate q.jsonl --output {out}\n"
+        f"No answers are kept. {out} is not written. To begin anew: ramify calibrate q.jsonl --output {out} "
+        "--endpoint http://host --endpoint-k '…'\n"
     )

@@ -202,6 +202,18 @@ def test_tls_is_verified():
     assert server.connections == 2
 
 
+def test_a_login_in_the_url_is_sent_and_not_shown():
+    async def use(client: HttpClient) -> Any:
+        return await client.get("/x")
+
+    with (
+        RawServer(lambda target: whole(b"no JSON"), keeps=True) as server,
+        pytest.raises(BackendError, match=f"^{server.url}/x did not answer in JSON"),
+    ):
+        on_client(server.url.replace("//", "//me:s%40cret@"), use)
+    assert "authorization: Basic bWU6c0BjcmV0\r\n" in server.heads[0]
+
+
 def test_a_proxy_is_asked(monkeypatch):
     async def use(client: HttpClient) -> Any:
         return await client.get("/x")

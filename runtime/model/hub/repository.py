@@ -17,6 +17,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from ramify import cache
+from ramify.credentials import without_credentials
 from ramify.errors import EngineError, NotFound, RamifyError, Unauthorized
 from ramify.runtime.model.gguf.header import size_of_header
 from ramify.runtime.model.hub.names import HubName
@@ -278,4 +279,4 @@ def _within(seconds: float, call: Callable[[], Result]) -> Result:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return without_credentials((str(error).strip() or type(error).__name__).splitlines()[0])
