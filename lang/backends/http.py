@@ -105,7 +105,8 @@ class HttpClient:
                 stream is never sent again.
             not_found: The remedy in errors of status 404 that have no remedy of their own.
 
-        Raises `InvalidRequest` for a bad URL or key, `BackendError` for a proxy that is not HTTP.
+        Raises `InvalidRequest` for a bad URL, key or URL of a proxy, `BackendError` for a proxy that is not
+        HTTP.
         """
         parts = _checked(base_url.rstrip("/"))
         self.base_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -357,7 +358,7 @@ def _checked(url: str) -> Any:
 
 
 def _proxy(scheme: str, host: str) -> str | None:
-    """`proxy_for`, with ``http://``. Raises `BackendError` for a proxy of another kind.
+    """`proxy_for`, if it is reached by HTTP. Raises `BackendError` for a proxy of another kind.
 
     This function replaces aiohttp's `trust_env`, which looks up the proxy at each request, in a thread, and
     ignores ALL_PROXY.
@@ -365,13 +366,13 @@ def _proxy(scheme: str, host: str) -> str | None:
     found = proxy_for(scheme, host)
     if found is None:
         return None
-    kind, _, rest = found.rpartition("://")
-    if kind not in ("", "http"):
+    parts = urlsplit(found)
+    if parts.scheme != "http":
         raise BackendError(
-            f"The proxy {urlsplit(found).hostname} is to be reached by {kind}.",
+            f"The proxy {parts.hostname} is to be reached by {parts.scheme}.",
             remedy="Name one with http://, or name the server in NO_PROXY.",
         )
-    return f"http://{rest}"
+    return found
 
 
 def _tls(verify: str | bool) -> ssl.SSLContext | bool:

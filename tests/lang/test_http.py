@@ -268,7 +268,7 @@ def test_a_connection_that_fails_names_the_address_and_the_remedy(monkeypatch):
         assert said(server.url.replace("https:", "http:")).endswith("if it speaks TLS, write https://.")
     monkeypatch.setenv("http_proxy", url)
     assert said("http://elsewhere.invalid").endswith(
-        f": the proxy 127.0.0.1:{port} refuses connections. Correct HTTP_PROXY or HTTPS_PROXY, or name "
+        f": the proxy 127.0.0.1:{port} refuses connections. Correct HTTP_PROXY, or name "
         "elsewhere.invalid in NO_PROXY."
     )
 
@@ -279,6 +279,28 @@ def test_a_connection_that_takes_too_long():
     assert "firewall" in remedy
     _, remedy = unreachable("https://x.invalid", ConnectionRefusedError())
     assert remedy == "Start the server there, or correct the address."
+
+
+@pytest.mark.parametrize(
+    ("error", "before", "said"),
+    [
+        (ConnectionResetError(104, "Connection reset by peer"), KeyError("a"), "Connection reset by peer"),
+        (ConnectionRefusedError(), socket.gaierror(-2, "unknown"), "x.invalid:80 refuses connections"),
+        (aiohttp.ClientError("closed"), None, "closed"),
+    ],
+)
+def test_the_last_failure_is_named_and_not_one_before_it(error, before, said):
+    error.__context__ = before
+    assert unreachable("http://x.invalid", error)[0] == f"http://x.invalid cannot be reached: {said}."
+
+
+@pytest.mark.parametrize("proxy", ["proxy:port", "http://me:secret@proxy:abc", "http://", "proxy:0"])
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+def test_a_wrong_proxy_is_refused_by_the_name_of_its_variable(variable, proxy, monkeypatch):
+    monkeypatch.setenv(variable, proxy)
+    with pytest.raises(InvalidRequest, match=rf"^{variable} is .*elsewhere\.invalid in NO_PROXY") as raised:
+        HttpClient("http://elsewhere.invalid")
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "https"])

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from ramify import cache
 from ramify.credentials import without_credentials
-from ramify.errors import EngineError, NotFound, RamifyError, Unauthorized
+from ramify.errors import EngineError, InvalidRequest, NotFound, RamifyError, Unauthorized
 from ramify.runtime.model.gguf.header import size_of_header
 from ramify.runtime.model.hub.names import HubName
 from ramify.unreachable import is_connection, proxy_for, unreachable
@@ -210,10 +210,14 @@ def refusals(name: HubName) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise Unreachable("HF_HUB_OFFLINE is set, so the Hugging Face hub is not asked") from error
     except Exception as error:  # no network, a proxy's refusal, a full disk, …
+        parts = urlsplit(constants.ENDPOINT)
+        try:
+            proxy = proxy_for(parts.scheme, parts.netloc.rpartition("@")[2])
+        except InvalidRequest as wrong:
+            raise Unreachable(f"the Hugging Face hub: {wrong}") from error
         if not is_connection(error):
             raise Unreachable(f"the Hugging Face hub: {_first_line(error)}") from error
-        parts = urlsplit(constants.ENDPOINT)
-        message, _ = unreachable(constants.ENDPOINT, error, proxy_for(parts.scheme, parts.netloc))
+        message, _ = unreachable(constants.ENDPOINT, error, proxy)
         raise Unreachable(f"{message} A mirror is named in HF_ENDPOINT, a proxy in HTTPS_PROXY.") from error
 
 
