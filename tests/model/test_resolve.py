@@ -339,8 +339,8 @@ def test_what_was_tried_is_listed() -> None:
     with pytest.raises(NotFound) as caught:
         resolve.resolve("someone/tiny")
     said = str(caught.value)
-    assert "no folder or file someone/tiny; not in the Hugging Face cache; the Hugging Face hub: " in said
-    assert "Connection refused" in said
+    assert "no folder or file someone/tiny; not in the Hugging Face cache; http://127.0.0.1:9 cannot " in said
+    assert "127.0.0.1:9 refuses connections" in said
     assert DEFAULT_MODEL in said
     with pytest.raises(NotFound, match="downloads are switched off"):
         resolve.resolve(DEFAULT_MODEL, download=False)

@@ -262,7 +262,7 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """Return `call()`, or raise `TimeoutError` after `seconds`. The time-out of a request does not cover name
+    """Return `call()`, or raise `Unreachable` after `seconds`. The time-out of a request does not cover name
     resolution."""
     outcome: list[Result | BaseException] = []
 
@@ -276,7 +276,7 @@ def _within(seconds: float, call: Callable[[], Result]) -> Result:
     thread.start()
     thread.join(seconds)
     if not outcome:
-        raise TimeoutError(f"no answer within {seconds:g} s")
+        raise Unreachable(f"the Hugging Face hub: no answer within {seconds:g} s")
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
