@@ -74,15 +74,16 @@ def _run_command(argv: Sequence[str] | None) -> int:
     if not arguments:
         parser.print_help()
         return FAILED
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        command.refuse(unknown)
+    if chosen is None:
+        parser.parse_args(arguments)  # --version, --help, or an error
+        parser.error("the command comes first")
+    options = command.parsed(arguments[1:])
     options.command_line = command_line(["ramify", *arguments], vars(options))
     handled = contextlib.nullcontext() if chosen in OWN_SIGNALS else signals.stopped_by_signals()
     status: int
     try:
         with handled:
-            status = importlib.import_module(f"ramify.cli.{options.command}").run_command(options)
+            status = importlib.import_module(f"ramify.cli.{chosen}").run_command(options)
     except RamifyError as error:
         print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED
@@ -149,12 +150,20 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"there is no command {value!r}. {remedy or 'There are ' + ', '.join(known)}")
         raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}. {remedy}".rstrip())
 
-    def refuse(self, arguments: Sequence[str]) -> NoReturn:
-        """Exit with an error about the first of the unknown `arguments`, with a suggestion if a known flag is
-        similar."""
+    def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The values of `arguments`, flags and others in any order.
+
+        Exits with an error about the first unknown argument, with a suggestion if a known flag is similar.
+        """
+        options, unknown = self.parse_known_intermixed_args(arguments)
+        if unknown:
+            self._refuse(next((one for one in unknown if one.startswith("-")), unknown[0]))
+        return options
+
+    def _refuse(self, argument: str) -> NoReturn:
         from ramify.runtime.config import ELSEWHERE
 
-        first = arguments[0].partition("=")[0]
+        first = argument.partition("=")[0] if argument.startswith("-") else argument
         flags = [flag for action in self._actions for flag in action.option_strings]
         elsewhere = {
             f"--{name.replace('_', '-')}": here if " " in here else f"--{here.replace('_', '-')}"

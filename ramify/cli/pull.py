@@ -32,7 +32,7 @@ FORM_OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: %(default)s)"
+        "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})"
     )
     add_config_flags(parser.add_argument_group("processor"), EngineConfig, ("device",))
     parser.add_argument(

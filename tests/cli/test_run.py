@@ -99,6 +99,16 @@ def test_bad_arguments(folder: Folder, pairs: list[str], problem: str) -> None:
         read_arguments(load(folder.program("greet")), pairs)
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_flags_and_arguments_come_in_any_order(
+    at: int, server: LiveServer, folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [folder.program("greet"), "name=123", "count=2"]
+    arguments[at:at] = ["--endpoint", server.url]
+    assert main.main(["run", *arguments]) == 0
+    assert "returned = {'length': 8}" in capsys.readouterr().out
+
+
 def listed(error: NotFound) -> list[str]:
     return [note.rpartition(":")[2] for note in error.__notes__]
 
