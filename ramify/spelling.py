@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,8 +17,10 @@ R = TypeVar("R")
 
 CLOSE = 0.8
 """Least similarity (`difflib.SequenceMatcher.ratio`) at which a name is taken for a misspelling of another:
-straem and stream have 0.83, options and stream_options 0.67. If both begin with the same letter, as bgi and
-big do, 0.6 is enough."""
+straem and stream have 0.83, options and stream_options 0.67."""
+CLOSE_ALIKE = 0.6
+"""Least similarity of names that begin with the same letter, as bgi and big do."""
+SHARED = re.compile("-*(?:.*/)?")
 
 
 def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
@@ -27,10 +31,20 @@ def nearest(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None
     here = (elsewhere or {}).get(name)
     if here is not None:
         return here if " " in here else f"Here it is {here}."
-    names = list(known)
-    alike = [one for one in names if one[:1] == name[:1]]
-    close = difflib.get_close_matches(name, names, 1, CLOSE) or difflib.get_close_matches(name, alike, 1)
-    return f"Did you mean {close[0]}?" if close else None
+    similarity, close = max(((_similarity(one, name), one) for one in known), default=(0.0, ""))
+    return f"Did you mean {close}?" if similarity else None
+
+
+def _similarity(known: str, name: str) -> float:
+    """Similarity of two names behind the dashes or folders that both begin with; 0 if they are not similar.
+
+    --to and --lora have no letters in common, nor have #/$defs/a and #/$defs/b.
+    """
+    common = os.path.commonprefix([known, name])  # noqa: RUF071  # names, of which few are paths
+    shared = len(SHARED.findall(common)[0])
+    known, name = known[shared:], name[shared:]
+    found = difflib.SequenceMatcher(None, known, name).ratio()
+    return found if found >= (CLOSE_ALIKE if known[:1] == name[:1] else CLOSE) else 0.0
 
 
 def check_word(field: str, word: object, known: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import ramify as rm
 from ramify import sampling_options as options
 from ramify.cli import main
 from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.spelling import nearest
 
 FIELDS = {field.name for field in dataclasses.fields(EngineConfig)}
 
@@ -47,6 +48,23 @@ def test_the_generate_of_other_engines() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "known", "close"),
+    [
+        ("--to", "--lora", False),  # they share only dashes
+        ("--two", "--to", True),
+        ("#/$defs/customer", "#/$defs/price", False),  # they share only a folder
+        ("#/$defs/custmer", "#/$defs/customer", True),
+        ("options", "stream_options", False),
+        ("bgi", "big", True),
+    ],
+)
+def test_what_names_share_before_they_differ_makes_them_not_similar(
+    name: str, known: str, close: bool
+) -> None:
+    assert nearest(name, [known, "x"]) == (f"Did you mean {known}?" if close else None)
+
+
+@pytest.mark.parametrize(
     ("line", "right"),
     [
         ("serve --model-path x", "Here it is --model."),
@@ -68,7 +86,8 @@ def test_the_generate_of_other_engines() -> None:
         ("serve --swap-space 4", "are not swapped"),
         ("serve --polcy fcfs", "Did you mean --policy?"),
         ("run a.py:f --inptu rows.csv", "Did you mean --input?"),
-        ("serve one two", "unknown argument two."),
+        ("run a.py:f --to x essay=y", "unknown argument --to. See "),
+        ("serve one two=x", "unknown argument two=x."),
     ],
 )
 def test_flags(line: str, right: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,8 @@ class SchemaDocument:
             for name in self.root.get(keyword, ())
         ]
         _, _, name = reference.rpartition("/")
-        return nearest(reference, [one for one in known if one.endswith(f"/{name}")] or known)
+        same = [one for one in known if one.endswith(f"/{name}")]
+        return f"Did you mean {same[0]}?" if same else nearest(reference, known)
 
     def _check(self, schema: Any, pointer: str, depth: int, base: str) -> Any:
         """Check a subschema and all subschemas below it.
