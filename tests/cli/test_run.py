@@ -134,8 +134,22 @@ def test_the_name_of_an_only_program_may_be_left_out(
     assert capsys.readouterr().err.endswith("greeting.py:decides text=…\n")
     with pytest.raises(NotFound, match=r"has no program\. Write @ramify"):
         load(str(folder.write("none.py", "x = 1\n")))
-    one = folder.write("one.py", "import ramify as rm\n@rm.function\ndef only(s): ...\n")
+    one = folder.write("one.py", "import ramify as rm\n@rm.function\ndef only(s): ...\nother = only\n")
     assert load(str(one)).__name__ == "only"
+    imports = folder.write("imports.py", "from one import only\n")
+    assert load(str(imports)).__name__ == "only"
+    imports.write_text(f"{one.read_text()}from greeting import greet\n")
+    assert load(str(imports)).__name__ == "only"
+    assert load(f"{imports}:greet").__name__ == "greet"
+
+
+def test_only_parameters_that_can_be_given_by_name_are_listed(folder: Folder) -> None:
+    file = folder.write("any.py", "import ramify as rm\n@rm.function\ndef f(s, a, *xs, **kw): ...\n")
+    with pytest.raises(NotFound) as raised:
+        load(f"{file}:nope")
+    assert listed(raised.value) == ["f a=…"]
+    with pytest.raises(InvalidRequest, match="no parameter 'xs'"):
+        read_arguments(load(str(file)), ["xs=1"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ramify.cli.inputs.row_files import json_or_text
-from ramify.cli.inputs.run_rows import required
+from ramify.cli.inputs.run_rows import keywords, required
 from ramify.errors import InvalidRequest, NotFound
 from ramify.lang.common.caller import users_frames
 from ramify.spelling import nearest
@@ -20,7 +20,8 @@ from ramify.spelling import nearest
 def load(place: str) -> Any:
     """The program that ``path/to/file.py:name`` names. The name may be left out if the file has one program.
 
-    Raises `NotFound`, with a list of the file's programs, if it names none or could mean several.
+    Programs that the file imports count only if it has none of its own, and a program with two names counts
+    once. Raises `NotFound`, with a list of the file's programs, if it names none or could mean several.
     """
     from ramify.lang.functions.program import Program
 
@@ -31,10 +32,13 @@ def load(place: str) -> Any:
         raise InvalidRequest(f"{place!r} is not file.py:function.", field="program")
     module = load_module(path)
     programs = {key: value for key, value in vars(module).items() if isinstance(value, Program)}
-    if path == place and len(programs) == 1:
-        return next(iter(programs.values()))
     if name in programs:
         return programs[name]
+    own = {key: value for key, value in programs.items() if value.body.__module__ == module.__name__}
+    distinct = {value: key for key, value in reversed((own or programs).items())}
+    programs = {key: value for value, key in reversed(distinct.items())}
+    if path == place and len(programs) == 1:
+        return next(iter(programs.values()))
     if not programs or callable(getattr(module, name, None)):
         raise NotFound(
             f"{path} has no program{f' {name!r}' if path != place else ''}.",
@@ -48,7 +52,7 @@ def load(place: str) -> Any:
         remedy="Name one:" if path == place else f"{nearest(name, programs) or ''} There are:".lstrip(),
     )
     for key, program in programs.items():
-        error.add_note(f"  {path}:{key} {' '.join(f'{one}=…' for one in program.arg_names)}".rstrip())
+        error.add_note(f"  {path}:{key} {' '.join(f'{one}=…' for one in keywords(program))}".rstrip())
     raise error
 
 
@@ -100,8 +104,8 @@ def read_arguments(program: Any, pairs: list[str], *, complete: bool = True) -> 
         key, separator, value = pair.partition("=")
         if not separator:
             raise InvalidRequest(f"{pair!r} is not key=value.", field="arguments", remedy=form)
-        if key not in program.arg_names:
-            near = nearest(key, program.arg_names)
+        if key not in keywords(program):
+            near = nearest(key, keywords(program))
             raise InvalidRequest(
                 f"The program has no parameter {key!r}.",
                 field="arguments",

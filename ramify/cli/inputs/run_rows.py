@@ -11,6 +11,7 @@ from typing import Any
 from ramify.cli.inputs.row_files import Columns, RowFile, open_rows
 from ramify.errors import InvalidRequest
 from ramify.lang.batch.keys import Numbered, check_keys
+from ramify.spelling import parameters_of
 
 
 class InputRows:
@@ -92,7 +93,7 @@ def columns_of(program: Any, common: Sequence[str], only: str | None, key: str |
         only=None if only is None else frozenset(name.strip() for name in only.split(",")),
         key=key,
         needed=frozenset(required(program)) - set(common),
-        taken=None if _takes_any(program) else frozenset(program.arg_names),
+        taken=None if _takes_any(program) else frozenset(keywords(program)),
     )
 
 
@@ -112,17 +113,17 @@ def read_rows(rows: RowFile, program: Any, common: Sequence[str], key: str | Non
 
 
 def _check(row: Mapping[str, Any], program: Any, common: set[str], key: str | None, path: str) -> None:
-    taken = [name for name in row if name in program.arg_names or name == key]
+    taken = [name for name in row if name in keywords(program) or name == key]
     extra = [name for name in row if name not in taken]
     lacking = [name for name in required(program) if name not in row and name not in common]
     if extra and not _takes_any(program):
-        passed = [name for name in taken if name != key or name in program.arg_names]
+        passed = [name for name in taken if name != key or name in keywords(program)]
         raise InvalidRequest(
             f"The program has no parameter {extra[0]!r}, which is a column of {path}.",
             field="input",
             remedy=f"--columns {','.join(passed)} leaves the others out."
             if passed and not lacking
-            else f"It has {', '.join(program.arg_names) or 'none'}.",
+            else f"It has {', '.join(keywords(program)) or 'none'}.",
         )
     both = sorted(common & set(taken))
     if both:
@@ -139,12 +140,12 @@ def _takes_any(program: Any) -> bool:
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
 
 
+def keywords(program: Any) -> list[str]:
+    """The names of the parameters of `program` that can be given by name."""
+    return [name for name in parameters_of(program.body) if name in program.arg_names]
+
+
 def required(program: Any) -> list[str]:
-    """The names of those parameters of `program` that have no default."""
+    """The names of those `keywords` of `program` that have no default."""
     parameters = inspect.signature(program.body).parameters
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [
-        name
-        for name in program.arg_names
-        if parameters[name].default is inspect.Parameter.empty and parameters[name].kind not in several
-    ]
+    return [name for name in keywords(program) if parameters[name].default is inspect.Parameter.empty]
