@@ -10,8 +10,8 @@ from ramify.runtime.config import DEFAULT_MODEL
 log = logging.getLogger(__name__)
 
 NOTICE = (
-    f"{DEFAULT_MODEL} runs because no model was named. It is for trying Ramify, not for its answers: 'Which "
-    "model' in docs/models.md has five that are worth running, such as Qwen/Qwen3-4B-GGUF:Q4_K_M."
+    f"{DEFAULT_MODEL} runs because no model was named. It is for trying Ramify, not for its answers. "
+    "For those name another, such as Qwen/Qwen3-4B-GGUF:Q4_K_M on a machine with 8 GB."
 )
 
 

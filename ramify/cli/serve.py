@@ -21,14 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(options: argparse.Namespace) -> int:
     given = given_fields(options, ServerConfig)
     config = configured(ServerConfig, given)
-    if "model" not in given:
-        tell_of_default_model()
     from ramify.runtime.processes.prestart import PrestartedWorkers
 
     with PrestartedWorkers(config) as workers:  # started before the imports of this process
         from ramify.runtime.server.app.serve import serve
 
-        return serve(config, _routes, workers)
+        return serve(config, _routes, workers, notice=None if "model" in given else tell_of_default_model)
 
 
 def _routes() -> list[APIRouter]:

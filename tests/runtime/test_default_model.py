@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -13,6 +15,7 @@ from ramify.cli import main
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.default_model import NOTICE, tell_of_default_model
 from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.server.app import serve
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +29,10 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tell_of_default_model.cache_clear()
     yield
     tell_of_default_model.cache_clear()
+
+
+def in_use(host: str, port: int) -> NoReturn:
+    raise OSError(errno.EADDRINUSE, "in use")
 
 
 def test_an_engine_without_a_name_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,9 +49,10 @@ def test_a_model_that_was_named_says_nothing(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "notices"), [([], 1), (["--model", DEFAULT_MODEL], 0), ([DEFAULT_MODEL], 0)]
+    ("arguments", "notices"),
+    [([], 1), (["--log-level", "error"], 0), (["--model", DEFAULT_MODEL], 0), ([DEFAULT_MODEL], 0)],
 )
-def test_serve_says_so(
+def test_serve_says_so_at_its_log_level(
     arguments: list[str],
     notices: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -53,7 +61,8 @@ def test_serve_says_so(
 ) -> None:
     workers = "ramify.runtime.processes.prestart.PrestartedWorkers"
     monkeypatch.setattr(workers, lambda config: contextlib.nullcontext())
-    monkeypatch.setattr("ramify.runtime.server.app.serve.serve", lambda config, routes, workers: 0)
-    assert main.main(["serve", *arguments]) == 0
+    monkeypatch.setattr(serve, "_log_at", lambda level: caplog.set_level(level.upper()))
+    monkeypatch.setattr(serve, "bind", in_use)
+    assert main.main(["serve", *arguments]) == serve.PORT_IN_USE
     assert [record.message for record in caplog.records] == [NOTICE] * notices
     assert NOTICE not in capsys.readouterr().out

@@ -41,15 +41,23 @@ PORT_IN_USE = 1
 """Exit status when the address cannot be bound."""
 
 
-def serve(config: ServerConfig, routes: Routes = tuple, workers: PrestartedWorkers | None = None) -> int:
+def serve(
+    config: ServerConfig,
+    routes: Routes = tuple,
+    workers: PrestartedWorkers | None = None,
+    *,
+    notice: Callable[[], None] | None = None,
+) -> int:
     """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
     be started.
 
     `routes` returns additional routers, whose lifespans end before the drain. It is called in a thread while
     the workers start, so it may import large modules. `workers`: processes for the engine core of the first
-    replica, if they were started early.
+    replica, if they were started early. `notice`: logs a line as soon as logging is configured.
     """
     _log_at(config.log_level)
+    if notice is not None:
+        notice()
     try:
         listener = bind(config.host, config.port)
     except OSError as error:
