@@ -44,7 +44,7 @@ PROGRAM = """
 
 @pytest.fixture
 def holding() -> Iterator[LiveServer]:
-    """A server that never answers the third request."""
+    """A server that answers the third request only when it is aborted."""
     frontend = ScriptedFrontend(lambda request: "fine")
     frontend.hold_after = 3
     with LiveServer(frontend) as server:

@@ -15,7 +15,7 @@ from ramify.lang.backends.scripted import ScriptedBackend
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
-from tests.server.fake_frontend import FakeFrontend, LiveServer
+from tests.server.fake_frontend import FakeFrontend, LiveServer, aborted
 
 
 class ScriptedFrontend(FakeFrontend):
@@ -29,7 +29,7 @@ class ScriptedFrontend(FakeFrontend):
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         self.requests.append(request)
-        self.running[request.rid] = asyncio.Event()
+        abort = self.running[request.rid] = asyncio.Event()
         self.idle.clear()
         if request.chat is not None:
             turns = [f"<|im_start|>{turn.role}\n{turn.content}<|im_end|>\n" for turn in request.chat]
@@ -42,8 +42,9 @@ class ScriptedFrontend(FakeFrontend):
             async for chunk in self.backend.generate(request):
                 ended = chunk.finish is not None
                 if self.hold_after == len(self.requests):
-                    self.held.set()
-                    await self.release.wait()
+                    await self.hold(abort)
+                if abort.is_set():
+                    chunk = aborted(chunk, 0)
                 yield chunk
         finally:
             self.running.pop(request.rid, None)

@@ -167,12 +167,9 @@ class FakeFrontend:
                 if self.fail_after is not None and self.fail_after[0] == i:
                     raise self.fail_after[1]
                 if self.hold_after == i:
-                    self.held.set()
-                    waits = [asyncio.ensure_future(event.wait()) for event in (self.release, abort)]
-                    async with cancel_at_end(waits):
-                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    await self.hold(abort)
                 if abort.is_set():
-                    chunks[-1] = _aborted(chunks[-1], i)
+                    chunks[-1] = aborted(chunks[-1], i)
                     self.closed.set()
                     break
                 yield chunk
@@ -188,6 +185,13 @@ class FakeFrontend:
                 self.closed.set()
             if not self.running:
                 self.idle.set()
+
+    async def hold(self, abort: asyncio.Event) -> None:
+        """Wait for `release` or `abort`."""
+        self.held.set()
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.release, abort)]
+        async with cancel_at_end(waits):
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     def _cached(self, prompt: bytes, scope: str) -> int:
         """Length of the longest prefix that an earlier prompt of the scope shares, in bytes."""
@@ -266,7 +270,7 @@ class FakeFrontend:
     async def aclose(self) -> None: ...
 
 
-def _aborted(last: TextChunk, tokens: int) -> TextChunk:
+def aborted(last: TextChunk, tokens: int) -> TextChunk:
     """The last chunk of a generation that was aborted after `tokens` tokens."""
     usage = msgspec.structs.replace(last.usage or Usage(), completion_tokens=tokens)
     return msgspec.structs.replace(last, usage=usage, kept_ids=tokens, finish=Finish(reason="abort"))
