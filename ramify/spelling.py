@@ -51,7 +51,7 @@ def check_word(field: str, word: object, known: Sequence[str]) -> None:
     """Raise `InvalidRequest` for `field` unless `word` is one of `known`."""
     if word not in known:
         raise InvalidRequest(
-            f"{field} is {word!r}; it is one of {', '.join(known)}.",
+            f"{field} is {word!r}; it must be one of {', '.join(known)}.",
             field=field,
             remedy=nearest(str(word), known),
         )

@@ -221,8 +221,8 @@ class EngineConfig:
     it has any."""
     replicas: int = 1
     """Number of replicas: copies of the model, each in processes of its own with its own KV pages. num_pages,
-    kv_memory_gb, max_running and threads are per replica. On the CPU replicas divide the cores; on CUDA each
-    has a GPU. A replica that dies is restarted, and its requests continue on other replicas. On one CPU
+    kv_memory_gb, max_running and `threads` are per replica. On the CPU replicas divide the cores; on CUDA
+    each has a GPU. A replica that dies is restarted, and its requests continue on other replicas. On one CPU
     machine two replicas are usually slower than one."""
     kv_events: str | None = None
     """An address, tcp://HOST:PORT, at which routers can subscribe to what enters and leaves the prefix trees,
@@ -235,7 +235,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     """Tensor parallelism: the number of processes that the heads and matrices of the model are divided among.
     On CUDA each process has a GPU; on the CPU they divide the cores, which is slower than one process.
-    kv_memory_gb, memory_fraction and threads are per process."""
+    kv_memory_gb, memory_fraction and `threads` are per process."""
     prefill_replicas: int = 0
     """Number of prefill replicas, which only compute prompts; it must be less than `replicas`. The other
     replicas take over the pages and generate, so that long prompts do not delay their steps. This does not

@@ -1,4 +1,4 @@
-"""The notice that a model answers which nobody chose."""
+"""The notice that the default model runs because no model was named."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clear",
         metavar="WHAT",
         nargs="+",
-        help="Remove the entries of these kinds, or whose names begin so. all: everything but batches.",
+        help="Remove the entries of a kind, or whose names begin with WHAT. all: everything but batches.",
     )
 
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="The application's name in the cluster. (default: %(default)s)",
     )
     parser.add_argument("--stop", action="store_true", help="End the application of this name.")
-    add_config_flags(parser, ClusterConfig)
+    add_config_flags(parser, ClusterConfig, others=[ServerConfig])
     own = {field.name for field in dataclasses.fields(ClusterConfig)}
     names = {field.name for field in dataclasses.fields(ServerConfig)} - own - set(NOT_HERE)
     add_config_flags(parser, ServerConfig, names)

@@ -59,16 +59,19 @@ def add_config_flags(
     config: type[Any],
     names: Container[str] | None = None,
     heading: str = "{}",
+    others: Sequence[type[Any]] = (),
 ) -> None:
     """Add a flag for each field of the dataclass `config`: ``page_size: int`` becomes ``--page-size N``.
 
     `names`: the fields that get a flag; None for all. `heading`: the heading of each of the `GROUPS`, with {}
-    for its name; a `parser` that is a group gets all flags itself.
+    for its name; a `parser` that is a group gets all flags itself. `others`: dataclasses whose fields are
+    flags of the same command, which a help text names as such.
 
     The docstring of a field is the help text of its flag. A flag that is not given sets nothing in the
     namespace, so that defaults come only from the dataclass.
     """
     hints = typing.get_type_hints(config)
+    known = {name: hint for one in (*others, config) for name, hint in typing.get_type_hints(one).items()}
     docs = dict(field_docs(config))
     fields = {
         field.name: field for field in dataclasses.fields(config) if names is None or field.name in names
@@ -87,7 +90,7 @@ def add_config_flags(
                 flag_of(name, hints[name]),
                 dest=name,
                 default=argparse.SUPPRESS,
-                help=_help(fields[name], docs.get(name, ""), hints).replace("%", "%%"),
+                help=_help(fields[name], docs.get(name, ""), known).replace("%", "%%"),
                 **_how_to_parse(hints[name]),
             )
 

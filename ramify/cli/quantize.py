@@ -22,14 +22,14 @@ FORMATS = ("int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "f16", "bf16"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument(
-        "out", help="The result: a new .gguf file; of a folder of safetensors also a new folder."
+        "out", help="The result: a new .gguf file, or from a folder of safetensors also a new folder."
     )
     parser.add_argument(
         "--to",
         choices=FORMATS,
         default="int8",
-        help="Format of the weights. Of a .gguf file: int8 (q8_0), int4 (q4_1) or a type of ggml. Of a "
-        "folder: int8 or int4. (default: %(default)s)",
+        help="Format of the weights. For a result in .gguf: int8 (q8_0), int4 (q4_1) or a type of ggml. For "
+        "a folder: int8 or int4. (default: %(default)s)",
     )
     parser.add_argument(
         "--check",

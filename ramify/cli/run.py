@@ -97,8 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument(
         "--rerun",
         metavar="WHICH",
-        help="Words with commas between. failed: rows that failed run again. changed: rows with results of "
-        "another version of the program run again. missing: such results are kept.",
+        help="The rows to run again besides those without a result; several words are separated by commas. "
+        "failed: the rows that failed. changed: the rows with results of another version of the program. "
+        "missing: none, results of another version are kept.",
     )
     rows.add_argument(
         "--trace", metavar="FILE.html", help="Write a report of the calls of the first rows that end."

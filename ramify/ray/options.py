@@ -43,10 +43,10 @@ class ClusterConfig:
     """Number of replicas: N, or a range LOW..HIGH. In a range, Ray Serve scales by the number of requests
     that run and wait."""
     cpus_per_replica: float = 1.0
-    """Cores that Ray reserves for each replica. Unless threads is given, a replica computes with as many
+    """Cores that Ray reserves for each replica. Unless `threads` is given, a replica computes with as many
     threads, at least one."""
     gpus_per_replica: float | None = None
-    """GPUs that Ray reserves for each replica. None: 1 if device is cuda, else 0."""
+    """GPUs that Ray reserves for each replica. None: 1 if `device` is cuda, else 0."""
     requests_per_replica: float | None = None
     """Number of running and waiting requests per replica that scaling aims at. None: a quarter of
     max_running. If max_running is not given either: 32 on the CPU, and 64 with GPUs."""

@@ -206,7 +206,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "problem"),
     [
         (["--requests", "0"], "--requests must be"),
-        (["--workload", "fast"], "'fast'; it is one of single, batch"),
+        (["--workload", "fast"], "'fast'; it must be one of single, batch"),
         (["--workload", "prompts"], "needs --prompts"),
         (["--prompts", "nowhere.jsonl"], "no file nowhere.jsonl"),
         (["--rate", "2,x"], "'x' is not a number"),

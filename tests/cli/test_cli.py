@@ -14,6 +14,7 @@ import torch
 
 from ramify.cli import main, pull
 from ramify.cli.flags import ADVANCED, GROUPS, add_config_flags, field_docs, given_fields
+from ramify.ray.options import ClusterConfig
 from ramify.runtime.config import EngineConfig, ServerConfig
 
 
@@ -68,6 +69,15 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert (run.returncode, run.stderr) == (141, "")
 
 
+FIELDS = {
+    field.name
+    for config in (ServerConfig, ClusterConfig)
+    for field in dataclasses.fields(config)
+    if "_" in field.name
+}
+"""Fields that can be no other words. Help texts name their flags."""
+
+
 @pytest.mark.parametrize("command", main.COMMANDS)
 def test_every_flag_has_its_sentence_in_help_and_docs(command: str) -> None:
     """A sentence, and after it the default if that is no part of the sentence."""
@@ -79,6 +89,7 @@ def test_every_flag_has_its_sentence_in_help_and_docs(command: str) -> None:
         name = "/".join(action.option_strings) or action.dest
         assert re.fullmatch(r".+[.…](?: \(default: [^()]+\))?", text), f"{name}: {text}"
         assert "None" not in text, f"{name}: {text}"
+        assert not (FIELDS - {action.dest}) & set(re.findall(r"\w+", text)), f"{name}: {text}"
         for flag in action.option_strings:
             assert f"`{flag}`" in section or f"`{flag} " in section, f"{flag} is not in docs/command-line.md"
 

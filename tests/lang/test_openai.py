@@ -274,7 +274,7 @@ def test_extensions_when_told_that_they_are_there():
 
 
 def test_an_unknown_form_of_thinking_is_refused():
-    with pytest.raises(InvalidRequest, match="it is one of effort, reasoning, template") as refused:
+    with pytest.raises(InvalidRequest, match="it must be one of effort, reasoning, template") as refused:
         rm.OpenAI("gpt", thinking="efort")
     assert (refused.value.field, refused.value.remedy) == ("thinking", "Did you mean effort?")
 

@@ -200,7 +200,7 @@ def test_values_of_all_kinds_become_json(out):
         ({"look_ahead": 0}, "look_ahead is 0"),
         ({"out": None, "key": "n"}, "key needs out"),
         ({"out": None, "rerun": "failed"}, "rerun needs out"),
-        ({"rerun": "all"}, "rerun is 'all'; it is one of changed, failed, missing"),
+        ({"rerun": "all"}, "rerun is 'all'; it must be one of changed, failed, missing"),
         ({"trace_rows": 0}, "trace_rows is 0"),
         ({"retry_failed": True}, "no option 'retry_failed'"),
         ({"out": None, "look_ahead": 5}, "look_ahead needs out"),
