@@ -195,7 +195,8 @@ def gen(
     """Generate text, append it, and set the variable `name` to it.
 
     Args:
-        max_tokens: Most tokens; by default the max_tokens of `run`, else 128.
+        max_tokens: Most tokens; by default the max_tokens of `run`, else 128, or fewer if the engine allows
+            fewer.
         schema: The type of the value: a pydantic model, dataclass, TypedDict, Literal, Enum, int, float,
             bool, str, list[T], Optional[T], ...; or a JSON schema as a mapping or as JSON text. The variable
             holds the parsed value.

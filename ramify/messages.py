@@ -206,8 +206,9 @@ class Generate(Message, frozen=True, kw_only=True):
     For other backends it is expressed by `preambles`."""
     sampling: SamplingParams = SamplingParams()
     cut_to_fit: bool = False
-    """Whether `sampling.max_tokens` is cut to the room that the prompt leaves in the context. Otherwise a
-    larger number is refused. A request with an `uncounted` preamble is refused in any case."""
+    """Whether the output is cut to the room that the prompt leaves in the context, and to the engine's
+    `max_output_tokens`: in chats, and where `sampling.max_tokens` is a default. Otherwise a larger number is
+    refused. `uncounted` preambles and the answer share the room."""
     constraint: Constraint | None = None
     choices: Choices | None = None
     """Choices to score. Nothing is generated then: `sampling.max_tokens` is 0, and there is no constraint. If

@@ -176,9 +176,9 @@ class EngineConfig:
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. For yarn and linear the
     context becomes the factor times the original context."""
     max_output_tokens: int | None = None
-    """Maximum number of output tokens of a request, reasoning included. A request that names no limit has
-    this one. A larger max_tokens is cut to it in chats, as it is to the room in the context, and refused
-    elsewhere. None: as many as fit into the context."""
+    """Maximum number of output tokens of a request, reasoning included. It cuts the default max_tokens of
+    endpoints and of `gen`, and the max_tokens of chats, as the room in the context does. Elsewhere a larger
+    max_tokens is refused. None: as many as fit into the context."""
     max_running: int | None = None
     """Maximum number of requests in one batch. None: 128 on the CPU; on a CUDA device 256, or 512 from 32 GiB
     of memory on, or 1,024 from 64 GiB on."""

@@ -119,7 +119,9 @@ async def send(
     if last is None or last.finish is None:
         raise BackendError("The backend ended a generation without a final chunk.")
     if limits:
-        check_answer(limits, last.finish, cut=cut and last.finish.reason == "length")
+        # An engine with a lower bound may have ended the answer before the limits' tokens were spent.
+        whole = call.own_usage.completion_tokens >= (allowance.sampling.max_tokens or 0)
+        check_answer(limits, last.finish, cut=cut and whole and last.finish.reason == "length")
     if last.finish.reason == "abort":
         raise Cancelled("The backend aborted the generation.")
     call.scores = concatenated([chunk.prompt_logprobs for chunk in received])

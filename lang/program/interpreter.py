@@ -56,13 +56,11 @@ from ramify.lang.trace.calls import Call
 from ramify.lang.trace.outputs import meta_info
 from ramify.lang.typed.decision import Decision
 from ramify.messages import Choices, TextChunk
-from ramify.sampling_options import DEFAULT_MAX_TOKENS, resolve_options
+from ramify.sampling_options import resolve_options
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ramify.lang.program.branch import Branch
-
-OPTION_DEFAULTS = {"max_tokens": DEFAULT_MAX_TOKENS}
 
 
 class Interpreter(nodes.StepVisitor):
@@ -136,7 +134,7 @@ class Interpreter(nodes.StepVisitor):
         variable.thinking = None if step.node.thinking is None else ""
         with self._step("gen", step, variable) as call:
             view = await self._view(step, call)
-            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, step.node.options)
+            sampling = resolve_options(self._run.options, step.node.options)
             if step.node.stop:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *step.node.stop))
             variable.n = sampling.n
@@ -242,7 +240,7 @@ class Interpreter(nodes.StepVisitor):
             )
         branch, sampling = self._branch, SamplingParams(temperature=0.0)
         async with _within(step.node.timeout, branch.limits):
-            output = await send(branch, call, view, sampling, choices(step.node.choices))
+            output = await send(branch, call, view, sampling, choices(step.node.choices), unlimited=True)
         self._append(branch.after(branch.content, output), step)
         variable.resolve(output.text, text=output.text, meta=lambda: output.meta)
 
@@ -303,7 +301,7 @@ class Interpreter(nodes.StepVisitor):
             opening = form.opening(step.node.required)
             opened = open_calls(view, opening, turns)
             self._feed(opened.content.tail, view.content.tail)
-            sampling = resolve_options(OPTION_DEFAULTS, self._run.options, step.node.options)
+            sampling = resolve_options(self._run.options, step.node.options)
             constraint = form.constraint(step.tools, step.node.required, step.node.max_calls)
             async with _within(step.node.timeout, branch.limits):
                 shown = CallsOutput(branch, variable, call, form, opening)

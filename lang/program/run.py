@@ -28,6 +28,7 @@ from ramify.lang.trace.calls import Call
 from ramify.loop import SIGNAL_CHECK_S, background_loop, submit
 from ramify.model_info import ModelInfo
 from ramify.priority import BATCH
+from ramify.sampling_options import DEFAULT_MAX_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,9 @@ class Run(Session):
         self._own = own
         self._targets = {own: self.home}
         self.options = options
+        self.default_tokens = DEFAULT_MAX_TOKENS
+        """The max_tokens of a step if neither the step nor `options` sets one. It is cut to the bound and to
+        the context of the backend."""
         self.limits = limits
         self.asynchronous = asynchronous
         """Whether the body is a coroutine. No read in such a body may block."""

@@ -41,6 +41,7 @@ async def send(
     thinking: Thinking | None = None,
     decide: Decide | None = None,
     opened: View[Target] | None = None,
+    unlimited: bool = False,
 ) -> Output:
     """Generate after `view`, or score `choices` after it, or ask the questions of `decide` about it, and
     record the result in `call`.
@@ -51,6 +52,8 @@ async def send(
         next_use: The next use of the branch's pages, if the step knows it; None to derive it from the queue.
         thinking: The step's setting of thinking; None if the step has none.
         opened: `view` with text appended that only this request has; None for `view` itself.
+        unlimited: Whether a request without max_tokens may fill the context. Otherwise it has the run's
+            `default_tokens`, or as many of them as the backend allows.
 
     Raises the errors of `ramify.lang.calls.request.send`, and `BudgetExceeded` if a limit does not allow the
     request.
@@ -62,12 +65,16 @@ async def send(
     call.model, call.prompt_end = target.name, opened.content.tail
     if ends_on_token(opened.content.tail):
         sampling = msgspec.structs.replace(sampling, token_healing=False)
+    cut_to_fit = sampling.max_tokens is None and not unlimited
+    if cut_to_fit:
+        sampling = msgspec.structs.replace(sampling, max_tokens=run.default_tokens)
     allowance = allow_call(branch.limits, sampling, thinking)
     call.followed = follow is not None and run.stream
     prompt = _prompt(branch, view, opened, allowance.thinking, decide)
     made = Generate(
         rid=run.next_rid(),
         sampling=allowance.sampling,
+        cut_to_fit=cut_to_fit,
         constraint=constraint,
         choices=choices,
         decide=decide,

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=512,
         metavar="N",
-        help="Most tokens of an answer. (default: %(default)s)",
+        help="Most tokens of an answer, cut to what the model or the server allows. (default: %(default)s)",
     )
     parser.add_argument(
         "--temperature",
@@ -78,8 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    SamplingParams(**sampling).check()
+    sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature).check()
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     messages = _one_message() if options.one_message else _lines(typed)
     engine = engine_of(options)
@@ -149,7 +148,7 @@ class Chat:
     """A conversation with one model."""
 
     def __init__(
-        self, backend: Backend, sampling: dict[str, Any], system: str | None = None, *, typed: bool = False
+        self, backend: Backend, sampling: SamplingParams, system: str | None = None, *, typed: bool = False
     ) -> None:
         """`typed`: somebody sits at a terminal. Otherwise only answers are printed, and an error ends the
         conversation."""
@@ -217,11 +216,16 @@ class Chat:
         )
         last = [call for call in state.trace.walk() if call.finish is not None][-1]
         if last.finish is not None and last.finish.reason == "length":
-            tokens, most = last.own_usage.completion_tokens, self.sampling["max_tokens"]
-            print(f"The answer was cut after {tokens} tokens (--max-tokens is {most}).", file=sys.stderr)
+            tokens, most = last.own_usage.completion_tokens, self.sampling.max_tokens
+            short = most is not None and tokens < most
+            why = "the model or the server allows no more" if short else f"--max-tokens is {most}"
+            print(f"The answer was cut after {tokens} tokens ({why}).", file=sys.stderr)
 
     async def _run(self, text: str, answered: str | None = None) -> rm.ProgramState:
-        state = await turn.run(self, text, answered, stream=True, backend=self.backend, **self.sampling)
+        temperature = self.sampling.temperature
+        state = await turn.run(
+            self, text, answered, stream=True, backend=self.backend, temperature=temperature
+        )
         await state.wait()
         return state
 
@@ -311,6 +315,8 @@ class Chat:
 @rm.function
 async def turn(s: rm.ProgramState, chat: Chat, text: str, answered: str | None) -> None:
     """A message and its answer, behind the turns before. `answered`: the answer, if it is known."""
+    if chat.sampling.max_tokens is not None:
+        s._branch.run.default_tokens = chat.sampling.max_tokens
     tools = chat.tools or None
     if chat.content is not None:
         s._branch.content, tools = chat.content, None

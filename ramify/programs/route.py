@@ -141,7 +141,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     arguments: dict[str, Any] | None = fields.take("arguments", dict[str, Any])
     rows: list[dict[str, Any]] | None = fields.take("rows", list[dict[str, Any]])
     options: dict[str, Any] = fields.take("sampling_params", dict[str, Any], {})
-    options = {"max_tokens": service.default_tokens(PROGRAMS)} | read_options(options, of="sampling_params")
+    options = read_options(options, of="sampling_params")
     priority = take_priority(fields)
     if fields.given("priority"):
         options["priority"] = priority

@@ -305,9 +305,9 @@ class Arrivals:
         )
         needed, most = constrained.needed - request.known_len, request.max_tokens
         if request.answer_tokens is not None:
-            needed -= sum(len(one.end_ids) for one in request.preambles if one.uncounted)
-            most = request.answer_tokens
-        if 0 < most < needed:
+            ends = sum(len(one.end_ids) for one in request.preambles if one.uncounted)
+            needed, most = needed - ends, min(request.answer_tokens, most - ends)
+        if request.sampling.max_tokens != 0 and most < needed:
             what = _NAMES["" if request.constraint is None else request.constraint.kind]
             raise InvalidRequest(
                 f"The shortest answer that fits {what} has {needed} tokens; max_tokens is {most}.",

@@ -22,7 +22,6 @@ from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
-from ramify.runtime.server.tables.rows import Endpoint
 from ramify.text import plain
 
 logger = logging.getLogger("ramify.server")
@@ -112,14 +111,6 @@ class Service:
         service = request.app.state.service
         assert isinstance(service, cls)
         return service
-
-    def default_tokens(self, endpoint: Endpoint) -> int | None:
-        """The max_tokens of a request that names none: the endpoint's default, but at most
-        `max_output_tokens`."""
-        found = [
-            limit for limit in (endpoint.default_tokens, self.config.max_output_tokens) if limit is not None
-        ]
-        return min(found, default=None)
 
     def check_count(self, generations: int) -> None:
         """Raise `InvalidRequest` if a request asks for more generations than one flow may have in flight."""

@@ -24,11 +24,12 @@ from ramify.cli import chat, main
 from ramify.errors import BackendError, InvalidRequest, NotFound
 from ramify.lang.prompt.chat import chatml
 from ramify.model_info import ThinkingFormat
+from ramify.sampling_params import SamplingParams
 from tests.server.conftest import speak
 from tests.server.fake_frontend import LiveServer
 
 Keyboard = Callable[..., None]
-SAMPLING = {"max_tokens": 64, "temperature": 0.0}
+SAMPLING = SamplingParams(max_tokens=64, temperature=0.0)
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_figures_are_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("typed", [True, False])
 @pytest.mark.parametrize("answer", ["one two three", "one two"])
 def test_an_answer_that_was_cut_is_told(typed: bool, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    sampling = SAMPLING | {"max_tokens": 3}
+    sampling = msgspec.structs.replace(SAMPLING, max_tokens=3)
     chat.Chat(rm.ScriptedBackend([answer]), sampling, typed=typed).converse(iter(["Count."]))
     told = "The answer was cut after 3 tokens (--max-tokens is 3).\n"
     assert capsys.readouterr().err == (told if answer == "one two three" else "")

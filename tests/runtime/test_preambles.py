@@ -38,6 +38,7 @@ class Thinking(LocalScheduler):
         *preambles: Preamble,
         constraint: Constraint | None = None,
         continues: Continuation | None = None,
+        cut_to_fit: bool = False,
         **sampling: Any,
     ) -> Result:
         rid = f"t{len(self.results)}"
@@ -62,6 +63,7 @@ class Thinking(LocalScheduler):
                 constraint=constraint,
                 preambles=known,
                 continues=continues,
+                cut_to_fit=cut_to_fit,
             )
         )
         for job in self.jobs:
@@ -225,3 +227,26 @@ def test_what_is_counted_counts_though_it_is_apart(local: Thinking) -> None:
     stop = local.ids[b"e"]
     ended = local.ask(counted, max_tokens=30, stop_token_ids=(stop,), logit_bias={stop: 100.0})
     assert local.text(ended) == "e" * 9 + "</x>e"
+
+
+@pytest.mark.parametrize("constraint", [None, DIGITS])
+@pytest.mark.parametrize("thoughts", [4, 100])
+def test_thoughts_and_answer_share_the_bound(
+    tiny_folder: Path, thoughts: int, constraint: Constraint | None
+) -> None:
+    local = Thinking(tiny_folder, max_output_tokens=12)
+    thought = Preamble(end="</t>", max_tokens=thoughts, apart=True)
+    result = local.ask(thought, constraint=constraint, cut_to_fit=True, ignore_eos=constraint is None)
+    assert len(result.ids) <= 12
+    before, end, answer = local.text(result).partition("</t>")
+    assert end
+    assert len(before) <= thoughts
+    assert constraint is None or (answer.isdigit() and len(answer) == 3)
+
+
+def test_a_bound_below_the_shortest_thought_and_answer_is_refused(tiny_folder: Path) -> None:
+    local = Thinking(tiny_folder, max_output_tokens=6)
+    thought = Preamble(end="</t>", max_tokens=100, apart=True)
+    error = local.ask(thought, constraint=DIGITS, cut_to_fit=True).error
+    assert isinstance(error, InvalidRequest)
+    assert "has 3 tokens; max_tokens is 2" in error.message

@@ -28,12 +28,13 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(frontend: FakeFrontend, http: httpx.Client, endpoint: Endpoint) -> int | None:
-    """The max_tokens that a request without a limit has."""
+def asked(frontend: FakeFrontend, http: httpx.Client, endpoint: Endpoint) -> tuple[int | None, bool]:
+    """(max_tokens, cut_to_fit) of a request without a limit."""
     body = {**endpoint.required, **BODIES.get(endpoint.path, {})}
     response = http.post(endpoint.path, json=body)
     assert response.status_code == 200, response.text
-    return frontend.requests[-1].sampling.max_tokens
+    request = frontend.requests[-1]
+    return request.sampling.max_tokens, request.cut_to_fit
 
 
 def test_the_table_has_each_endpoint_that_generates() -> None:
@@ -42,19 +43,28 @@ def test_the_table_has_each_endpoint_that_generates() -> None:
     assert {one.path for one in GENERATING} == paths
 
 
-@pytest.mark.parametrize("most", [None, 10])
-def test_a_request_without_a_limit_has_the_default_of_its_endpoint(most: int | None) -> None:
-    with (
-        LiveServer(FakeFrontend(), router, max_output_tokens=most) as server,
-        httpx.Client(base_url=server.url) as http,
-    ):
+def test_a_request_without_a_limit_has_at_most_the_default_of_its_endpoint() -> None:
+    with LiveServer(FakeFrontend(), router) as server, httpx.Client(base_url=server.url) as http:
         for endpoint in GENERATING:
             if endpoint.limit in endpoint.required:
                 continue
-            default = endpoint.default_tokens
-            if most is not None and default is not None:
-                default = most
-            assert asked(server.frontend, http, endpoint) == default, endpoint.path
+            default, cut = asked(server.frontend, http, endpoint)
+            assert default == endpoint.default_tokens, endpoint.path
+            assert cut or default is None, endpoint.path
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "default", "prompt": "x", "max_tokens": 16}),
+        ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 128}}),
+        ("/v1/programs", PROGRAM | {"sampling_params": {"max_tokens": 128}}),
+    ],
+)
+def test_a_default_that_the_client_names_is_not_cut(path: str, body: dict[str, Any]) -> None:
+    with LiveServer(FakeFrontend(), router) as server, httpx.Client(base_url=server.url) as http:
+        assert http.post(path, json=body).status_code == 200
+        assert not server.frontend.requests[-1].cut_to_fit
 
 
 def submit(max_tokens: int | None, *, cut: bool = False, **fields: Any) -> Submit:
@@ -86,7 +96,8 @@ def test_thoughts_beside_max_tokens_count() -> None:
     with pytest.raises(
         InvalidRequest, match=r"requested 21 output tokens \(max_tokens=10, 11 in preambles\)"
     ):
-        LIMITS.max_tokens(submit(10, cut=True, preambles=(thought,)))
+        LIMITS.max_tokens(submit(10, preambles=(thought,)))
+    assert LIMITS.max_tokens(submit(10, cut=True, preambles=(thought,))) == 20
 
 
 def test_the_bound_is_a_number_of_tokens() -> None:

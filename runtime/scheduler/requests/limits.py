@@ -52,7 +52,7 @@ class Limits:
         most = room if self.max_output_tokens is None else min(room, self.max_output_tokens)
         apart = tokens_apart(message)
         asked = most if sampling.max_tokens is None else sampling.max_tokens + apart
-        if message.cut_to_fit and not apart:
+        if message.cut_to_fit:
             asked = min(asked, most)
         thoughts = f", {apart} in preambles" if apart else ""
         if self.max_output_tokens is not None and asked > self.max_output_tokens:

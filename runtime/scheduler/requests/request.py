@@ -280,7 +280,7 @@ class Request:
         if self.answer_tokens is not None:
             # A jump may have spelled forced text in more tokens than needed, so more may be needed in all.
             needed = output_len + self.constrained.needed
-            self.max_tokens = max(self.answer_start + self.answer_tokens, needed)
+            self.max_tokens = max(min(self.answer_start + self.answer_tokens, self.max_tokens), needed)
             self.answer_tokens = None
 
     @property

@@ -119,7 +119,7 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
     echo: bool = fields.take("echo", bool, False)
     logprobs: int | None = fields.take("logprobs", int)
     options = service.sampling_defaults | {
-        "max_tokens": service.default_tokens(COMPLETION),
+        "max_tokens": COMPLETION.default_tokens,
         "logprobs": logprobs,
     }
     if echo:
@@ -134,6 +134,7 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
                 remedy="Give the prompt as text, or use /generate with logprob_start_len.",
             )
         options["prompt_logprobs_start"] = None if logprobs is None else 0
+    default = not fields.given("max_tokens")
     sampling = take_sampling(fields, _COMPLETION_SPELLING, unlimited=None, **options)
     service.check_count(len(prompts) * sampling.n)
     found = take_output_format(fields)
@@ -143,6 +144,7 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
             prompt=(prompt,),
             fill=Fill(suffix) if suffix else None,
             constraint=None if found is None else found[1],
+            cut_to_fit=default,
         )
         for prompt in prompts
     ]

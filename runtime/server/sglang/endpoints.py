@@ -257,7 +257,7 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     starts = _each(fields, "logprob_start_len", int, None, count)
     tops = _each(fields, "top_logprobs_num", int, 0, count)
     choices: Choices | None = fields.take("choices", Choices)
-    options = _take_options(fields, count, service.default_tokens(GENERATE) if choices is None else 0)
+    options = _take_options(fields, count, GENERATE.default_tokens if choices is None else 0)
     own = _take_constraint(fields)
     preambles: tuple[Preamble, ...] = fields.take("preambles", tuple[Preamble, ...], ())
     hint = fields.take_struct("program", ProgramHint)
@@ -271,7 +271,7 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     priority = take_priority(fields)
     fields.finish(GENERATE.whole)
 
-    service.check_count(sum(sampling.n for sampling, _ in options))
+    service.check_count(sum(sampling.n for sampling, _, _ in options))
     requests: list[Generate] = []
     streams = []
     # Our name of a field → the client's name, for errors of the engine.
@@ -280,7 +280,7 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
         "max_tokens": "sampling_params.max_new_tokens",
         "stop": "sampling_params.stop",
     }
-    for index, (prompt, (sampling, found)) in enumerate(zip(prompts, options, strict=True)):
+    for index, (prompt, (sampling, default, found)) in enumerate(zip(prompts, options, strict=True)):
         if choices is not None and sampling.n > 1:
             raise InvalidRequest("n has no effect where choices are scored.", field="sampling_params.n")
         sampling = _with_logprobs(sampling, wanted[index], starts[index], tops[index])
@@ -291,6 +291,7 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
                 rid=rids[index] if sampling.n == 1 else f"{rids[index]}-{i}",
                 prompt=prompt,
                 sampling=one,
+                cut_to_fit=default,
                 constraint=own if found is None else found[1],
                 choices=choices,
                 preambles=preambles,
@@ -349,9 +350,9 @@ def _take_prompts(fields: Fields, vocab_size: int) -> tuple[list[tuple[Segment, 
 
 def _take_options(
     fields: Fields, count: int, max_tokens: int | None
-) -> list[tuple[SamplingParams, FieldConstraint | None]]:
-    """The sampling options and the constraint of each prompt. The request gives one object for all prompts,
-    or a list of objects.
+) -> list[tuple[SamplingParams, bool, FieldConstraint | None]]:
+    """(the sampling options, whether max_tokens is the default, the constraint) of each prompt. The request
+    gives one object for all prompts, or a list of objects.
 
     `max_tokens` is the default for ``max_new_tokens``. With an explicit null only the context limits the
     output.
@@ -367,11 +368,12 @@ def _take_options(
     options = []
     for one in every:
         limit: dict[str, Any] = {} if one.is_null("max_new_tokens") else {"max_tokens": max_tokens}
+        default = bool(limit) and not one.given("max_new_tokens")
         unlimited = "Give null for as many as fit into the context."
         sampling = take_sampling(one, _SPELLING, unlimited=unlimited, **limit)
         found = only_constraint(take_constraints(one, _CONSTRAINTS))
         one.finish(SAMPLING_PARAMS)
-        options.append((sampling, found))
+        options.append((sampling, default, found))
     return options if len(options) == count else options * count
 
 
