@@ -98,7 +98,8 @@ def report_data(root: Call) -> dict[str, Any]:
             ]
         if call.kind == "recover":
             lost = call.dropped_usage
-            data["dropped"] = [numbered[one] for one in call.dropped]
+            # A report of the recover alone has none of them.
+            data["dropped"] = [numbered[one] for one in call.dropped if one in numbered]
             data["lost"] = [lost.prompt_tokens - lost.cached_tokens, lost.completion_tokens]
         if cached is not None:
             data["cached_chars"], data["exact"] = cached.chars, cached.exact

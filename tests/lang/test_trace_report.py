@@ -195,6 +195,14 @@ def test_the_data_of_a_run_with_failures(mixed):
     assert x["phases"] is None
 
 
+def test_each_call_of_a_trace_is_saved_alone(mixed, tmp_path):
+    for number, call in enumerate(mixed.walk()):
+        call.save(tmp_path / f"{number}.html")
+        data = report_data(call)["root"]
+        assert data["name"] == call.name
+        assert not data.get("dropped") or call is mixed
+
+
 def drawn(trace, folder, fragment="", code="", size=(1280, 900)) -> str:
     """The page of `trace` at `fragment`. `code` is JavaScript that runs at its end."""
     trace.save(folder / "page.html")
