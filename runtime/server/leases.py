@@ -20,6 +20,7 @@ from typing import Any
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.messages import ProgramHint
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.service import CLIENT
 from ramify.runtime.server.tables.openai import PROMPT_CACHE_OPTIONS
 from ramify.text import quoted
 
@@ -98,8 +99,8 @@ def hint_of(
     if lease_s is None:
         lease_s = PROGRAM_LEASE_S
     program = scoped(program[:MAX_PROGRAM] or rid, scope)
-    name = re.split(r"[/ ]", headers.get("user-agent", ""), maxsplit=1)[0]
-    return ProgramHint(program=program, name=name[:40] or "program", lease_s=lease_s, session=True)
+    name = CLIENT.get().partition("/")[0][:40]  # without its version
+    return ProgramHint(program=program, name=name or "program", lease_s=lease_s, session=True)
 
 
 def client_program(fields: Fields) -> str:

@@ -12,7 +12,6 @@ import msgspec
 
 from ramify.messages import Generate, TextChunk, Usage
 from ramify.runtime.server.throughput import Throughput
-from ramify.text import plain
 
 PROGRAMS = 48
 """Number of most recent programs that are kept."""
@@ -210,7 +209,7 @@ class Recent:
             path=_cut(path),
             forks=_cut(forks),
             begun=now,
-            client=plain(client)[:CLIENT],
+            client=client[:CLIENT],
         )
         if self._texts:
             record.prompt = _end_of(request)

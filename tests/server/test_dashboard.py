@@ -6,7 +6,7 @@ import base64
 import itertools
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -119,9 +119,18 @@ def test_texts_can_be_kept_out() -> None:
         ({"user-agent": "curl/8.5.0", "x-title": "Notebook"}, "Notebook"),
         ({"user-agent": "x" * 1000}, "x" * CLIENT),
         ({"user-agent": ""}, ""),
+        ({"user-agent": "(KHTML, like Gecko) foo/1"}, "foo/1"),
+        (
+            {"user-agent": "Mozilla/5.0 (X11) AppleWebKit/5 (KHTML) Chrome/1"},
+            "Mozilla/5.0 AppleWebKit/5 Chrome/1",
+        ),
+        ({"user-agent": "foo/1 (an open comment"}, "foo/1"),
+        ({"user-agent": "foo/1", "x-title": ""}, "foo/1"),
+        ({"x-title": "Müller".encode()}, "Müller"),
+        ({"x-title": b"\xff\xe2\x80\xaee"}, "\ufffd e"),
     ],
 )
-def test_the_name_of_a_client(http: httpx.Client, headers: dict[str, str], name: str) -> None:
+def test_the_name_of_a_client(http: httpx.Client, headers: Mapping[str, str | bytes], name: str) -> None:
     body = {"text": "Hello.", "sampling_params": {"max_new_tokens": 2}, "program": {"program": repr(headers)}}
     assert http.post("/generate", json=body, headers=headers).status_code == 200
     program = live(http, repr(headers))["chosen"]

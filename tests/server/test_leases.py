@@ -77,6 +77,10 @@ def test_headers(http: httpx.Client, frontend: FakeFrontend, path: str) -> None:
     assert frontend.requests[-1].priority == -3
     post(http, path, own, priority=2)
     assert frontend.requests[-1].priority == 2
+    post(http, path, own | {"x-title": "My Notebook"})
+    found = hint(frontend)
+    assert found is not None
+    assert found.name == "My Notebook"
 
 
 @pytest.mark.parametrize(

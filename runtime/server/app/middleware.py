@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hmac
 import logging
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -85,6 +86,16 @@ class RequireApiKey:
         return scheme.lower() == b"basic" and hmac.compare_digest(decoded.partition(b":")[2], self._key)
 
 
+_COMMENT = re.compile(r"\([^()]*(?:\)|$)")
+
+
+def _shown(header: str) -> str:
+    """The text of a header, of which Starlette makes a character of each byte: clients send UTF-8. A
+    character that nobody can see is a space."""
+    text = header.encode("latin-1").decode("utf-8", "replace")
+    return " ".join("".join([char if char.isprintable() else " " for char in text]).split())
+
+
 class NameClient:
     """Sets `CLIENT`: the header ``x-title``, in which applications name themselves to OpenRouter, else the
     products of ``user-agent`` without their comments (RFC 9110, section 10.1.5)."""
@@ -95,7 +106,7 @@ class NameClient:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            CLIENT.set(headers.get("x-title") or headers.get("user-agent", "").partition("(")[0].strip())
+            CLIENT.set(_shown(headers.get("x-title") or _COMMENT.sub("", headers.get("user-agent", ""))))
         await self.app(scope, receive, send)
 
 
