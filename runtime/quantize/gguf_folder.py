@@ -36,7 +36,7 @@ from ramify.runtime.quantize.gguf_metadata import (
     metadata_of,
     rope_factors,
 )
-from ramify.runtime.quantize.gguf_vocabulary import tokenizer_metadata
+from ramify.runtime.quantize.gguf_vocabulary import check_tokenizer, tokenizer_metadata
 
 _TYPES = {
     torch.float32: GGMLQuantizationType.F32,
@@ -77,7 +77,11 @@ def folder_as_gguf(folder: Path) -> tuple[dict[str, bytes], dict[str, TensorToWr
     if factors is not None:
         tensors = {ROPE_FREQUENCIES: _whole(factors), **tensors}
     check_metadata(config, metadata, {name: tensor.shape for name, tensor in tensors.items()})
-    return _encoded(metadata), tensors
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "fields.gguf"
+        _write_fields(path, metadata)
+        check_tokenizer(folder, path)
+        return raw_fields(path), tensors
 
 
 class _Tensors:
@@ -213,18 +217,15 @@ def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def _encoded(metadata: Metadata) -> dict[str, bytes]:
-    """Key → the bytes of the key, the type and the value."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "fields.gguf"
-        writer = GGUFWriter(path, metadata["general.architecture"])
-        for key, value in metadata.items():
-            if key != "general.architecture":
-                _add(writer, key, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.close()
-        return raw_fields(path)
+def _write_fields(path: Path, metadata: Metadata) -> None:
+    """Write a GGUF file without tensors."""
+    writer = GGUFWriter(path, metadata["general.architecture"])
+    for key, value in metadata.items():
+        if key != "general.architecture":
+            _add(writer, key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
 
 
 def _add(writer: GGUFWriter, key: str, value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,21 @@ from typing import Any
 from gguf.constants import TokenType
 
 from ramify.errors import UnsupportedField
-from ramify.runtime.model.gguf.pre_tokenizers import GPT2, PRE_TOKENIZERS
+from ramify.runtime.model.gguf.pre_tokenizers import GPT2, RULES
+from ramify.runtime.model.gguf.tokenizer import read_tokenizer
 from ramify.runtime.model.shape.config import ModelConfig
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.quantize.gguf_metadata import Metadata
+from ramify.runtime.quantize.quality import TEXT
 
 _SPACE = "▁"
+_TEXTS = (
+    " leading, trailing  ",
+    "x =  12 + 3\n   4 years, 1234567.89\n\n\t\t 5",
+    "I'VE 'told he's",
+    "日本語 🙂 нещо",
+)
+_WRITTEN = ", ".join(rule.names[0] for rule in RULES)
 _REMEDY = "Write a folder: --to int8 or int4, and an out without .gguf."
 
 
@@ -37,17 +47,38 @@ def tokenizer_metadata(folder: Path, config: ModelConfig) -> Metadata:
     found |= {"ggml.tokens": tokens, "ggml.token_type": types}
     begin, end = loaded.bos_token_id, loaded.eos_token_id
     ids = loaded("a").input_ids
+    begins = begin is not None and ids[:1] == [begin]
     ends = sorted(config.eos_token_ids, key=lambda token: token != end)
     found |= dict(zip(("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id"), ends, strict=False))
     found |= {
-        "ggml.bos_token_id": begin if config.bos_token_id is None else config.bos_token_id,
+        # A reader adds the token of this id, so the tokenizer's goes before the config's.
+        "ggml.bos_token_id": begin if begins or config.bos_token_id is None else config.bos_token_id,
         "ggml.unknown_token_id": loaded.unk_token_id,
         "ggml.padding_token_id": loaded.pad_token_id,
-        "ggml.add_bos_token": begin is not None and ids[0] == begin,
-        "ggml.add_eos_token": end is not None and ids[-1] == end,
+        "ggml.add_bos_token": begins,
+        "ggml.add_eos_token": end is not None and ids[-1:] == [end],
         "chat_template": loaded.chat_template,
     }
     return {f"tokenizer.{key}": value for key, value in found.items() if value is not None}
+
+
+def check_tokenizer(folder: Path, path: Path) -> None:
+    """Raise `UnsupportedField` if the GGUF file `path` splits texts otherwise than the tokenizer in `folder`:
+    for the parts of tokenizer.json that GGUF files have no key for."""
+    wanted = load_tokenizer(folder)
+    with tempfile.TemporaryDirectory() as read:
+        read_tokenizer(path).save_pretrained(read)
+        found = load_tokenizer(Path(read))
+    added = [f"a {token}b{token} c" for token in wanted.get_added_vocab()]
+    for text in (*TEXT.read_text(encoding="utf-8").splitlines(), *_TEXTS, *added):
+        ours, theirs = (each.convert_ids_to_tokens(each(text).input_ids) for each in (wanted, found))
+        if ours != theirs:
+            raise UnsupportedField(
+                f"The tokenizer splits {text!r:.200} into {ours!r:.300}. A GGUF file cannot say all of "
+                f"tokenizer.json, and would split it into {theirs!r:.300}.",
+                field="model",
+                remedy=_REMEDY,
+            )
 
 
 def _unsupported(part: str, value: object, wanted: str) -> UnsupportedField:
@@ -80,18 +111,17 @@ def _byte_level(parts: Mapping[str, Any]) -> Metadata:
         elif part["type"] == "Split" and "Regex" in part["pattern"]:
             patterns.append(part["pattern"]["Regex"])
         elif part["type"] != "ByteLevel" or part["add_prefix_space"]:
-            raise _unsupported("pre_tokenizer", part, ", ".join(PRE_TOKENIZERS))
+            raise _unsupported("pre_tokenizer", part, _WRITTEN)
         elif part["use_regex"]:
             patterns.append(GPT2)
-    rule = tuple(patterns), bool(parts["model"].get("ignore_merges"))
-    names = {rule: name for name, rule in PRE_TOKENIZERS.items()}
-    # For patterns with one name, llama.cpp's choice about merges gives the same tokens.
-    only = {name for name, (splits, _) in PRE_TOKENIZERS.items() if splits == rule[0]}
-    name = names.get(rule) or (only.pop() if len(only) == 1 else None)
-    if name is None:
-        raise _unsupported("pre_tokenizer", parts["pre_tokenizer"], ", ".join(PRE_TOKENIZERS))
+    ignore_merges = bool(parts["model"].get("ignore_merges"))
+    alike = [rule for rule in RULES if rule.patterns == tuple(patterns)]
+    if not alike:
+        raise _unsupported("pre_tokenizer", parts["pre_tokenizer"], _WRITTEN)
+    # Where merges are ignored in no rule of these patterns, or in each, `check_tokenizer` finds a difference.
+    rule = next((rule for rule in alike if rule.ignore_merges == ignore_merges), alike[0])
     merges = [" ".join(pair) for pair in _merges(parts)]
-    return {"ggml.model": "gpt2", "ggml.pre": name, "ggml.merges": merges}
+    return {"ggml.model": "gpt2", "ggml.pre": rule.names[0], "ggml.merges": merges}
 
 
 def _sentencepiece(parts: Mapping[str, Any], vocab_size: int) -> Metadata:
@@ -99,7 +129,9 @@ def _sentencepiece(parts: Mapping[str, Any], vocab_size: int) -> Metadata:
     its first merge."""
     model, prefix = parts["model"], False
     if not model.get("byte_fallback"):
-        raise _unsupported("model.byte_fallback", model.get("byte_fallback"), "true")
+        raise _unsupported(
+            "no ByteLevel pre_tokenizer, and model.byte_fallback", model.get("byte_fallback"), "one of them"
+        )
     for part in [*_flat(parts["normalizer"]), *_flat(parts["pre_tokenizer"])]:
         prefix |= part["type"] == "Prepend" or part.get("prepend_scheme", "never") != "never"
         if part["type"] not in ("Prepend", "Replace", "Metaspace", "Split"):

@@ -17,10 +17,12 @@ DIGITS = pre_tokenizers.Sequence(
 """SmolLM2's pre-tokenizer."""
 
 
-def splits(pattern: str) -> pre_tokenizers.PreTokenizer:
+def splits(*patterns: str) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer of Llama 3, Qwen and others: a pattern, then bytes."""
-    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    found = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence(
+        [*found, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def write_byte_level(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from gguf.quants import dequantize, quantize
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from ramify.cli.main import FAILED, main
 from ramify.errors import UnsupportedField
 from ramify.runtime.model.gguf.header import read_header
-from ramify.runtime.model.gguf.pre_tokenizers import GPT2, PRE_TOKENIZERS
+from ramify.runtime.model.gguf.pre_tokenizers import GPT2, RULES, Rule, rule_of, set_pre_tokenizer
 from ramify.runtime.model.gguf.tokenizer import convert_tokenizer
 from ramify.runtime.model.loading.load import read_config
 from ramify.runtime.quantize.folder import write_folder
@@ -192,14 +195,13 @@ def assert_tokens_come_along(folder: Path, path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_byte_level_tokenizers_come_along(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.names[0])
+def test_byte_level_tokenizers_come_along(rule: Rule, tmp_path: Path) -> None:
     reference_of("qwen3", tmp_path / "in", vocab_size=640, bos_token_id=600, eos_token_id=602)
-    patterns, ignore_merges = PRE_TOKENIZERS[name]
-    pre = DIGITS if name == "smollm" else splits(patterns[-1])
-    write_byte_level(tmp_path / "in", pre, size=600, ignore_merges=ignore_merges)
+    pre = DIGITS if "smollm" in rule.names else splits(*rule.patterns)
+    write_byte_level(tmp_path / "in", pre, size=600, ignore_merges=rule.ignore_merges)
     assert_tokens_come_along(tmp_path / "in", tmp_path / "out.gguf")
-    assert read_header(tmp_path / "out.gguf").metadata["tokenizer.ggml.pre"] == name
+    assert read_header(tmp_path / "out.gguf").metadata["tokenizer.ggml.pre"] == rule.names[0]
 
 
 @pytest.mark.slow
@@ -222,6 +224,111 @@ def test_a_pre_tokenizer_without_a_name_is_refused(pattern: str, problem: str, t
     write_byte_level(tmp_path / "in", splits(pattern))
     with pytest.raises(UnsupportedField, match=problem):
         tokenizer_metadata(tmp_path / "in", read_config(tmp_path / "in"))
+
+
+def begin_each_text(parts: dict[str, Any]) -> None:
+    """Let the tokenizer add <s> before each text."""
+    ids = {token["content"]: token["id"] for token in parts["added_tokens"]}
+    single = [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    special = {"<s>": {"id": "<s>", "ids": [ids["<s>"]], "tokens": ["<s>"]}}
+    parts["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": single,
+        "special_tokens": special,
+    }
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "tokenizer.json"
+    parts = json.loads(path.read_text())
+    change(parts)
+    path.write_text(json.dumps(parts))
+
+
+@pytest.mark.parametrize("bos_token_id", [3, 300])
+def test_a_first_token_that_the_tokenizer_adds_comes_along(bos_token_id: int, tmp_path: Path) -> None:
+    reference_of("llama", tmp_path / "in", bos_token_id=bos_token_id, eos_token_id=302, vocab_size=640)
+    write_byte_level(tmp_path / "in")
+    edit(tmp_path / "in", begin_each_text)
+    if bos_token_id == 3:  # the file has one key for both
+        with pytest.raises(UnsupportedField, match="bos_token_id = 3"):
+            write_gguf(tmp_path / "in", tmp_path / "out.gguf", "q8_0")
+        return
+    assert_tokens_come_along(tmp_path / "in", tmp_path / "out.gguf")
+    metadata = read_header(tmp_path / "out.gguf").metadata
+    assert (metadata["tokenizer.ggml.bos_token_id"], metadata["tokenizer.ggml.add_bos_token"]) == (300, True)
+
+
+def each_added(**fields: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda parts: [token.update(fields) for token in parts["added_tokens"]]
+
+
+def no_bytes(parts: dict[str, Any]) -> None:
+    parts["pre_tokenizer"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (each_added(lstrip=True), "splits 'a <s>b<s> c' into"),
+        (each_added(rstrip=True), "splits 'a <s>b<s> c' into"),
+        (each_added(single_word=True), "splits 'a <s>b<s> c' into"),
+        (lambda parts: parts["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed"), "splits"),
+        (lambda parts: parts["model"].update(dropout=0.5), "splits"),
+        (lambda parts: parts.update(normalizer={"type": "Lowercase"}), "normalizer = "),
+        (no_bytes, "no ByteLevel pre_tokenizer"),
+    ],
+)
+def test_a_tokenizer_that_the_file_cannot_say_is_refused(
+    change: Callable[[dict[str, Any]], object], problem: str, tmp_path: Path
+) -> None:
+    reference_of("llama", tmp_path / "in")
+    write_byte_level(tmp_path / "in", splits(*RULES[0].patterns))
+    edit(tmp_path / "in", change)
+    with pytest.raises(UnsupportedField, match=problem):
+        write_gguf(tmp_path / "in", tmp_path / "out.gguf", "q8_0")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_the_rules_are_those_of_transformers() -> None:
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    ours = {name: rule.patterns for rule in RULES for name in rule.names}
+    assert len(ours) == sum(len(rule.names) for rule in RULES)
+    theirs = {name: (pattern,) for name, pattern in mapping.GGUF_PRE_TOKENIZER_SPLITS.items()}
+    assert theirs == {name: patterns for name, patterns in ours.items() if name in theirs}
+
+
+def test_names_of_a_rule(tmp_path: Path) -> None:
+    def read(**fields: str) -> Tokenizer:
+        tokenizer = Tokenizer(models.BPE())
+        metadata = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+        rule = rule_of(metadata)
+        assert rule is not None
+        set_pre_tokenizer(tokenizer, rule)
+        return tokenizer
+
+    def pieces(pre: str) -> list[str]:
+        found = read(model="gpt2", pre=pre).pre_tokenizer
+        assert found is not None
+        return [piece for piece, _ in found.pre_tokenize_str("x =  12")]
+
+    assert pieces("refact") == pieces("smollm") == ["x", "Ġ=", "ĠĠ", "1", "2"]  # Granite's files say refact
+    assert pieces("olmo") == pieces("gpt-2") == ["x", "Ġ=", "Ġ", "Ġ12"]
+    assert read(model="gpt2", pre="falcon3").model.ignore_merges
+    assert not read(model="gpt2", pre="smaug-bpe").model.ignore_merges
+    assert rule_of({"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "unknown"}) is None
+    writer = GGUFWriter(tmp_path / "out.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("deepseek-llm")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedField, match=r"tokenizer\.ggml\.pre = 'deepseek-llm'"):
+        convert_tokenizer(tmp_path / "out.gguf", tmp_path / "read")
 
 
 def test_more_tokens_than_logits_are_refused(tmp_path: Path) -> None:

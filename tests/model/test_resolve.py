@@ -241,8 +241,11 @@ def test_a_gguf_file_is_converted_once_per_content(
     assert resolve.resolve(str(tmp_path)).tokenizer == first.tokenizer  # a folder with one such file
     assert len(converted) == 1
     write_gguf(build(Case("llama", "llama", {"num_hidden_layers": 1})), path, "llama")
-    assert resolve.resolve(str(path)).tokenizer != first.tokenizer
+    second = resolve.resolve(str(path)).tokenizer
+    assert second != first.tokenizer
     assert len(converted) == 2
+    monkeypatch.setattr(gguf_tokenizer.metadata, "version", lambda library: f"another {library}")
+    assert resolve.resolve(str(path)).tokenizer != second
 
 
 @pytest.mark.slow
