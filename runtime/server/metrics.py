@@ -54,6 +54,13 @@ class ChoiceUsages:
     def __init__(self, n: int) -> None:
         self._n = n
         self._ended: list[Usage] = []
+        self._first: object = None
+
+    def counts_prompt(self, choice: object) -> bool:
+        """Whether the prompt's tokens, as `choice` reports them, count: for the first choice that asks."""
+        if self._first is None:
+            self._first = choice
+        return self._first is choice
 
     def end_choice(self, usage: Usage) -> PromptTotals | None:
         """Add the usage of a choice that has ended. Returns the totals after the last choice, else None."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ramify.messages import Generate, TextChunk, Usage
+from ramify.runtime.server.metrics import ChoiceUsages
 from ramify.runtime.server.throughput import Throughput
 
 PROGRAMS = 48
@@ -44,6 +45,8 @@ class RequestRecord:
     """Ids of the forks in `path`."""
     begun: float
     client: str
+    choices: ChoiceUsages
+    """The choices of the prompt, this generation among them."""
     prompt: str = ""
     """The last characters of the prompt."""
     text: str = ""
@@ -65,13 +68,13 @@ class RequestRecord:
         self.output_tokens += len(chunk.ids)
         self.forced_tokens += len(chunk.forced)
         before = self.usage
+        prompt = cached = 0
         if chunk.usage is not None:
             self.usage = chunk.usage
-        self.throughput.add_tokens(
-            max(0, self.usage.prompt_tokens - before.prompt_tokens),
-            max(0, self.usage.cached_tokens - before.cached_tokens),
-            len(chunk.ids),
-        )
+            if self.choices.counts_prompt(self):
+                prompt = max(0, self.usage.prompt_tokens - before.prompt_tokens)
+                cached = max(0, self.usage.cached_tokens - before.cached_tokens)
+        self.throughput.add_tokens(prompt, cached, len(chunk.ids))
         if self.texts and len(self.text) < TEXT:
             self.text = (self.text + chunk.text)[:TEXT]
 
@@ -93,7 +96,7 @@ class RequestRecord:
         return self.usage
 
     def usage_so_far(self) -> Usage:
-        """The usage that was reported last, with at least the output tokens that have come."""
+        """The usage that was reported last. Output tokens that have come since are added to it."""
         usage = self.usage
         if usage.completion_tokens >= self.output_tokens:
             return usage
@@ -188,8 +191,10 @@ class Recent:
         self._clock = clock
         self._programs: collections.OrderedDict[str, ProgramRecord] = collections.OrderedDict()
 
-    def record_request(self, request: Generate, endpoint: str, client: str = "") -> RequestRecord:
-        """Begin the record of a generation that `client` asked for."""
+    def record_request(
+        self, request: Generate, endpoint: str, client: str = "", choices: ChoiceUsages | None = None
+    ) -> RequestRecord:
+        """Begin the record of a generation that `client` asked for, one of `choices` of its prompt."""
         now, hint = self._clock(), request.hint
         name = endpoint if hint is None else hint.name or "program"
         key = endpoint if hint is None else hint.program[:NAME]
@@ -210,6 +215,7 @@ class Recent:
             forks=_cut(forks),
             begun=now,
             client=client[:CLIENT],
+            choices=choices or ChoiceUsages(1),
         )
         if self._texts:
             record.prompt = _end_of(request)

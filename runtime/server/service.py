@@ -159,6 +159,7 @@ class Service:
             request = msgspec.structs.replace(request, hint=hint)
         if batch := IN_BATCH.get():
             request = msgspec.structs.replace(request, priority=request.priority or BATCH, flow=batch)
+        choices = choices or ChoiceUsages(1)
         started = previous = time.perf_counter()
         first_token_s: float | None = None
         status, finish = 499, "abort"
@@ -166,7 +167,8 @@ class Service:
         inter_token = self.metrics.inter_token_s.labels(endpoint)
         # An async generator by the contract of `Frontend.generate`: closing it aborts the request.
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
-        recording = self.recent.record_request(request, endpoint, "batch" if batch else CLIENT.get())
+        client = "batch" if batch else CLIENT.get()
+        recording = self.recent.record_request(request, endpoint, client, choices)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -194,7 +196,7 @@ class Service:
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)
-            if (totals := (choices or ChoiceUsages(1)).end_choice(usage)) is not None:
+            if (totals := choices.end_choice(usage)) is not None:
                 self.metrics.count_tokens(totals)
             questions = () if request.decide is None else request.decide.questions
             if finish not in ("abort", "error"):

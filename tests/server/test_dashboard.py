@@ -320,3 +320,14 @@ def test_requests_are_counted_in_the_throughput() -> None:
     found = recent.throughput.to_dict()
     assert (found["prompt_tokens"], found["cached_tokens"]) == ([9, 0], [4, 0])
     assert found["output_tokens"] == [2, 2]
+
+
+def test_the_prompt_of_several_choices_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(Throughput, "add_tokens", lambda self, *tokens: added.append(tokens))
+    body = {"model": MODEL, "prompt": "Hello.", "n": 3, "max_tokens": 4}
+    with LiveServer(FakeFrontend()) as server, httpx.Client(base_url=server.url) as client:
+        usage = client.post("/v1/completions", json=body).json()["usage"]
+    prompt, cached, output = map(sum, zip(*added, strict=True))
+    assert (prompt, cached) == (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+    assert (prompt > 0, output) == (True, 3 * 4)
