@@ -473,6 +473,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that wait for their grammar."""
     steps: int
     prompt_tokens: int
+    """Tokens of prompts, counted with `cached_tokens` when a request is first admitted."""
     cached_tokens: int
     computed_tokens: int
     """Tokens whose KV was computed: of prompts and of outputs. Tokens that a retraction dropped are counted

@@ -70,7 +70,6 @@ class Lifecycle:
 
     def arrive(self, request: Request) -> None:
         self.open[request.rid] = request
-        self.counters.prompt_tokens += request.prompt_tokens
         self.programs.join(request)
         self.flows.join(request)
         self.budgets.join(request)
@@ -100,6 +99,7 @@ class Lifecycle:
             stats.first_pass = now
             self.programs.started(request)
             stats.cached_tokens = min(request.computed_len, request.prompt_len)
+            self.counters.prompt_tokens += request.prompt_tokens
             self.counters.cached_tokens += stats.cached_tokens
 
     def stop(self, request: Request) -> None:

@@ -121,6 +121,10 @@ class Metrics:
         self._tokens["generation"].inc(totals.completion)
         self._tokens["forced"].inc(totals.forced)
 
+    def tokens(self) -> dict[str, int]:
+        """The token counters of the requests that have ended, by name: "prompt", "cached" and so on."""
+        return {name: int(counter.collect()[0].samples[0].value) for name, counter in self._tokens.items()}
+
     def count_questions(self, endpoint: str, questions: Iterable[Question]) -> None:
         """Count questions that were answered about one state."""
         for kind, number in Counts(question.kind for question in questions).items():

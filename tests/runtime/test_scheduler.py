@@ -84,6 +84,8 @@ def test_longest_cached_prefix_goes_first(tiny_model: Any) -> None:
     local.step()
     assert local.results[hot].ended
     assert not local.results[cold].ended
+    counters = local.scheduler.counters
+    assert (counters.prompt_tokens, counters.cached_tokens) == (200 + 201, 200), "the cold one has not begun"
 
 
 def test_abort_while_waiting_and_while_running(tiny_model: Any) -> None:

@@ -69,6 +69,12 @@ def test_programs_and_their_requests(fresh: httpx.Client) -> None:
     assert (second["prompt"], second["text"]) == ("An essay. Its logic?", "S LOG")
     assert 0 <= first["start"] <= first["first"] <= first["end"] <= second["start"] <= chosen["now"]
     assert live(fresh, "nobody")["chosen"] is None
+    # The sums of all requests are those of /metrics, where the prompt of several choices counts once.
+    fresh.post("/v1/completions", json={"model": MODEL, "prompt": "hello", "max_tokens": 3, "n": 2})
+    metrics = fresh.get("/metrics").text
+    for name, tokens in live(fresh)["tokens"].items():
+        assert f"\nramify_{name}_tokens_total {float(tokens)}\n" in metrics
+    assert live(fresh)["tokens"]["prompt"] == 9 + 20 + len("Another.") + 2 * len("hello")
 
 
 def test_a_request_that_runs_and_one_that_failed(server: LiveServer, frontend: FakeFrontend) -> None:
@@ -80,6 +86,7 @@ def test_a_request_that_runs_and_one_that_failed(server: LiveServer, frontend: F
         program = live(client, "p1")["chosen"]
         assert (program["running"], program["idle_s"]) == (1, 0)
         assert (program["prompt_tokens"], program["completion_tokens"]) == (12, 2)
+        assert not any(live(client)["tokens"].values()), "only requests that have ended count"
         (call,) = program["calls"]
         assert (call["end"], call["outcome"], call["out"], call["text"]) == (
             None,

@@ -95,6 +95,7 @@ async def live_figures(request: Request) -> Response:
         "in_flight": service.frontend.in_flight,
         "age_s": None if latest is None else time.monotonic() - latest.at,
         "stats": None if latest is None else msgspec.to_builtins(latest.stats),
+        "tokens": service.metrics.tokens(),
         "tree": [] if latest is None else latest.snapshot.nodes,
         "queue": [] if latest is None else latest.snapshot.queue,
         "queue_hidden": 0 if latest is None else latest.snapshot.queue_hidden,
