@@ -29,6 +29,7 @@ from ramify.text import sentence, shortened
 SHOWN_CHARS, READ_BYTES = 500, 8192
 """Most characters of an answer that an error message shows, and most bytes of the answer that are read for
 the message."""
+KEY_REMEDY = "Give the server's key as api_key=KEY, or as --endpoint-key KEY on the command line."
 TAGS = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>")
 
 _BY_STATUS: dict[int, type[RamifyError]] = {
@@ -50,7 +51,11 @@ def error_of(response: aiohttp.ClientResponse, answer: bytes) -> RamifyError:
     if problem is None:
         problem = {"message": plain_text(answer)}
     status = response.status
-    return error_from_body(response, problem, status, transient=may_pass(status))
+    error = error_from_body(response, problem, status, transient=may_pass(status))
+    if status == 401:  # a Ramify server tells HTTP clients to send a bearer token
+        error.message = error.message.removesuffix(str(problem.get("remedy", ""))).rstrip()
+        error.remedy = KEY_REMEDY
+    return error
 
 
 def json_of(data: bytes) -> Any:

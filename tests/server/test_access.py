@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
 import threading
@@ -13,6 +14,9 @@ import httpx
 import openai
 import pytest
 
+import ramify as rm
+from ramify.cli.main import main
+from ramify.errors import Unauthorized
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.app.access import RefuseWebPages
 from tests.browser import needs_browser, rendered, words
@@ -348,6 +352,19 @@ def test_a_request_with_the_key_is_accepted(locked: LiveServer) -> None:
     with openai.OpenAI(base_url=locked.url + "/v1", api_key="sesame") as client:
         assert client.completions.create(model=MODEL, prompt="hi", max_tokens=2).choices[0].text == "HI"
     locked.frontend.reset()
+
+
+def test_a_missing_key_is_told_in_the_terms_of_the_caller(
+    locked: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "The API key is missing or wrong. Give the server's key as api_key=KEY, or as --endpoint-key KEY on"
+    with contextlib.closing(rm.RuntimeEndpoint(locked.url, api_key="wrong")) as endpoint:
+        with pytest.raises(Unauthorized) as refused:
+            endpoint.get_server_info()
+        assert str(refused.value).startswith(told)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert main(["chat", "--url", locked.url]) == 2
+    assert capsys.readouterr().err.startswith("ramify: " + told)
 
 
 def test_health_is_open_and_the_key_is_not_shown(locked: LiveServer) -> None:
