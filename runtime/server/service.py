@@ -38,6 +38,11 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 """Name of the client that sent the current request, by its headers; "" if they have none."""
 
 
+def ended_by_stop() -> EngineClosed:
+    """The error of a request that runs when the server's drain ends."""
+    return EngineClosed("The server stopped before this request ended.", remedy="Send it again later.")
+
+
 class FrontendProtocol(Protocol):
     """The members of `Frontend` that the HTTP layer uses. Tests have an implementation without an engine."""
 
@@ -85,6 +90,8 @@ class Service:
         self.started_at = int(time.time())
         self.draining = False
         """True while the server shuts down: running generations continue, new ones are refused."""
+        self.stopped = False
+        """True when the drain has ended: what still runs is aborted by the server, not by a client."""
         self.programs: dict[str, Any] = {}
         """Client's id of a streamed program → the tool results that the program is waiting for."""
         self._told_ignored: set[str] = set()
@@ -173,6 +180,8 @@ class Service:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     recording.add_chunk(chunk)
+                    if self.stopped and chunk.finish is not None and chunk.finish.reason == "abort":
+                        raise ended_by_stop()
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
                         if first_token_s is None:

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ramify.errors import EngineClosed, EngineError, Unauthorized
+from ramify.errors import EngineError, Unauthorized
 from ramify.runtime.server.errors import error_response
 from ramify.runtime.server.metrics import Metrics
-from ramify.runtime.server.service import CLIENT
+from ramify.runtime.server.service import CLIENT, ended_by_stop
 
 logger = logging.getLogger("ramify.server")
 
@@ -161,10 +161,7 @@ class UnexpectedErrors:
             await self.app(scope, receive, noting_send)
         except asyncio.CancelledError:
             if not started:
-                closed = EngineClosed(
-                    "The server stopped before this request ended.", remedy="Send it again later."
-                )
-                await error_response(closed, scope)(scope, receive, send)
+                await error_response(ended_by_stop(), scope)(scope, receive, send)
         except Exception:
             logger.exception("%s failed", scope.get("path"))
             if started:

@@ -150,6 +150,7 @@ async def run_server(
         draining = asyncio.create_task(frontend.drain(config.drain_s))
         async with cancel_at_end((draining,)):
             await _until(stopping, draining, serving)
+        app.state.service.stopped = True
         frontend.abort()
     finally:
         server.should_exit = True
