@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Match
 
 from ramify import cache
 from ramify.batches.runner import Runner
 from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, new_id, whole_file
 from ramify.batches.upload import form_bytes, read_form
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
+from ramify.runtime.server.errors import methods_of
 from ramify.runtime.server.fields import Fields, json_response, page_limit, page_of
 from ramify.runtime.server.openai.responses.endpoint import take_metadata
 from ramify.runtime.server.parsing import parse_body
@@ -198,7 +198,7 @@ async def create_batch(request: Request) -> Response:
         """(the id of the input file, the endpoint, the completion window, the metadata)."""
         file_id: str = fields.need("input_file_id")
         endpoint: str = fields.need("endpoint")
-        check_word("endpoint", endpoint[:100], [path for path in ENDPOINTS if _serves(request.app, path)])
+        check_word("endpoint", endpoint[:100], _served(request.app))
         window: str = fields.need("completion_window")
         _seconds(window)
         metadata = take_metadata(fields)
@@ -257,9 +257,8 @@ async def cancel_batch(request: Request, identity: str) -> Response:
     return json_response(_shown(batch))
 
 
-def _serves(app: FastAPI, path: str) -> bool:
-    scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
-    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+def _served(app: FastAPI) -> list[str]:
+    return [path for path in ENDPOINTS if "POST" in methods_of(app, path)]
 
 
 def _seconds(window: str) -> int:

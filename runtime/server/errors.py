@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,9 +15,11 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from ramify.errors import Cancelled, PromptTooLong, RamifyError
+from ramify.spelling import CLOSE
 
 logger = logging.getLogger("ramify.server")
 
@@ -207,8 +210,19 @@ def log_error(scope: Scope, status: int, message: str, field: str | None = None)
     )
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Install handlers that give Ramify's errors and the router's errors the same body."""
+def methods_of(app: FastAPI, path: str) -> list[str]:
+    """The methods that `path` takes."""
+    scope = {"type": "http", "path": path, "root_path": "", "headers": []}
+    return [
+        method
+        for method in ("GET", "POST", "PUT", "DELETE")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
+    ]
+
+
+def add_error_handlers(app: FastAPI, paths: Sequence[str]) -> None:
+    """Install handlers that give Ramify's errors and the router's errors the same body. `paths`: the paths
+    that are suggested for an unknown one."""
 
     @app.exception_handler(RamifyError)
     async def ramify_error(request: Request, error: RamifyError) -> Response:
@@ -216,13 +230,17 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        message = {
-            404: f"There is no {request.url.path} on this server.",
-            405: f"{request.url.path} does not take {request.method}.",
-        }.get(error.status_code, str(error.detail))
+        path, message, headers = request.url.path, str(error.detail), error.headers or {}
+        if error.status_code == 404:
+            near = difflib.get_close_matches(path[:100], paths, 1, CLOSE)  # the path without /v1 too
+            message = f"There is no {path} on this server.{f' Did you mean {near[0]}?' if near else ''}"
+        elif error.status_code == 405:
+            methods = methods_of(app, request.scope["path"])
+            message = f"{path} does not take {request.method}, but {' and '.join(methods)}."
+            headers = {"allow": ", ".join(methods)}  # the router names those of one of its routes alone
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         log_error(request.scope, error.status_code, message)
-        return _response(Problem(error.status_code, code, message), request.scope, error.headers or {})
+        return _response(Problem(error.status_code, code, message), request.scope, headers)
 
 
 def type_of(status: int) -> str:

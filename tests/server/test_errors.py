@@ -370,6 +370,29 @@ def test_no_such_route(http: httpx.Client, path: str) -> None:
     assert path in refused(http.post(path, json={}), 404)["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/metrics", "/metrics"),
+        ("/wp-login.php", None),
+    ],
+)
+def test_a_route_like_it_is_named(http: httpx.Client, path: str, meant: str | None) -> None:
+    said = refused(http.get(path), 404)["message"]
+    hint = f" Did you mean {meant}?" if meant else ""
+    assert said == f"There is no {path} on this server.{hint}"
+
+
+def test_all_methods_of_a_route_are_named(http: httpx.Client) -> None:
+    answer = http.put("/v1/responses/x")
+    assert refused(answer, 405)["message"] == "/v1/responses/x does not take PUT, but GET and DELETE."
+    assert answer.headers["allow"] == "GET, DELETE"
+
+
 def test_wrong_method(http: httpx.Client) -> None:
     response = http.get("/generate")
     assert "GET" in refused(response, 405)["message"]

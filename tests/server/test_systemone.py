@@ -298,7 +298,7 @@ def test_the_key() -> None:
 
 def test_other_methods(http: httpx.Client) -> None:
     answer = http.get(PATH)
-    assert (answer.status_code, answer.json()) == (405, {"detail": f"{PATH} does not take GET."})
+    assert (answer.status_code, answer.json()) == (405, {"detail": f"{PATH} does not take GET, but POST."})
 
 
 def test_models(http: httpx.Client) -> None:

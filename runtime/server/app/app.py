@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
@@ -46,9 +47,11 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
     # models, for requests that name its API, have the paths of OpenAI's.
     dialects = (anthropic, openai, embeddings, responses, stored, sglang, tokenize, infill)
     deciding = (decisions, systemone, rerank)
+    paths: list[str] = []
     for module in (calls, *dialects, *deciding, ollama, ollama_models, health, replicas, dashboard):
         app.include_router(module.router)
-    add_error_handlers(app)
+        paths += [route.path for route in module.router.routes if isinstance(route, Route)]
+    add_error_handlers(app, paths)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(NameClient)
     # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.
