@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from ramify.runtime.config import ServerConfig
-from ramify.runtime.server.app.serve import PORT_IN_USE, bind, serve
+from ramify.runtime.server.app.serve import PORT_IN_USE, bind, for_others, serve
 
 SCRIPT = """
 import asyncio, sys
@@ -104,7 +105,21 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
         assert serve(ServerConfig(port=port)) == PORT_IN_USE
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"Cannot listen on 127.0.0.1:{port}: Address already in use.\n"
+    remedy = "Choose another by --port (0: any that is free), or use the server that is there."
+    assert err == f"ramify: Cannot listen on 127.0.0.1:{port}: Address already in use. {remedy}\n"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_an_address_for_other_machines_is_told(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Route(socket.socket):
+        def connect(self, address: Any) -> None: ...
+
+        def getsockname(self) -> Any:
+            return "192.0.2.7", 40000
+
+    monkeypatch.setattr(socket, "socket", Route)
+    expected = "; from other machines: http://192.0.2.7:30000" if host == "0.0.0.0" else ""
+    assert for_others(host, 30000) == expected
 
 
 def test_host_that_cannot_be_bound(capsys: pytest.CaptureFixture[str]) -> None:

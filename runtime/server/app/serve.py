@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -20,6 +21,7 @@ import uvicorn
 
 from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.host_names import ip_address
 from ramify.spelling import check_word
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from ramify.runtime.processes.prestart import PrestartedWorkers
     from ramify.runtime.server.service import FrontendProtocol
+
+IN_USE_REMEDY = "Choose another by --port (0: any that is free), or use the server that is there."
 
 Routes = Callable[[], "Sequence[APIRouter]"]
 
@@ -61,7 +65,9 @@ def serve(
     try:
         listener = bind(config.host, config.port)
     except OSError as error:
-        print(f"Cannot listen on {config.host}:{config.port}: {error.strerror}.", file=sys.stderr)
+        remedy = f" {IN_USE_REMEDY}" if error.errno == errno.EADDRINUSE else ""
+        address = f"{_url_host(config.host)}:{config.port}"
+        print(f"ramify: Cannot listen on {address}: {error.strerror}.{remedy}", file=sys.stderr)
         return PORT_IN_USE
     with listener, asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_serve(config, listener, routes, workers))
@@ -83,13 +89,16 @@ async def _serve(
             if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
                 values = ", ".join(f"{name} {value:g}" for name, value in named.items())
                 print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
-            url = f"http://{_url_host(config.host)}:{listener.getsockname()[1]}"
+            port = listener.getsockname()[1]
+            url = f"http://{_url_host(config.host)}:{port}"
             await run_server(
                 frontend,
                 config,
                 listener,
                 stopping,
-                on_ready=lambda: print(f"Serving {frontend.info.name} on {url}", flush=True),
+                on_ready=lambda: print(
+                    f"Serving {frontend.info.name} on {url}{for_others(config.host, port)}", flush=True
+                ),
                 routers=routers,
             )
         finally:
@@ -219,6 +228,20 @@ async def _until(stopping: StopSignal, *others: Awaitable[object]) -> None:
 def _log_at(level: str) -> None:
     check_word("log_level", level.lower(), [name.lower() for name in logging.getLevelNamesMapping()])
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def for_others(host: str, port: int) -> str:
+    """The address that other machines use, in words, if the server listens on all addresses of this one: the
+    one from which this machine reaches others. Empty if there is none."""
+    if (address := ip_address(host)) is None or not address.is_unspecified:
+        return ""
+    family, elsewhere = (
+        (socket.AF_INET, "192.0.2.1") if address.version == 4 else (socket.AF_INET6, "2001:db8::1")
+    )
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
+        route.connect((elsewhere, 9))  # sends nothing: it chooses the route to an address of documentation
+        return f"; from other machines: http://{_url_host(route.getsockname()[0])}:{port}"
+    return ""
 
 
 def _url_host(host: str) -> str:
