@@ -39,6 +39,7 @@ sys.exit(serve(ServerConfig(port=0, drain_s=10)))
 """
 
 DRAINING = "Draining: running requests have up to 10 s to end. A second signal (Ctrl-C) ends them at once."
+UNBOUNDED = "A chat that names no max_tokens may have 4,000 tokens (--max-output-tokens N: at most N)\n"
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def process() -> Iterator[subprocess.Popen[str]]:
 def test_a_signal_drains_and_exits_with_zero(process: subprocess.Popen[str], number: signal.Signals) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
+    assert process.stdout.readline() == UNBOUNDED
     ready = process.stdout.readline()
     assert ready.startswith("Serving byte-model on http://127.0.0.1:")
     url = ready.split()[-1]
@@ -74,6 +76,7 @@ def test_a_signal_drains_and_exits_with_zero(process: subprocess.Popen[str], num
 def test_a_second_signal_ends_running_and_half_sent_requests(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
+    assert process.stdout.readline() == UNBOUNDED
     url = httpx.URL(process.stdout.readline().split()[-1])
     body = {"text": "hello", "cache_scope": "held", "stream": True}
     with (

@@ -89,6 +89,9 @@ async def _serve(
             if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
                 values = ", ".join(f"{name} {value:g}" for name, value in named.items())
                 print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
+            if config.max_output_tokens is None:
+                most = f"{frontend.max_prompt_tokens:,} tokens"
+                print(f"A chat that names no max_tokens may have {most} (--max-output-tokens N: at most N)")
             port = listener.getsockname()[1]
             url = f"http://{_url_host(config.host)}:{port}"
             await run_server(
