@@ -123,7 +123,10 @@ class Metrics:
 
     def tokens(self) -> dict[str, int]:
         """The token counters of the requests that have ended, by name: "prompt", "cached" and so on."""
-        return {name: int(counter.collect()[0].samples[0].value) for name, counter in self._tokens.items()}
+        return {
+            name: int(next(iter(counter.collect())).samples[0].value)
+            for name, counter in self._tokens.items()
+        }
 
     def count_questions(self, endpoint: str, questions: Iterable[Question]) -> None:
         """Count questions that were answered about one state."""

@@ -6,19 +6,24 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from ramify.messages import Usage
 from ramify.model_info import ThinkingFormat
 from ramify.programs.route import router
 from ramify.runtime.server.fields import Fields
+from ramify.runtime.server.openai.bodies import usage_body
 from ramify.runtime.server.tables import ENDPOINTS
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, Row
 from tests.server.conftest import refused, speak
 from tests.server.fake_frontend import FakeFrontend, LiveServer
 from tests.server.sample_bodies import BODIES, objects
+
+SERVER_GUIDE = Path(__file__).parents[2] / "docs/server.md"
 
 
 def tables(endpoint: Endpoint) -> dict[str, FieldTable]:
@@ -154,3 +159,9 @@ def test_no_field_is_in_two_rows() -> None:
     for table, place in TABLES.items():
         names = [name for row in table.rows for name in row.names]
         assert len(names) == len(set(names)), place
+
+
+def test_the_table_of_usage_has_all_its_fields() -> None:
+    section = SERVER_GUIDE.read_text().partition("| `usage.ramify` |")[2].partition("\n\n")[0]
+    named = [name for line in section.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert named == list(usage_body([Usage()], 1)["ramify"])
