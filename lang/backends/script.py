@@ -93,6 +93,9 @@ class Script:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._used: Counter[str] = Counter()
+        self._names: set[str] = set()
+        self._searched: dict[str, Step] = {}
+        """Keys that answered as a regular expression, each with the first step that it answered."""
 
     @property
     def unused(self) -> list[tuple[str | int, Answer]]:
@@ -132,15 +135,26 @@ class Script:
             return Scripted(answers, f"It is the script's answer to call {step.number}.")
         if not isinstance(answers, Mapping):
             return self._take("", answers, step)
+        self._names.add(step.name)
         if step.name and step.name in answers:
+            if (other := self._searched.get(step.name)) is not None:
+                raise self._lacks(other, step.name)
             return self._take(step.name, answers[step.name], step)
-        for key, answer in answers.items():
-            if re.search(key, step.prompt):
-                return self._take(key, answer, step)
-        raise NotScripted(
+        near = [key for key in answers if re.search(key, step.prompt)]
+        for key in near:
+            if key not in self._names:
+                self._searched.setdefault(key, step)
+                return self._take(key, answers[key], step)
+        raise self._lacks(step, *near[:1])
+
+    def _lacks(self, step: Step, near: str = "") -> NotScripted:
+        """The error for `step`, which has no answer, and in whose prompt the name `near` of a step stands."""
+        keys = ", ".join(map(repr, self._answers)) or "none"
+        found = f" {near!r} stands in its prompt, but is the name of another step." if near else ""
+        return NotScripted(
             f"The script has no answer for {step.name or 'an unnamed step'!r}, which is call {step.number} "
-            f"and wants {step.wants}. Its keys are {', '.join(map(repr, answers)) or 'none'}.",
-            remedy=nearest(step.name, answers),
+            f"and wants {step.wants}. Its keys are {keys}.{found}",
+            remedy=nearest(step.name, self._answers),
         )
 
     def _take(self, key: str, answer: Any, step: Step) -> Scripted:

@@ -61,8 +61,9 @@ class ScriptedBackend:
     Args:
         answers: A list, a mapping, or a function from the `Generate` request to its answer. A list has one
             answer for each request, in order. A mapping is looked up by the name of the step's variable. If
-            no key is that name, the keys are searched in the prompt as regular expressions, and the first
-            match wins. A value of a mapping may be a list of answers, which are used in order.
+            no key is that name, the keys that are not the name of another step are searched in the prompt as
+            regular expressions, and the first match wins. A value of a mapping may be a list of answers,
+            which are used in order.
         chat_format: The chat template as pieces. Default: ChatML. None: a model without a chat template.
         context_length: Most tokens that prompt and output may have together.
         name: The model's name.

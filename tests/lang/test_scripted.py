@@ -49,6 +49,24 @@ def test_answers_by_name_by_prompt_in_order_or_by_function(answers):
     assert answered(answers)["x"] == "a"
 
 
+@rm.function
+def titled(s, names):
+    for name in names:
+        s += f"A title, a summary; now the {name}: " + rm.gen(name)
+
+
+@pytest.mark.parametrize("names", [("title", "summary"), ("summary", "title")])
+@pytest.mark.parametrize("answers", [{"summary": "A"}, {"titel": "B", "summary": "A"}])
+def test_the_name_of_a_step_answers_no_other_step_by_its_text_in_the_prompt(names, answers):
+    with pytest.raises(rm.NotScripted, match=r"no answer for 'title'.*'summary' stands in its prompt"):
+        titled.run(names, backend=rm.ScriptedBackend(answers))
+
+
+def test_a_key_behind_the_name_of_a_step_answers_by_the_prompt():
+    script = rm.ScriptedBackend({"summary": "A", "now the t": "B"})
+    assert titled.run(("summary", "title"), backend=script)["title"] == "B"
+
+
 @pytest.mark.parametrize(
     ("answers", "options", "message"),
     [
