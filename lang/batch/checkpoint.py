@@ -122,6 +122,24 @@ def keyed(record: Record, key: str | None) -> Record:
     return {**record, "key": {} if key is None else {"name": key}}
 
 
+def refuse_changed(path: Path, record: Record, key: str | None, rerun: str | None) -> None:
+    """Raise the `InvalidRequest` of `ResultsFile` for a changed program, before the model is known. `record`
+    has no parts of the model; those of the file's last header are taken."""
+    if is_stream(path) or not path.is_file() or read_rerun(rerun) & {"changed", "missing"}:
+        return
+    place, last = "", Record()
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if text.startswith(HEADER):
+                place, last = f"{path}, line {number},", read_header(text)
+    if not last:
+        return
+    origin = Origin(path, "file", "out", "their content", CHANGED)
+    model = {part: last[part] for part in ("model", "loras") if part in last}
+    if found := origin.difference(last, keyed({**record, **model}, key), place):
+        raise origin.refusal(found)
+
+
 class ResultsFile:
     """The results file at `path`, opened and locked for appending; with `read_only`, only read.
 

@@ -79,11 +79,11 @@ def record_of(
     options: Mapping[str, Any],
     arguments: Mapping[str, Any],
     backend: object,
-    info: ModelInfo,
+    info: ModelInfo | None,
     loras: Mapping[str, str],
 ) -> Record:
     """The record of `program`: a mapping for each part in `SAID`, and one mapping from names to source code.
-    `loras` maps LoRA adapters to their revisions."""
+    `loras` maps LoRA adapters to their revisions. With `info` None the parts of the model are empty."""
     body = _written(program.body)
     reader = _Reader(body.__module__)
     reader.function(body.__qualname__, body)
@@ -95,11 +95,13 @@ def record_of(
     given = _Reader(body.__module__)
     for name, value in arguments.items():
         given.value(name, value)
-    model = {"name": valid(info.name), "path": valid(without_credentials(info.path))}
+    model = {}
+    if info is not None:
+        model = {"name": valid(info.name), "path": valid(without_credentials(info.path))}
     return {
         "program": {"name": body.__qualname__},
         "backend": _backend(backend),
-        "model": {name: value for name, value in model.items() if value},
+        "model": {name: valid(value) for name, value in model.items() if value},
         "loras": dict(loras),
         "options": {
             name: _recorded(repr(value))

@@ -14,6 +14,7 @@ from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
 from ramify.lang.batch import keys, results, runs
+from ramify.lang.batch.checkpoint import refuse_changed
 from ramify.lang.batch.fingerprint import Record, record_of
 from ramify.lang.calls.limits import LIMITS, Limit, Limits, combined
 from ramify.lang.calls.limits import NAMES as BOUNDS
@@ -269,9 +270,12 @@ class Program(Runs[P, R, B]):
             give_up_after=give_up_after,
             **{name: value for name, value in writing.items() if value is not None},
         )
-        return Batch(settings, common, limit, progress, give_up_after, plan)
+        batch = Batch(settings, common, limit, progress, give_up_after, plan)
+        if plan.jsonl.exists():  # before an engine starts
+            refuse_changed(plan.jsonl, self._record(batch, None, {}), plan.key, plan.rerun)
+        return batch
 
-    def _record(self, batch: Batch, info: ModelInfo, loras: Mapping[str, str]) -> Record:
+    def _record(self, batch: Batch, info: ModelInfo | None, loras: Mapping[str, str]) -> Record:
         settings = batch.settings
         return record_of(self, settings.options, batch.common, settings.backend, info, loras)
 

@@ -1,4 +1,4 @@
-"""The target of `run`, `chat` and `calibrate`: an engine started for the command, or a server."""
+"""The target of `run`, `chat` and `calibrate`: an engine of the command, or a server."""
 
 from __future__ import annotations
 
@@ -62,13 +62,14 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
 
 @contextlib.contextmanager
 def target(options: argparse.Namespace, **endpoint: Any) -> Iterator[Engine | RuntimeEndpoint]:
-    """The engine that the flags describe, started, or the server that --endpoint names.
+    """The engine that the flags describe, which starts with the first request, or the server that --endpoint
+    names.
 
     `endpoint`: options of `RuntimeEndpoint`.
     """
     engine = engine_of(options)
     if engine is not None:
-        with engine:
+        with contextlib.closing(engine):
             yield engine
         return
     from ramify.lang.backends.endpoint import RuntimeEndpoint

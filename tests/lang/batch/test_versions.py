@@ -249,6 +249,28 @@ def test_rerun_changed_replaces_what_is_not_up_to_date(folder, out):
     assert run(module.classify, ROWS, out).skipped == 3
 
 
+class Unstarted(rm.ScriptedBackend):
+    async def info(self):
+        raise AssertionError("the model was asked for")
+
+
+def test_a_changed_program_is_refused_before_the_model_is_asked_for(folder, out):
+    class Loaded(Unstarted):
+        info = rm.ScriptedBackend.info
+
+    Loaded.__name__ = Unstarted.__name__
+    run(load(folder).classify, ROWS, out, backend=Loaded({"label": "yes"}))
+    edit(folder, "text[:40]", "text[:50]")
+    classify = load(folder).classify
+    for options in ({}, {"rerun": "failed"}, {"dry_run": True}):
+        with pytest.raises(InvalidRequest, match="shorten changed"):
+            run(classify, ROWS, out, backend=Unstarted({}), **options)
+    with pytest.raises(InvalidRequest, match="known by their content, not by text"):
+        run(classify, ROWS, out, backend=Unstarted({}), key="text")
+    with pytest.raises(AssertionError, match="was asked for"):
+        run(classify, ROWS, out, backend=Unstarted({}), rerun="changed")
+
+
 def test_rerun_missing_runs_new_rows_and_keeps_the_others(folder, out):
     run(load(folder).classify, ROWS[:2], out)
     edit(folder, "text[:40]", "text[:50]")
