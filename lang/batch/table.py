@@ -41,10 +41,11 @@ def write_table(results: Path, path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    types: dict[str, Any] = {}
+    declared, types = fixed_types(pa), dict[str, Any]()
     for rows in _batches(results):
         for name, values in _columns(rows).items():
-            types[name] = common_type(pa, types.get(name, pa.null()), values)
+            known = types.get(name, declared.get(name, pa.null()))
+            types[name] = common_type(pa, known, values)
     schema = pa.schema([(name, stored_type(pa, kind)) for name, kind in types.items()])
     new_path = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
@@ -59,6 +60,16 @@ def write_table(results: Path, path: Path) -> None:
         os.replace(new_path, path)
     finally:
         new_path.unlink(missing_ok=True)
+
+
+def fixed_types(pa: Any) -> dict[str, Any]:
+    """Types of the columns that have the same type in all tables, whether rows have failed or not."""
+    texts = ("type", "message", "variable", "line", "traceback", "partial")
+    counts = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
+    return {
+        "error": pa.struct({**dict.fromkeys(texts, pa.string()), "transient": pa.bool_()}),
+        "usage": pa.struct({**dict.fromkeys(counts, pa.int64()), "duration_s": pa.float64()}),
+    }
 
 
 def _batches(results: Path) -> Iterator[list[dict[str, Any]]]:

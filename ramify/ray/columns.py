@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ramify.errors import InvalidRequest
-from ramify.lang.batch.table import common_type, stored_type, to_array
+from ramify.lang.batch.table import common_type, fixed_types, stored_type, to_array
 from ramify.lang.typed.adapters import modern
 
 FIXED = ("row_id", "returned", "error", "usage")
@@ -39,14 +39,7 @@ class Columns:
         self._found: dict[str, Any] = {}
         """Column that was not declared → common type of its values so far; None if they are stored as JSON
         text."""
-        text, number = pa.string(), pa.int64()
-        errors = dict.fromkeys(("type", "message", "variable", "line", "traceback", "partial"), text)
-        counts = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
-        self._types = {
-            "row_id": text,
-            "error": pa.struct({**errors, "transient": pa.bool_()}),
-            "usage": pa.struct({**dict.fromkeys(counts, number), "duration_s": pa.float64()}),
-        }
+        self._types = {"row_id": pa.string(), **fixed_types(pa)}
 
     def table(self, rows: Any, ids: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Any:
         """The Arrow table `rows` extended by the columns of the results.

@@ -36,6 +36,19 @@ def run(tmp_path, rows, **options):
     return out, fill.run_batch(rows, out=out, backend=rm.ScriptedBackend([]), **options)
 
 
+def test_errors_and_usage_have_one_type_whether_rows_failed_or_not(tmp_path):
+    tables = []
+    for number, rows in enumerate([[1], [3], [1, 3]]):
+        (tmp_path / str(number)).mkdir()
+        out, _ = run(tmp_path / str(number), [{"n": n} for n in rows])
+        tables.append(parquet.read_schema(out))
+    for name in ("error", "usage"):
+        kinds = {str(table.field(name).type) for table in tables}
+        assert len(kinds) == 1
+        assert kinds.pop().startswith("struct<")
+    assert str(tables[0].field("error").type.field("variable").type) == "string"
+
+
 def test_columns_are_typed(tmp_path):
     out, _ = run(tmp_path, [{"n": n} for n in range(5)])
     table = parquet.read_table(out)
