@@ -29,7 +29,9 @@ prompt continues the nearest request's prompt and output. diverges: the prompt d
 request's prompt and output. lost: the nearest request had computed tokens of the common prefix, but they were
 not found in the cache."""
 
-_WORD = re.compile(r"<\|\w+\|>|\s?\w+|\s?[^\w\s]+|\s+")
+_SPECIAL = r"<[|｜]?/?[\w▁]+[|｜]?>"
+"""Pattern of the special tokens of chat templates, such as <|im_end|>, <end_of_turn> and </s>."""
+_WORD = re.compile(rf"{_SPECIAL}|\s?\w+|\s?(?:(?!{_SPECIAL})[^\w\s])+|\s+")
 _ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24}\b")
 """Pattern of a program's id, of which messages show only the first eight digits."""
 MAX_TOKEN = 40
@@ -99,7 +101,7 @@ class Cached:
     chars: int
     exact: bool
     """Whether `chars` is exact. Otherwise `chars` is interpolated between two places with known token
-    counts."""
+    counts, and is the beginning of a word."""
 
 
 class Misses:
@@ -125,7 +127,10 @@ class Misses:
         if nearest is not None:
             known |= {place: tokens for place, tokens in self._known(nearest).items() if place <= shared}
         if call.end_s is not None and call.own_usage.prompt_tokens:
-            self.cached[call] = _place(known, call.own_usage.cached_tokens)
+            cached = _place(known, call.own_usage.cached_tokens)
+            if not cached.exact and (word := _word_at(prompt, cached.chars)) is not None:
+                cached = replace(cached, chars=word.start())
+            self.cached[call] = cached
             computed = call.own_usage.prompt_tokens - call.own_usage.cached_tokens
             if computed > 1:  # the last token is always computed: it gives the first output
                 self.why[call] = self._miss(call, prompt, nearest, shared, computed, known)
@@ -261,15 +266,16 @@ def _common(one: str, other: str) -> int:
 
 
 def _word(text: str, place: int) -> str:
-    """The word around `place`, with the space before the word, as tokenizers split text; empty at the end of
-    the text."""
-    if place >= len(text):
-        return ""
-    start = max(text.rfind(" ", 0, place), text.rfind("\n", 0, place), place - MAX_TOKEN)
-    for found in _WORD.finditer(text, max(start, 0)):
-        if found.end() > place:
-            return found.group()[:MAX_TOKEN]
-    return ""
+    """The word around `place`; empty at the end of the text."""
+    found = _word_at(text, place)
+    return "" if found is None else found.group()[:MAX_TOKEN]
+
+
+def _word_at(text: str, place: int) -> re.Match[str] | None:
+    """Match of the word around `place`, with the space before the word, as tokenizers split text; None at the
+    end of the text."""
+    start = max(text.rfind(" ", 0, place), text.rfind("\n", 0, place), place - MAX_TOKEN, 0)
+    return next((found for found in _WORD.finditer(text, start) if found.end() > place), None)
 
 
 def _respelled(call: Call, nearest: Call, shared: int) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
+
+import pytest
 
 import ramify as rm
 from ramify.lang.prompt.transcript import Piece
@@ -252,3 +255,20 @@ def test_a_token_costs_a_few_bytes():
     kept = (tokens.counts, tokens.chars, tokens.forced)
     assert {type(part) for part in kept} == {array}
     assert sum(len(part) * part.itemsize for part in kept) == 12_000
+
+
+@pytest.mark.parametrize(
+    ("user", "end", "assistant"),
+    [("<|im_start|>user\n", "<|im_end|>", "\n"), ("<｜User｜>", "<｜end▁of▁sentence｜>", "<｜Assistant｜>")],
+)
+def test_neither_the_border_nor_the_first_word_cuts_a_special_token(user, end, assistant):
+    text = f"{user}Where is it?{end}{assistant}"
+    root = Call("program", "p")
+    root.children = [request("a", f"{user}Where is it?", 0.0, 0.5, 6, 0)]
+    root.children += [request("b", text, float(cached), cached + 0.5, 20, cached) for cached in range(1, 20)]
+    misses = Misses(root)
+    assert misses.why[root.children[1]].token == end
+    places = {misses.cached[call].chars for call in root.children}
+    assert len(places) > 5
+    for token in re.finditer(r"<[^>]+>", text):
+        assert not places & set(range(token.start() + 1, token.end()))
