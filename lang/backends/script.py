@@ -138,24 +138,14 @@ class Script:
         self._names.add(step.name)
         if step.name and step.name in answers:
             if (other := self._searched.get(step.name)) is not None:
-                raise self._lacks(other, step.name)
+                raise _lacks(answers, other, step.name)
             return self._take(step.name, answers[step.name], step)
         near = [key for key in answers if re.search(key, step.prompt)]
         for key in near:
             if key not in self._names:
                 self._searched.setdefault(key, step)
                 return self._take(key, answers[key], step)
-        raise self._lacks(step, *near[:1])
-
-    def _lacks(self, step: Step, near: str = "") -> NotScripted:
-        """The error for `step`, which has no answer, and in whose prompt the name `near` of a step stands."""
-        keys = ", ".join(map(repr, self._answers)) or "none"
-        found = f" {near!r} stands in its prompt, but is the name of another step." if near else ""
-        return NotScripted(
-            f"The script has no answer for {step.name or 'an unnamed step'!r}, which is call {step.number} "
-            f"and wants {step.wants}. Its keys are {keys}.{found}",
-            remedy=nearest(step.name, self._answers),
-        )
+        raise _lacks(answers, step, *near[:1])
 
     def _take(self, key: str, answer: Any, step: Step) -> Scripted:
         used = self._used[key]
@@ -171,6 +161,17 @@ class Script:
         self._used[key] = used + 1
         place = f"It is answer {used + 1} of {len(answer)}{whose} in the script, in call {step.number}."
         return Scripted(answer[used], place, True)
+
+
+def _lacks(answers: Mapping[str, Answer], step: Step, near: str = "") -> NotScripted:
+    """The error for `step`, which has no answer, and in whose prompt the name `near` of a step stands."""
+    keys = ", ".join(map(repr, answers)) or "none"
+    found = f" {near!r} stands in its prompt, but is the name of another step." if near else ""
+    return NotScripted(
+        f"The script has no answer for {step.name or 'an unnamed step'!r}, which is call {step.number} "
+        f"and wants {step.wants}. Its keys are {keys}.{found}",
+        remedy=nearest(step.name, answers),
+    )
 
 
 def _in_order(answer: Any) -> bool:

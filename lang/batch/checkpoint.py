@@ -135,7 +135,7 @@ def refuse_changed(path: Path, record: Record, key: str | None, rerun: str | Non
     if not last:
         return
     origin = Origin(path, "file", "out", "their content", CHANGED)
-    model = {part: last[part] for part in ("model", "loras") if part in last}
+    model: Record = {part: last[part] for part in ("model", "loras") if part in last}
     if found := origin.difference(last, keyed({**record, **model}, key), place):
         raise origin.refusal(found)
 
