@@ -39,6 +39,7 @@ VERSION = 1
 SYNC_S = 1.0
 HEADER = b'{"ramify_results":'
 LINE = b'{"index":'
+CHANGED = 'rerun="changed" (--rerun changed)'
 AGAIN = "Then run the same again: the rows that are in it are not run again."
 RERUN = ("changed", "failed", "missing")
 """The words that `rerun` may contain. changed: rows whose results are of another program or other options run
@@ -166,7 +167,7 @@ class ResultsFile:
 
         self.path = Path(path)
         self._record = keyed(record, key)
-        self._origin = Origin(path, "file", "out", "their content", 'rerun="changed" (--rerun changed)')
+        self._origin = Origin(path, "file", "out", "their content", CHANGED)
         self._key, self._rerun = key, rerun
         self._difference: str | None = None
         """First difference between this run's record and the last header that differs from it; None if no
@@ -195,6 +196,8 @@ class ResultsFile:
             else:
                 self._done = FinishedRows(())
             self._replaced = self._lines - len(self._done)
+            self.outdated = self._done.outdated
+            """Number of results in the file that are of another program, or of other options."""
             if self._changed and not rerun & {"changed", "missing"}:
                 raise self._origin.refusal(self._difference)
         except BaseException:
@@ -253,6 +256,8 @@ class ResultsFile:
 
     def append(self, index: int, row: Identity, line: Mapping[str, Any]) -> None:
         """Append the line of a finished row. The values in `line` are JSON."""
+        from ramify.lang.batch.finished import OUTDATED
+
         if self._header is None:
             self._header = self._new_id()
             header = {"ramify_results": VERSION, "header": self._header, **self._record}
@@ -260,7 +265,9 @@ class ResultsFile:
             self._ids[self._header] = True
         known = {"index": index, "header": self._header, **row.fields}
         self._write(msgspec.json.encode({**known, **line}))
-        self._replaced += self._done.word(row.identity) != 0
+        word = self._done.word(row.identity)
+        self._replaced += word != 0
+        self.outdated -= word & OUTDATED != 0
 
     @property
     def others(self) -> int:

@@ -49,6 +49,11 @@ class FinishedRows:
         """Number of rows with results."""
         return int(np.count_nonzero(self._words))
 
+    @property
+    def outdated(self) -> int:
+        """Number of rows with results of another program, or of other options."""
+        return int(np.count_nonzero(self._words & OUTDATED))
+
     def word(self, identity: int) -> int:
         """The word of a row; 0 if the row has no result."""
         at = self._find(identity)

@@ -185,9 +185,13 @@ class _Writer:
         of, left = ("", "") if total is None else (f" of {total}", f", {total - done} are left")
         if self._file.is_stream:
             return f"{done}{of} rows were written to {self._plan.out}; a further run begins anew."
+        if not again:
+            return f"{done}{of} rows have their results in {self._plan.jsonl}, which stay."
         failed = self.summary.failed + self.summary.failed_before
-        then = "the same again goes on with the others" if again else "they are not run again"
-        return f"{done}{of} rows are done ({failed} failed){left}. Results are in {self._plan.jsonl}; {then}."
+        return (
+            f"{done}{of} rows are done ({failed} failed){left}. Results are in {self._plan.jsonl}; "
+            "the same again goes on with the others."
+        )
 
     def end(self) -> None:
         summary = self.summary
@@ -197,6 +201,7 @@ class _Writer:
             summary.stopped = self.breaker.reason
         else:
             summary.others = self._file.others
+        summary.outdated = self._file.outdated
         if self._plan.table is not None:
             self._file.close()
             try:

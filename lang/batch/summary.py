@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ramify.html.fragment import escaped, fragment, head, table, tag
+from ramify.lang.batch.checkpoint import CHANGED
 from ramify.messages import Usage
 
 
@@ -25,12 +26,25 @@ class BatchSummary:
     others: int = 0
     """Number of results in the file whose rows are not in the input. 0 if the batch was stopped, because its
     input was not read to the end."""
+    outdated: int = 0
+    """Number of results in the file that are of another version of the program, its options or its model."""
     first_error: str | None = None
     stopped: str | None = None
     """Reason why the batch ended before its last row; None if every row has a result."""
     left: int = 0
     """Number of rows without a result in a stopped batch. Rows that were not read are counted only if the
     input has a length."""
+
+    @property
+    def _mixed(self) -> str:
+        """Sentence about results of another version, and the option that runs their rows again; empty if the
+        file has none."""
+        if not self.outdated:
+            return ""
+        return (
+            f"{self.outdated} results in the file are of another version of the program, its options or its "
+            f"model; {CHANGED}, with all rows, runs them again"
+        )
 
     @property
     def rows_per_s(self) -> float:
@@ -66,6 +80,8 @@ class BatchSummary:
         parts = [head("Batch", f"{self.duration_s:.1f} s"), table(rows)]
         if self.first_error is not None:
             parts.append(tag("div", f"first error: {escaped(self.first_error)}", "bad"))
+        if self._mixed:
+            parts.append(tag("div", escaped(self._mixed), "bad"))
         if self.stopped is not None:
             left = f"stopped: {self.stopped}\n{self.left} rows are left; run the same again to go on"
             parts.append(tag("div", escaped(left), "bad"))
@@ -88,6 +104,8 @@ class BatchSummary:
             lines.append(f"first error: {self.first_error}")
         if self.others:
             lines.append(f"the file has {self.others} more results, of rows other than these")
+        if self._mixed:
+            lines.append(self._mixed)
         if self.stopped is not None:
             lines.append(
                 f"stopped: {self.stopped}\n{self.rows + self.skipped} rows are done, {self.left} are left; "

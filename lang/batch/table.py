@@ -1,9 +1,9 @@
 """A Parquet table with typed columns, made from a batch's results file.
 
-Each variable in ``outputs`` becomes a column; ``index``, ``key``, ``returned``, ``error`` and ``usage`` are
-columns as well. The column of a variable with one of these five names is ``outputs.NAME``. Numbers, booleans,
-texts, lists and objects keep their types. A column whose values do not agree on one type holds each value as
-JSON text.
+Each variable in ``outputs`` becomes a column; ``index``, ``header``, ``key``, ``returned``, ``error`` and
+``usage`` are columns as well. The column of a variable with one of these names is ``outputs.NAME``. Numbers,
+booleans, texts, lists and objects keep their types. A column whose values do not agree on one type holds each
+value as JSON text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramify.errors import InvalidRequest
 from ramify.lang.batch.checkpoint import rows_of
 from ramify.lang.batch.json_text import NON_FINITE
 
-FIXED = ("index", "key", "returned", "error", "usage")
+FIXED = ("index", "header", "key", "returned", "error", "usage")
 ROWS = 1024
 """Number of rows that are held in memory at a time."""
 

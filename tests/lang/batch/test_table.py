@@ -53,8 +53,9 @@ def test_columns_are_typed(tmp_path):
     out, _ = run(tmp_path, [{"n": n} for n in range(5)])
     table = parquet.read_table(out)
     types = {field.name: str(field.type) for field in table.schema}
-    assert {name: types[name] for name in ("index", "count", "outputs.index")} == {
+    assert {name: types[name] for name in ("index", "header", "count", "outputs.index")} == {
         "index": "int64",
+        "header": "string",
         "count": "int64",
         "outputs.index": "int64",
     }

@@ -236,14 +236,17 @@ def test_rerun_changed_replaces_what_is_not_up_to_date(folder, out):
     module = load(folder)
 
     summary = run(module.classify, ROWS[:1], out, rerun="changed")  # as if it had been stopped then
-    assert (summary.rows, summary.others) == (1, 2)
+    assert (summary.rows, summary.others, summary.outdated) == (1, 2, 2)
+    assert "2 results in the file are of another version" in str(summary)
+    assert "2 results in the file" in summary._repr_html_()
     found = {line["index"]: line["header"] for line in lines(out)}
     assert len(lines(out)) == 3
     assert found[0] != old == found[1]
     with pytest.raises(InvalidRequest, match="shorten changed"):
         run(module.classify, ROWS, out)
     summary = run(module.classify, ROWS, out, rerun="changed")
-    assert (summary.rows, summary.skipped) == (2, 1)
+    assert (summary.rows, summary.skipped, summary.outdated) == (2, 1, 0)
+    assert "another version" not in str(summary)
     assert len(lines(out)) == 3
     assert header(out)["header"] == found[0]  # the old one went with its last line
     assert run(module.classify, ROWS, out).skipped == 3
@@ -275,8 +278,14 @@ def test_rerun_missing_runs_new_rows_and_keeps_the_others(folder, out):
     run(load(folder).classify, ROWS[:2], out)
     edit(folder, "text[:40]", "text[:50]")
     summary = run(load(folder).classify, ROWS, out, rerun="missing")
-    assert (summary.rows, summary.skipped) == (1, 2)
+    assert (summary.rows, summary.skipped, summary.outdated) == (1, 2, 2)
     assert len({line["header"] for line in lines(out)}) == 2
+    summary = run(load(folder).classify, ROWS, out, rerun="missing")
+    assert str(summary).startswith("no row was left to run")
+    assert "2 results in the file are of another version" in str(summary)
+    with pytest.raises(InvalidRequest, match="shorten changed") as refused:
+        run(load(folder).classify, [ROWS[2], *ROWS[:2]], out)
+    assert refused.value.__notes__ == [f"1 of 3 rows have their results in {out}, which stay."]
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -334,7 +343,7 @@ def test_a_doubled_key_of_rows_that_are_read_once_does_not_promise_to_go_on(out)
             rows, out=out, key="id", look_ahead=1, concurrency=1, backend=rm.ScriptedBackend(lambda _: "yes")
         )
     (note,) = refused.value.__notes__
-    assert note.endswith(f"rows are done (0 failed). Results are in {out}; they are not run again.")
+    assert note.endswith(f"rows have their results in {out}, which stay.")
 
 
 def test_a_killed_rerun_leaves_both_lines_and_the_last_one_counts(out):
