@@ -185,12 +185,16 @@ class _Writer:
         of, left = ("", "") if total is None else (f" of {total}", f", {total - done} are left")
         if self._file.is_stream:
             return f"{done}{of} rows were written to {self._plan.out}; a further run begins anew."
+        table = self._plan.table
+        old = ""
+        if table is not None and table.exists() and self.summary.rows:
+            old = f" {table} is out of date: it is written anew at the end of a run."
         if not again:
-            return f"{done}{of} rows have their results in {self._plan.jsonl}, which stay."
+            return f"{done}{of} rows have their results in {self._plan.jsonl}, which stay.{old}"
         failed = self.summary.failed + self.summary.failed_before
         return (
             f"{done}{of} rows are done ({failed} failed){left}. Results are in {self._plan.jsonl}; "
-            "the same again goes on with the others."
+            f"the same again goes on with the others.{old}"
         )
 
     def end(self) -> None:

@@ -49,6 +49,21 @@ def test_errors_and_usage_have_one_type_whether_rows_failed_or_not(tmp_path):
     assert str(tables[0].field("error").type.field("variable").type) == "string"
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupted_run_says_that_the_old_table_is_out_of_date(tmp_path, before):
+    def rows():
+        yield from [{"n": n} for n in range(9)]
+        raise KeyboardInterrupt
+
+    if before:
+        run(tmp_path, [{"n": 9}])
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run(tmp_path, rows(), look_ahead=1, concurrency=1)
+    (note,) = stopped.value.__notes__
+    assert "goes on with the others." in note
+    assert (f"{tmp_path / 'results.parquet'} is out of date" in note) == before
+
+
 def test_columns_are_typed(tmp_path):
     out, _ = run(tmp_path, [{"n": n} for n in range(5)])
     table = parquet.read_table(out)
