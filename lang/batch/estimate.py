@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ramify.decisions.layouts import BLANK_LINE, written
 from ramify.errors import ProgramError
 from ramify.lang.batch import runs
 from ramify.lang.batch.breaker import Breaker
@@ -56,7 +57,8 @@ class BatchEstimate:
     run at a time."""
     concurrency: int
     prompts: list[tuple[int, str]] = field(repr=False)
-    """(row number, first prompt) of the first `SHOWN_PROMPTS` rows of the sample."""
+    """(row number, first prompt) of the first `SHOWN_PROMPTS` rows of the sample. Behind the prompt of a
+    decide are its questions."""
     first_error: str | None = None
 
     def __str__(self) -> str:
@@ -170,7 +172,7 @@ class _Survey:
             duration_s=self._duration_s(),
             concurrency=self._concurrency,
             prompts=[
-                (row.index, call.prompt)
+                (row.index, call.prompt + _questions(call))
                 for row in self._sample[:SHOWN_PROMPTS]
                 if (call := _first_request(self._states[row.index])) is not None
             ],
@@ -233,6 +235,17 @@ def _shared(one: str, other: str) -> int:
 
 def _first_request(state: ProgramState) -> Call | None:
     return next((call for call in state.trace.walk() if call.sent), None)
+
+
+def _questions(call: Call) -> str:
+    """Text of the questions of the request `call`, in the layout in which they were asked; empty for a
+    request that is not of a decide."""
+    if not call.asked:
+        return ""
+    step = call if call.questions or call.parent is None else call.parent
+    layouts = [one.layout for _, one in step.decisions] or [""] * len(step.questions)
+    texts = [written(*pair) or pair[0].instructions for pair in zip(step.questions, layouts, strict=True)]
+    return "".join(f"{BLANK_LINE}{text}" for text in texts)
 
 
 def _shorten(text: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
 import ramify as rm
+from ramify.decisions.layouts import LAYOUTS
 from ramify.errors import BackendError
 from ramify.lang.batch.estimate import SAMPLE
 from ramify.lang.batch.summary import cost
@@ -82,6 +84,23 @@ def test_the_estimate_in_words():
     assert "These are the rules of the house" in text
     assert "20 rows to run; estimated from 8 rows that were run, and not written" in text
     assert "s or less, 4 rows at a time" in text
+
+
+@pytest.mark.parametrize("normalise", ["sum", "pmi"])
+def test_the_questions_of_a_decide_are_shown_as_they_are_asked(normalise, monkeypatch):
+    layout = dataclasses.replace(LAYOUTS["verbatim"], name="scripted-1")
+    monkeypatch.setitem(LAYOUTS, "scripted", layout)
+
+    @rm.function
+    def sort(s, text):
+        s += rm.user(text)
+        s += rm.decide("team", ["billing", "returns"], "Which team?", normalise=normalise)
+
+    backend = rm.ScriptedBackend({"team": "billing"})
+    text = str(sort.run_batch([{"text": "Two charges!"}], dry_run=True, backend=backend))
+    shown = text[text.index("Two charges!") :]
+    assert "Which team?" in shown
+    assert "- returns" in shown
 
 
 def test_rows_that_fail_are_told_and_a_backend_that_fails_is_raised():
