@@ -1,4 +1,4 @@
-"""What happens in a run, as `ProgramState.events` yields it: text, tool calls, retries, and ends of steps.
+"""Events of a run, as `ProgramState.events` yields them: text, tool calls, retries, and ends of steps.
 
     for event in state.events():
         match event:
