@@ -125,7 +125,7 @@ def main(name: str, *extras: str) -> None:
         stamp.write_text(before)  # the environment is as it was, or can be completed
         sys.exit(status)
     folders = map(str, venv.glob("lib/python*/site-packages"))
-    subprocess.run([str(venv / "bin" / "python"), ".ci/link_types.py", *folders], cwd=str(ROOT), check=True)
+    subprocess.run([sys.executable, ".ci/link_types.py", *folders], cwd=str(ROOT), check=True)
     stamp.write_text(json.dumps(state))
     print(f"Installed in {time.monotonic() - started:.0f} s.")
 

@@ -93,7 +93,9 @@ class Clone:
     """A clone whose ``make`` has a pip that only notes what it is asked to install."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
+        (folder / "ramify").mkdir(parents=True)
+        (folder / ".ci").mkdir()
+        shutil.copy(ROOT / ".ci" / "link_types.py", folder / ".ci")
         (folder / "pyproject.toml").write_text('[project]\ndependencies = ["torch>=2"]\n')
         self.folder = folder
         self.asked: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal
 
 import pydantic
@@ -39,11 +40,12 @@ def test_a_wrong_base_url_of_our_own_server():
     with LiveServer(ScriptedFrontend(SCRIPT)) as server:
         bare = rm.OpenAI(server.frontend.info.name, base_url=server.url)
         native = rm.RuntimeEndpoint(server.url + "/v1/")
-        for backend, remedy in ((bare, "Add /v1 to base_url."), (native, "Leave /v1 out of base_url.")):
+        remedies = (r"Did you mean /v1/\S+\? Add /v1 to base_url\.", r"Leave /v1 out of base_url\.")
+        for backend, remedy in zip((bare, native), remedies, strict=True):
             for step in (rm.gen("x"), rm.gen("x", regex="a")):
                 with pytest.raises(NotFound) as failed:
                     raise assistant(step).run(backend=backend).error().__cause__
-                assert str(failed.value).endswith(f"on this server. {remedy}")
+                assert re.search(rf"on this server\. {remedy}$", str(failed.value))
             backend.close()
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ramify.engine_messages import Abort, ChoiceTokens, LoadLora
+from ramify.kernels.cpu.linear import tiles_allowed
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.quantization import Quantization
@@ -126,6 +127,8 @@ def check(name: str, family: str, write_model: Write, dtype: str, form: Quantiza
     path = write_model(family, folder)
     files = ModelFiles(name=name, weights=path, tokenizer=path)
     options: dict[str, Any] = {"dtype": dtype, "page_size": 4}
+    if dtype == "bfloat16" and tiles_allowed():  # with AMX it is not the default
+        options["deterministic"] = True
     adapted = family == "llama"
     if adapted:
         write_adapter(folder / "adapter", folder, seed=1, targets=FAMILIES["llama"].adapted)
