@@ -40,7 +40,10 @@ def test_a_wrong_base_url_of_our_own_server():
     with LiveServer(ScriptedFrontend(SCRIPT)) as server:
         bare = rm.OpenAI(server.frontend.info.name, base_url=server.url)
         native = rm.RuntimeEndpoint(server.url + "/v1/")
-        remedies = (r"Did you mean /v1/\S+\? Add /v1 to base_url\.", r"Leave /v1 out of base_url\.")
+        remedies = (
+            r"Did you mean /v1/\S+\? Add /v1 to base_url\.",
+            r"Did you mean /get_model_info\? Leave /v1 out of base_url\.",
+        )
         for backend, remedy in zip((bare, native), remedies, strict=True):
             for step in (rm.gen("x"), rm.gen("x", regex="a")):
                 with pytest.raises(NotFound) as failed:
