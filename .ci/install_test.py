@@ -187,9 +187,9 @@ def run_case(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     text = f"set -e; cd {clone}\n" + "\n".join(
-        f"echo '@@{at}'\n{command}" for at, command in enumerate(commands)
+        f"echo; echo '@@{at}'\n{command}" for at, command in enumerate(commands)
     )
-    text += "\necho '@@end'\n"
+    text += "\necho; echo '@@end'\n"
     text = text.replace("ramify serve &", f"ramify serve --port {port} &").replace(
         "127.0.0.1:30000", f"127.0.0.1:{port}"
     )
