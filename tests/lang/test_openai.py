@@ -54,7 +54,7 @@ def test_a_wrong_base_url_of_our_own_server():
 
 def test_options_of_json_reach_our_own_server():
     step = rm.gen("verdict", schema=Verdict, any_order=True, whitespace="compact", strict="validate")
-    with live_openai(SCRIPT) as (backend, frontend):
+    with live_openai({".": '{"score": 4}'}) as (backend, frontend):
         assistant(step).run(backend=backend).sync()
     sent = frontend.requests[0].constraint
     assert (sent.any_order, sent.whitespace, sent.strict) == (True, "compact", "validate")
