@@ -16,9 +16,12 @@ from ramify.kernels.triton.plan.attention_graph import (
     Form,
     StaticPlan,
     TokenForm,
+    cascade_form,
     form_of,
     highest_level,
     launches_of,
+    mixed_form,
+    rounded_up,
     state_bytes,
     token_form_of,
 )
@@ -27,9 +30,9 @@ from ramify.kernels.triton.tiles.merge import AT_ONCE
 
 CASCADE_LEVELS = 4
 """Levels of the prefix tree that a graph has room for. A step with more runs without a graph."""
-CASCADE_STATES = 32
-"""The most states for each sequence that shared nodes may leave in a graph. A step with more runs without a
-graph."""
+CASCADE_STATES, SMALL_CASCADE = 32, 64
+"""The most states for each sequence that shared nodes may leave in a graph: of any batch, and of up to 64
+sequences, which cut a node into more parts to fill the device. A step with more runs without a graph."""
 
 
 class Planner:
@@ -66,7 +69,8 @@ class Planner:
         self.shape = Shape(heads, kv_heads, head_dim, size, page_size, window, deterministic, chosen, figures)
         self._device = device
         self._dtype = dtype
-        self._cascade = cascade and not window
+        self.cascades = cascade and not window
+        """Whether plans read shared prefixes once where this saves time."""
 
     def plan(
         self,
@@ -82,9 +86,18 @@ class Planner:
         query_starts, kv_lens : B + 1 and B integers
         """
         device = device or self._device
-        if self._cascade:
+        if self.cascades:
             return plan_from_page_tables(page_table, query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
         return plan_attention(query_starts, kv_lens, self.shape, device)  # type: ignore[arg-type]
+
+    def cascade_form(self, sequences: int, level: int) -> Form:
+        """The form captured at start for cascades over `sequences` decodes, at a level of the flat launch."""
+        return cascade_form(self.shape, sequences, level)
+
+    def mixed_form(self, tokens: int, states: int) -> TokenForm:
+        """The form captured at start for steps of up to `tokens` tokens that mix prompts and decodes."""
+        listed = rounded_up(CASCADE_LEVELS * tokens) if self.cascades else 0
+        return mixed_form(self.shape, tokens, states, listed_tokens=listed)
 
     form = staticmethod(form_of)
     token_form = staticmethod(token_form_of)
@@ -122,7 +135,7 @@ class Planner:
         if self.shape.deterministic:
             states += self._seen(sequences, positions) // CHUNK
         if form.listed:
-            states += CASCADE_STATES * sequences
+            states += max(CASCADE_STATES * sequences, SMALL_CASCADE * min(sequences, 64))
         return min(states, STATE_BYTES // state_bytes(self.shape, 1))
 
     def _seen(self, sequences: int, positions: int) -> int:
@@ -156,6 +169,6 @@ class Planner:
         table = torch.zeros(1, 1, dtype=torch.int32, device=self._device)
         zeros = torch.zeros(shape.heads, device=self._device) if sinks else None
         pages = k_pages, v_pages, table
-        warm_up(shape, q, *pages, soft_cap=soft_cap, sinks=zeros, cascade=self._cascade)
+        warm_up(shape, q, *pages, soft_cap=soft_cap, sinks=zeros, cascade=self.cascades)
 
     run = staticmethod(run_plan)

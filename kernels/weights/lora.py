@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.kernels.machine.records import record
+from ramify.kernels.machine.transfers import to_device
 
 MOST_SLOTS = 256
 """The most adapters that may be loaded at the same time."""
@@ -118,7 +119,7 @@ class LoraTable:
             records = np.zeros(MOST_SLOTS, RECORD)
             for slot, weight in self.weights.items():
                 records[slot] = weight.layout[1][0]
-            self._records = torch.from_numpy(records.view(np.int64).reshape(MOST_SLOTS, -1)).to(device)
+            self._records = to_device(records.view(np.int64).reshape(MOST_SLOTS, -1), device)
         return self._records
 
     def __bool__(self) -> bool:
@@ -156,8 +157,7 @@ class LoraRows:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """`order` and `segments` as tensors on a device."""
         if device not in self._on_device:
-            both = (torch.from_numpy(self.order), torch.from_numpy(self.segments))
-            self._on_device[device] = (both[0].to(device), both[1].to(device))
+            self._on_device[device] = to_device(self.order, device), to_device(self.segments, device)
         return self._on_device[device]
 
 

@@ -13,7 +13,8 @@ from ramify.machine_code import keep_triton_kernels
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import CalledAttention, PlannedAttention, has_cascade
 from ramify.runtime.executor.batch import Extension, pack
-from ramify.runtime.executor.decode_graphs import bytes_beside, ladder
+from ramify.runtime.executor.captured_steps import MOST_LATE
+from ramify.runtime.executor.decode_graphs import GRAPH_BYTES, bytes_beside, ladder, most_graphs
 from ramify.runtime.executor.device import (
     Backend,
     resolve_device,
@@ -36,7 +37,7 @@ from ramify.runtime.executor.memory import (
     with_defaults_of,
 )
 from ramify.runtime.executor.runner import Compiled, Runner
-from ramify.runtime.executor.token_graphs import buckets, space_bytes
+from ramify.runtime.executor.token_graphs import PLANNED, buckets, space_bytes
 from ramify.runtime.executor.triton_forms import compile_warm_up
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
@@ -252,9 +253,12 @@ def _unmeasured(
     token_bytes = page_bytes(shape, 1, runner.pool.k.dtype)
     free = torch.cuda.mem_get_info(device)[0]
     positions = min(free // token_bytes, sizes[-1] * shape.context_length)
-    tokens = sizes[-1]
+    tokens, count = sizes[-1], most_graphs(attention, sizes, positions, shape.context_length)
     if shape.states is None:
-        tokens = max(tokens, _buckets(config, shape.context_length)[-1])
+        sizes_in_tokens = _buckets(config, shape.context_length)
+        tokens = max(tokens, sizes_in_tokens[-1])
+        count += PLANNED * len(sizes_in_tokens) + MOST_LATE
     attended = shape.num_heads * shape.head_dim * runner.pool.dtype.itemsize
     results = tokens * (hidden_bytes + attended)
-    return most + bytes_beside(attention, sizes, positions, results, space_bytes(attention, tokens))
+    beside = bytes_beside(attention, sizes, positions, results, space_bytes(attention, tokens))
+    return most + beside + count * shape.num_layers * GRAPH_BYTES

@@ -6,17 +6,15 @@ powers of two, the means of adjacent powers and the largest size have graphs of 
 because large batches rarely need a higher level. A step with a higher level is padded to the next size that
 has a graph of it.
 
-Two kinds of plans have too many forms to capture all at start: cascade plans, and flat plans that merge few
-tokens because few sequences are long. Each of these forms is captured when it has come up `OFTEN` times.
-Until then, a cascade plan runs eagerly, and a flat plan takes the graph of its level with room to merge every
-token.
+Each coarse size has two graphs for cascades besides (`attention_graph.cascade_form`). Plans with other forms,
+such as flat plans that merge few tokens, take a graph that has room for them until their own is captured
+(`captured_steps.py`). A step that finds none at its size is padded to at most `MOST_PADDED` times its size.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +24,7 @@ from torch import Tensor
 from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.batch import ForwardBatch
+from ramify.runtime.executor.captured_steps import MOST_LATE, CapturedSteps
 from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep
 from ramify.runtime.executor.kv_pool import StatePool, StepStates
 
@@ -33,22 +32,24 @@ if TYPE_CHECKING:
     from ramify.kernels.triton.plan.attention_graph import Form
     from ramify.kernels.triton.plan.attention_plan import Plan
 
-OFTEN = 8
-"""Number of steps of a form after which the form is captured, so that rare forms are not captured. The number
-is not based on a measurement: see docs/kernels.md."""
-MOST_LATE = 64
-"""The most graphs that are captured while serving, for each of the two kinds: cascade plans, and flat plans
-that merge few tokens."""
+MOST_PADDED = 2
+"""The most rows of a padded step, as a multiple of its size in the ladder. A step that would need more runs
+eagerly."""
 FINE = ((256, 8), (1 << 30, 16))
 """(largest size, step) of adjacent ranges of sizes. In each range the ladder has all multiples of the step,
 in addition to the coarse sizes."""
 FINE_LEVELS = 2
 """Number of levels of flat plans, the lowest ones, that have a graph at every size. Higher levels have graphs
 at coarse sizes alone."""
+CASCADES = 2
+"""The most graphs for cascades at a coarse size."""
 
 LIBRARY_BYTES = 64 << 20
 """Bytes of the workspaces of cuBLAS and cuBLASLt on the stream that captures: torch's defaults are 32 MiB
 each from sm_90 on, and less on older GPUs."""
+GRAPH_BYTES = 96 << 10
+"""Bytes that the driver takes for a graph, for each layer. An H100 took 0.55 GB for 182 graphs of 32 layers
+(2026-11-27)."""
 
 Key = tuple[int, tuple["Form", ...]]
 """(index of a size, forms of the plans: one for each window size)."""
@@ -97,20 +98,30 @@ class DecodeGraphs:
         self._attention = buffers.attention
         self._coarse = [is_coarse(size) or size == self.sizes[-1] for size in self.sizes]
         buffers.reserve(self.space_bytes())
-        self._steps = {key: self._step_of(key) for key in self.planned_keys()}
-        self._seen: Counter[Key] = Counter()
-        self._late: Counter[bool] = Counter()
-        """Number of graphs captured while serving: of cascade plans (True) and of flat plans (False)."""
+        self.steps = CapturedSteps(buffers, self._step_of, self.planned_keys())
 
     def planned_keys(self) -> Iterator[Key]:
         """Keys of the graphs that are captured at start, the largest size first."""
         from ramify.kernels.triton.plan.attention_graph import full_form
 
         for index in reversed(range(len(self.sizes))):
+            size, count = self.sizes[index], len(self._attention.planners)
             levels = 1 + max(self._highest(index).values())
             for level in reversed(range(levels if self._coarse[index] else min(levels, FINE_LEVELS))):
-                forms = [full_form(level, self.sizes[index])] * len(self._attention.planners)
-                yield index, tuple(self._bounded(index, forms))
+                yield index, tuple(self._bounded(index, [full_form(level, size)] * count))
+            if self._coarse[index] and size > 1:
+                for level in self._cascade_levels(levels - 1):
+                    forms = [
+                        planner.cascade_form(size, level) if planner.cascades else full_form(level, size)
+                        for planner in self._attention.planners.values()
+                    ]
+                    yield index, tuple(self._bounded(index, forms))
+
+    def _cascade_levels(self, highest: int) -> Iterable[int]:
+        """Levels of the graphs for cascades at a size: for short and for long sequences behind what they
+        share."""
+        cascades = any(planner.cascades for planner in self._attention.planners.values())
+        return sorted({1, max(highest, 1)}) if cascades else ()
 
     def space_bytes(self) -> int:
         """Bytes of the softmax states of all graphs, which run one after the other."""
@@ -172,7 +183,7 @@ class DecodeGraphs:
         """Capture every planned step."""
         self.buffers.capture_steps(
             (step, self.sizes[index], partial(self._run, index, step))
-            for (index, _), step in self._steps.items()
+            for (index, _), step in self.steps.planned.items()
         )
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
@@ -182,7 +193,8 @@ class DecodeGraphs:
         if count > self.sizes[-1]:
             return None
         plans = self._attention.plans(batch, torch.device("cpu"))
-        index, step = self._find(bisect.bisect_left(self.sizes, count), plans)
+        first, last = self.range_of(count)
+        index, step = self.steps.find(self._key(first, plans), last)
         if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
             return None
         size, device = self.sizes[index], self.buffers.device
@@ -195,32 +207,10 @@ class DecodeGraphs:
             lens[:count].copy_(to_device(batch.kv_lens, device))
         return self.buffers.compute(step, size, partial(self._run, index, step))[:count]
 
-    def _find(self, index: int, plans: dict[int, Plan]) -> tuple[int, GraphStep | None]:
-        """(index of the size, step) for `plans`, at the size `index` or the next size that has a graph of
-        their level. The step is None if no size has such a graph."""
-        while True:
-            key = self._key(index, plans)
-            full = self._full(key)
-            if full in self._steps or self._coarse[index]:
-                break
-            index += 1
-        cascade = any(form.listed for form in key[1])
-        if key not in self._steps and self._late[cascade] < MOST_LATE and (cascade or full in self._steps):
-            self._seen[key] += 1
-            self.buffers.captured.awaited += 1
-            if self._seen[key] == OFTEN:
-                self._late[cascade] += 1
-                self._steps[key] = self._step_of(key)
-        return index, self._steps.get(key) or self._steps.get(full)
-
-    def _full(self, key: Key) -> Key:
-        """The key of the graph that is captured at start for the level of `key`, with room to merge every
-        token."""
-        index, forms = key
-        if not any(form.merges for form in forms):
-            return key
-        full = [form._replace(level=max(form.level, 1), merges=self.sizes[index]) for form in forms]
-        return index, tuple(self._bounded(index, full))
+    def range_of(self, count: int) -> tuple[int, int]:
+        """(first, last) index of the sizes to which a step of `count` decodes may be padded."""
+        first = bisect.bisect_left(self.sizes, count)
+        return first, bisect.bisect_right(self.sizes, MOST_PADDED * self.sizes[first]) - 1
 
     def _key(self, index: int, plans: dict[int, Plan]) -> Key:
         planners, size = self._attention.planners, self.sizes[index]
@@ -254,3 +244,18 @@ def bytes_beside(
         form = Form(max(level, 1), sizes[-1], ((planner.shape.tiles[0], 1),))
         states = max(states, planner.state_bytes(form, sizes[-1], positions))
     return states + results + LIBRARY_BYTES
+
+
+def most_graphs(attention: PlannedAttention, sizes: Sequence[int], positions: int, longest: int) -> int:
+    """The most graphs of decodes, planned and late, with a cascade.
+
+    positions : the most positions that the KV pages can have
+    longest : positions of the longest request
+    """
+    count = MOST_LATE
+    for size in sizes:
+        seen = min(positions, size * longest)
+        levels = 1 + max(planner.highest_level(size, seen) for planner in attention.planners.values())
+        coarse = is_coarse(size) or size == sizes[-1]
+        count += levels + CASCADES if coarse else min(levels, FINE_LEVELS)
+    return count

@@ -31,14 +31,22 @@ class GraphStep:
 
     rooms: dict[int, StaticPlan]
     graph: torch.cuda.CUDAGraph | None = None
+    bytes: int = 0
+    """The device's memory that the graph takes, including the driver's share."""
+
+    @property
+    def programs(self) -> int:
+        """Programs of attention that a layer of each window size launches."""
+        return sum(room.programs for room in self.rooms.values())
 
 
 @dataclasses.dataclass(slots=True)
 class Captures:
     """A count of captured graphs, and their cost.
 
+    graphs : captures until now, also of graphs that were released
     seconds : of the captures, and of the runs over padding before them
-    bytes : of the device's memory, including the driver's share
+    bytes : of the device's memory that the present graphs take, including the driver's share
     awaited : steps that ran without a graph of their form, which is captured once the form has come up often
     """
 
@@ -158,6 +166,15 @@ class GraphBuffers:
             self._capture(step, run)
         return hidden
 
+    def release(self, step: GraphStep) -> None:
+        """Give back the memory of a step's graph. Waits for the device, as the graph may be running."""
+        if step.graph is None:
+            return
+        torch.cuda.synchronize()
+        step.graph.reset()
+        self.captured.bytes -= step.bytes
+        step.graph, step.bytes = None, 0
+
     def _capture(self, step: GraphStep, run: Callable[[], Tensor]) -> None:
         """Capture `run`, which must have run before: kernels cannot be compiled during a capture."""
         began = time.monotonic()
@@ -167,9 +184,9 @@ class GraphBuffers:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             run()
-        step.graph = graph
+        step.graph, step.bytes = graph, free - torch.cuda.mem_get_info(self.device)[0]
         self.captured.graphs += 1
-        self.captured.bytes += free - torch.cuda.mem_get_info(self.device)[0]
+        self.captured.bytes += step.bytes
         self.captured.seconds += time.monotonic() - began
 
     def _inputs_of(self, size: int) -> Tensor:

@@ -165,13 +165,14 @@ class StatePool:
 
         A slot may be a source and a destination: all sources are read before any slot is written.
         """
-        import torch
+        import numpy as np
+
+        from ramify.kernels.machine.transfers import to_device
 
         if not copies:
             return
         sources, destinations = (
-            torch.tensor(slots, dtype=torch.int64, device=self.conv.device)
-            for slots in zip(*copies, strict=True)
+            to_device(np.array(slots, np.int64), self.conv.device) for slots in zip(*copies, strict=True)
         )
         for states in (self.conv, self.recurrent):
             if len(copies) == 1:  # without memory for a copy between

@@ -5,15 +5,15 @@
 
 A whole step is captured, attention included. Attention's plan is made on the host. A graph is captured for
 one form of plan: the number of work items of each tile, rounded up to powers of two
-(`attention_graph.TokenForm`). The forms of a lone prompt and of verification passes are captured at start.
-Any other form is captured when it has come up `OFTEN` times; until then its steps run eagerly. Steps beyond
-the largest bucket (`LARGEST`) always run eagerly.
+(`attention_graph.TokenForm`). The forms of a lone prompt and of verification passes are captured at start,
+and for each bucket a form for mixed steps (`attention_graph.mixed_form`). Plans with other forms take a graph
+that has room for them until their own is captured (`captured_steps.py`). Steps beyond the largest bucket
+(`LARGEST`) always run eagerly.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack
+from ramify.runtime.executor.captured_steps import CapturedSteps
 from ramify.runtime.executor.graph_buffers import GraphBuffers, GraphStep
 
 if TYPE_CHECKING:
@@ -41,11 +42,8 @@ A_DOUBLING = 4
 PADDING = 64
 """Most padding in tokens. A step runs eagerly if its padding exceeds both this and an eighth of its
 tokens."""
-OFTEN = 8
-"""Number of steps of a form after which the form is captured, so that rare forms are not captured. The number
-is not based on a measurement: see docs/kernels.md."""
-MOST_LATE = 128
-"""Most graphs that are captured while serving. Further forms run eagerly."""
+PLANNED = 4
+"""The most graphs that are captured for a bucket at start."""
 PREFIX = 4096
 """Two forms are captured for each bucket: a prompt alone, and a prompt after this number of cached tokens."""
 VERIFIED = (4, 64, 1024)
@@ -89,16 +87,12 @@ class TokenGraphs:
         self.sizes = list(sizes)
         self.buffers = buffers
         self._planners = buffers.attention.planners
-        self._steps: dict[Key, GraphStep] = {}
-        for key in self.planned_keys():
-            step = self._steps.get(key) or self._step_of(key)
-            if step is not None:
-                self._steps[key] = step
-        self._seen: Counter[Key] = Counter()
-        self._late = 0
+        self.steps = CapturedSteps(buffers, self._step_of, self.planned_keys())
 
     def planned_keys(self) -> Iterator[Key]:
         """Keys of the graphs that are captured at start, the largest bucket first."""
+        from ramify.kernels.triton.plan.attention_graph import rounded_up
+
         tokens, most, context = VERIFIED
         for size in reversed(self.sizes):
             batches = [(1, size, size), (1, size, size + PREFIX)]
@@ -107,6 +101,9 @@ class TokenGraphs:
             for count, new, length in batches:
                 if length <= self.buffers.longest and count <= self.buffers.rows:
                     yield self._key(self._plans(self._batch(count, new, length)), size)
+            states = min(rounded_up(STATES * size), STATES * self.sizes[-1])
+            forms = [planner.mixed_form(size, states) for planner in self._planners.values()]
+            yield self.sizes.index(size), tuple(forms)
 
     def _batch(self, count: int, new: int, length: int) -> ForwardBatch:
         """A batch from which a plan is made: `count` requests that share nothing, each with `length` tokens,
@@ -139,7 +136,7 @@ class TokenGraphs:
         """Capture every planned step."""
         self.buffers.capture_steps(
             (step, self.sizes[index], partial(self._run, index, step))
-            for (index, _), step in self._steps.items()
+            for (index, _), step in self.steps.planned.items()
         )
 
     def replay(self, batch: ForwardBatch) -> Tensor | None:
@@ -153,21 +150,11 @@ class TokenGraphs:
         if size - tokens > max(PADDING, tokens // 8):
             return None
         plans = self._plans(batch)
-        step = self._find(self._key(plans, size))
+        _, step = self.steps.find(self._key(plans, size), index)
         if step is None or not all(room.load(plans[window]) for window, room in step.rooms.items()):
             return None
         self.buffers.load_batch(batch, size)
         return self.buffers.compute(step, size, partial(self._run, index, step))[:tokens]
-
-    def _find(self, key: Key) -> GraphStep | None:
-        step = self._steps.get(key)
-        if step is None and self._late < MOST_LATE:
-            self._seen[key] += 1
-            self.buffers.captured.awaited += self._seen[key] <= OFTEN  # some need too much space for a graph
-            if self._seen[key] == OFTEN and (step := self._step_of(key)) is not None:
-                self._late += 1
-                self._steps[key] = step
-        return step
 
     def _run(self, index: int, step: GraphStep) -> Tensor:
         return self.buffers.run_padded(self.sizes[index], self.buffers.rows, step.rooms)

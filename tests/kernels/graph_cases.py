@@ -56,12 +56,12 @@ def token_graphs_of(runner: Runner) -> TokenGraphs:
 
 def forms_of(graphs: DecodeGraphs | TokenGraphs) -> list[int]:
     """The size of each captured form, as an index of `sizes`."""
-    return [index for index, _ in graphs._steps]
+    return [index for index, _ in graphs.steps.steps]
 
 
 def replays(graphs: DecodeGraphs | TokenGraphs) -> Iterator[None]:
     """Run each captured step once, one an iteration."""
-    for (index, _), step in graphs._steps.items():
+    for (index, _), step in graphs.steps.steps.items():
         graphs._run(index, step)
         yield
 

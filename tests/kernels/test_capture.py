@@ -10,16 +10,20 @@ import sys
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ramify.kernels.machine import transfers
 from ramify.kernels.machine.transfers import to_device
+from ramify.kernels.weights.lora import LoraRows
 from ramify.runtime.executor import attention, build
 from ramify.runtime.executor.attention import PlannedAttention
 from ramify.runtime.executor.decode_graphs import LIBRARY_BYTES, DecodeGraphs, bytes_beside
+from ramify.runtime.executor.kv_pool import StatePool
 from ramify.runtime.executor.token_graphs import TokenGraphs
+from ramify.runtime.model.shape.config import StateShape
 from tests.kernels.graph_cases import forms_of, graphs_of, replays, runner_of
 from tests.kernels.kernel_cases.base import Case, cases
 from tests.kernels.kernel_compiler import compiling
@@ -83,6 +87,17 @@ def test_the_recorder_sees_what_is_made_on_the_host() -> None:
     assert recorder.found == ["lift_fresh", "nonzero", "to_device", "to_device"]
     to_device(torch.zeros(2), CPU)
     assert len(recorder.found) == 4
+
+
+def test_steps_of_adapters_and_states_send_from_pinned_memory() -> None:
+    """A copy from pageable memory waits for all that the device has been given."""
+    rows = LoraRows(np.array([1, -1, 0, 1]))
+    shape = StateShape(layers=1, channels=4, width=4, heads=1, key_dim=2, value_dim=2)
+    states = StatePool(shape, num_slots=4)
+    with Recorder() as recorder:
+        rows.on(CPU)
+        states.copy([(0, 1), (1, 2)])
+    assert recorder.found.count("to_device") == 4
 
 
 @pytest.mark.parametrize("case", list(cases(tiny=True)), ids=lambda case: case.name)

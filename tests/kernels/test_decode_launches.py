@@ -15,7 +15,7 @@ from ramify.kernels.triton import cascade
 from ramify.kernels.triton.plan.attention_plan import Plan
 from ramify.kernels.triton.planner import Planner
 from ramify.runtime.executor.attention import PlannedAttention
-from ramify.runtime.executor.decode_graphs import OFTEN
+from ramify.runtime.executor.captured_steps import OFTEN
 from ramify.runtime.executor.graph_buffers import Captures, GraphBuffers
 from tests.kernels.graph_cases import (
     HEADS,
@@ -156,7 +156,7 @@ def test_a_form_that_merges_few_is_captured_when_it_comes_often() -> None:
 
 def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cascade, "choose", lambda groups, *rest: groups)
-    with compiling(90, noting=True):
+    with compiling(90, noting=True) as launches:
         runner = runner_of()
         runner.capture_graphs([1, 96], max_pages=250)
         graphs = graphs_of(runner)
@@ -165,9 +165,12 @@ def test_a_form_of_cascade_plans_is_captured_when_it_comes_often(monkeypatch: py
         assert isinstance(runner.attention, PlannedAttention)
         planner = next(iter(runner.attention.planners.values()))
         plan = plan_of(planner, batch)
-        assert planner.form(plan, 96).listed
-        steps = [graphs.replay(batch) for _ in range(OFTEN + 2)]
-        assert [hidden is not None for hidden in steps] == [False] * (OFTEN - 1) + [True] * 3
+        (items,) = (len(launch.items) for launch in plan.launches if launch.listed)
+        for step in range(OFTEN + 2):
+            launches.clear()
+            assert graphs.replay(batch) is not None
+            captured = step >= OFTEN - 1
+            assert (programs(launches)["attend"] <= 2 * KV_HEADS * 2 * (items + 96)) == captured
         assert len(forms_of(graphs)) == before + 1
         assert runner.captured.awaited == OFTEN
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from ramify.runtime.executor.attention import PlannedAttention
+from ramify.runtime.executor.captured_steps import OFTEN
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.token_graphs import LARGEST, OFTEN, TokenGraphs, buckets
+from ramify.runtime.executor.token_graphs import LARGEST, TokenGraphs, buckets
 from tests.kernels.graph_cases import (
     KV_HEADS,
     forms_of,
@@ -58,8 +59,7 @@ def test_a_form_is_captured_when_it_comes_often() -> None:
     with compiling(90, noting=True), torch.inference_mode():
         runner, graphs = captured()
         before, batch = len(forms_of(graphs)), step_of((200, 700), *[(1, 900)] * 6)
-        found = [graphs.replay(batch) is not None for _ in range(OFTEN + 2)]
-        assert found == [False] * (OFTEN - 1) + [True] * 3
+        assert all(graphs.replay(batch) is not None for _ in range(OFTEN + 2)), "by the graph of mixed steps"
         assert len(forms_of(graphs)) == before + 1
         assert runner.captured.awaited == OFTEN
 

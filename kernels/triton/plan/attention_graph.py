@@ -39,6 +39,15 @@ class Form(NamedTuple):
     merges: int
     listed: tuple[tuple[Tile, int], ...] = ()
 
+    def holds(self, other: Form) -> bool:
+        """Whether plans of the form `other` fit into this one, at the same or a larger size."""
+        room = dict(self.listed)
+        return (
+            self.level >= other.level
+            and self.merges >= other.merges
+            and all(room.get(tile, 0) >= items for tile, items in other.listed)
+        )
+
 
 class TokenForm(NamedTuple):
     """The launches of the plan of a step that may have prefills, their sizes rounded up to powers of two.
@@ -53,9 +62,24 @@ class TokenForm(NamedTuple):
     listed_tokens: int
     states: int
 
+    def holds(self, other: TokenForm) -> bool:
+        """Whether plans of the form `other` fit into this one, at the same or a larger size."""
+        room = {(tile, listed): items for tile, listed, items in self.launches}
+        return (
+            self.listed_tokens >= other.listed_tokens
+            and self.states >= other.states
+            and all(room.get((tile, listed), 0) >= items for tile, listed, items in other.launches)
+        )
+
 
 LEAST_ITEMS = 16
 """The least room of a launch, so that small steps share few forms."""
+
+
+LEAST_CASCADE = 128
+"""The least room of each launch of `cascade_form`."""
+LEAST_MIXED = 64
+"""The least room of each launch of `mixed_form`."""
 
 
 def token_form_of(plan: Plan, tokens: int) -> TokenForm:
@@ -98,6 +122,22 @@ def full_form(level: int, sequences: int) -> Form:
     """The form of plans without a cascade with room to merge every token. At level 0 no sequence is cut, so
     nothing is merged."""
     return Form(level, sequences if level else 0)
+
+
+def cascade_form(shape: Shape, sequences: int, level: int) -> Form:
+    """A form for cascades over `sequences` decodes: each tile has room for two items a sequence, and for as
+    many as a small batch is cut into to fill the device."""
+    items = rounded_up(max(2 * sequences, LEAST_CASCADE))
+    return Form(max(level, 1), sequences, tuple((tile, items) for tile in shape.tiles))
+
+
+def mixed_form(shape: Shape, tokens: int, states: int, *, listed_tokens: int) -> TokenForm:
+    """A form for steps of up to `tokens` tokens that mix prompts and decodes. Each tile has room for an item
+    for every second token, without a cascade and, if `listed_tokens` is not 0, with one."""
+    items = rounded_up(max(tokens // 2, LEAST_MIXED))
+    kinds = (False, True) if listed_tokens else (False,)
+    launches = tuple((tile, listed, items) for listed in kinds for tile in shape.tiles)
+    return TokenForm(launches, listed_tokens, states)
 
 
 def highest_level(shape: Shape, sequences: int, positions: int) -> int:
@@ -161,8 +201,11 @@ class StaticPlan:
     ) -> None:
         group = shape.heads // shape.kv_heads
         self._forms = list(forms)
+        self.programs = shape.kv_heads * sum(count for _, _, count in forms)
+        """Programs of a layer that the step launches, with and without work."""
         sizes = [count * _FIELDS for _, _, count in forms]
         merged = (tokens if merges is None else merges) if states else 0
+        self.programs += shape.heads * merged
         sizes += [listed_tokens, merged, merged + 1, states]
         places = [0]
         for size in sizes:

@@ -97,14 +97,14 @@ def test_padding_touches_no_live_state(tmp_path: Path) -> None:
 
 def test_more_than_fit_run_without_padding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[bool] = []
-    run = DecodeGraphs.run
+    replay = DecodeGraphs.replay
 
     def counted(self: DecodeGraphs, batch: Any) -> torch.Tensor | None:
-        hidden = run(self, batch)
+        hidden = replay(self, batch)
         runs.append(hidden is not None)
         return hidden
 
-    monkeypatch.setattr(DecodeGraphs, "run", counted)
+    monkeypatch.setattr(DecodeGraphs, "replay", counted)
     prompts = [torch.randint(256, (length,)).tolist() for length in (9, 21, 3)]
 
     def tokens(count: int, **given: Any) -> list[list[int]]:

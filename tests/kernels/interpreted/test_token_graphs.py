@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ramify.kernels.registry import ops
-from ramify.runtime.executor import token_graphs
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
@@ -30,7 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_padded_steps_have_the_bits_of_eager_ones(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts; then a token of one beside a verification pass of the other."""
-    monkeypatch.setattr(token_graphs, "OFTEN", 1)
     runners = []
     for _ in range(2):
         pool = KvPool(model.config, num_pages=12, page_size=PAGE, dtype=torch.float32)
@@ -42,14 +40,14 @@ def test_padded_steps_have_the_bits_of_eager_ones(model: Any, monkeypatch: pytes
     graphs = padded._token_graphs
     assert graphs is not None
     replayed: list[bool] = []
-    run = graphs.run
+    replay = graphs.replay
 
     def counted(batch: Any) -> Any:
-        hidden = run(batch)
+        hidden = replay(batch)
         replayed.append(hidden is not None)
         return hidden
 
-    monkeypatch.setattr(graphs, "run", counted)
+    monkeypatch.setattr(graphs, "replay", counted)
     ids = torch.randint(256, (30,)).int().numpy()
     tables = (3, 7, 1), (5, 2)
     for first, second in (((0, 7), (0, 4)), ((7, 8), (4, 9))):
