@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from ramify.kernels.triton.attention import plan_attention
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN
-from ramify.kernels.triton.plan.attention_plan import EVERY_POSITION, Plan, Shape, Tasks, make_plan
-from ramify.kernels.triton.plan.cascade_groups import Group, check_groups, choose, find_groups
+from ramify.kernels.triton.plan.attention_plan import EVERY_POSITION, Ints, Plan, Shape, Tasks, make_plan, ranges
+from ramify.kernels.triton.plan.cascade_groups import Groups, check_groups, choose, find_groups, previous
 
 
 def plan_cascade(
     query_starts: Sequence[int],
     kv_lens: Sequence[int],
-    groups: Sequence[Group],
+    groups: Groups,
     shape: Shape,
     device: torch.device,
 ) -> Plan:
@@ -48,30 +48,37 @@ def plan_cascade(
     if shape.window:
         raise ValueError(f"a window of {shape.window} positions leaves nothing for cascade to share.")
     starts, lens = np.asarray(query_starts, np.int64), np.asarray(kv_lens, np.int64)
-    new = (starts[1:] - starts[:-1]).tolist()
-    check_groups(groups, (lens - new).tolist())
+    new = starts[1:] - starts[:-1]
+    check_groups(groups, lens - new)
     grain = CHUNK if shape.deterministic else GRAIN
-    tasks: list[tuple[int, int, int, int, int, int, bool]] = []
-    listed: list[int] = []
-    reached = [0] * len(new)
-    for members, begin, tokens in groups:
-        begin, end = begin // grain * grain, (begin + tokens) // grain * grain
-        at_work = [row for row in members if new[row]]
-        if begin == end or not at_work:
-            continue
-        place = len(listed)
-        for row in at_work:
-            listed += range(int(starts[row]), int(starts[row]) + new[row])
-            if reached[row] < begin:
-                tasks.append((int(starts[row]), new[row], EVERY_POSITION, row, reached[row], begin, False))
-            reached[row] = end
-        tasks.append((place, len(listed) - place, EVERY_POSITION, at_work[0], begin, end, True))
-    for row, (extra, stored) in enumerate(zip(new, lens.tolist(), strict=True)):
-        if extra:
-            tasks.append((int(starts[row]), extra, stored - extra, row, reached[row], stored, False))
-    first, count, position, table, low, high, kind = np.array(tasks, np.int64).reshape(-1, 7).T
-    columns = Tasks(first, count, position, table, low, high, kind.astype(bool))
-    return make_plan(columns, np.array(listed, np.int64), shape, device)
+    begin, end = groups.begin // grain * grain, groups.end // grain * grain
+    rows, node = groups.members, groups.owner
+    read = (new[rows] > 0) & (begin < end)[node]
+    rows, node = rows[read], node[read]
+    before = previous(rows)
+    reached = np.where(before < 0, 0, end[node[before]])
+    counts = new[rows]
+    owner, place = ranges(counts)
+    listed = starts[rows[owner]] + place
+    heads = np.flatnonzero(np.diff(node, prepend=-1))
+    gap = np.flatnonzero(reached < begin[node])
+    own = np.flatnonzero(new)
+    done = np.zeros_like(lens)
+    done[rows] = end[node]  # of several nodes of a sequence the last counts
+
+    def column(of_gaps: Ints, of_nodes: Ints, of_rests: Ints) -> Ints:
+        return np.concatenate([of_gaps, of_nodes, of_rests])
+
+    tasks = Tasks(
+        first=column(starts[rows[gap]], (np.cumsum(counts) - counts)[heads], starts[own]),
+        tokens=column(counts[gap], np.add.reduceat(counts, heads) if len(heads) else heads, new[own]),
+        position=column(*(np.full(len(each), EVERY_POSITION) for each in (gap, heads)), (lens - new)[own]),
+        table=column(rows[gap], rows[heads], own),
+        begin=column(reached[gap], begin[node[heads]], done[own]),
+        end=column(begin[node[gap]], end[node[heads]], lens[own]),
+        listed=np.repeat([False, True, False], [len(gap), len(heads), len(own)]),
+    )
+    return make_plan(tasks, listed, shape, device)
 
 
 def plan_from_page_tables(
@@ -89,12 +96,11 @@ def plan_from_page_tables(
     query_starts, kv_lens : B + 1 and B integers, as in `paged_attention`; not checked
     shape : from `plan_shape`; with a window the plan has no cascade
     """
-    groups: list[Group] = []
     if not shape.window:
         groups = find_groups(page_table, query_starts, kv_lens, shape.page_size)
         if groups:
-            new = np.diff(np.asarray(query_starts, np.int64)).tolist()
-            groups = choose(groups, new, np.asarray(kv_lens).tolist(), shape)
-    if not groups:
-        return plan_attention(query_starts, kv_lens, shape, device)
-    return plan_cascade(query_starts, kv_lens, groups, shape, device)
+            new = np.diff(np.asarray(query_starts, np.int64))
+            groups = choose(groups, new, np.asarray(kv_lens, np.int64), shape)
+        if groups:
+            return plan_cascade(query_starts, kv_lens, groups, shape, device)
+    return plan_attention(query_starts, kv_lens, shape, device)

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 
 from ramify.kernels.triton.attention import plan_shape, run_plan
 from ramify.kernels.triton.cascade import plan_cascade
-from ramify.kernels.triton.plan.cascade_groups import Group, find_groups
+from ramify.kernels.triton.plan.cascade_groups import Group, Groups, find_groups
 from tests.kernels.attention_cases import Batch
 
 
 def groups_of(batch: Batch) -> list[Group]:
     starts, lens = batch.query_starts.tolist(), batch.kv_lens.tolist()
-    return find_groups(batch.page_table.cpu().numpy(), starts, lens, batch.k_pages.shape[2])
+    return [*find_groups(batch.page_table.cpu().numpy(), starts, lens, batch.k_pages.shape[2])]
 
 
 def cascade_attention(
@@ -24,7 +24,7 @@ def cascade_attention(
     """The Triton kernels' attention, where every group is read once."""
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=deterministic)
     lengths = batch.query_starts.tolist(), batch.kv_lens.tolist()
-    plan = plan_cascade(*lengths, groups, shape, batch.q.device)
+    plan = plan_cascade(*lengths, Groups.of(groups), shape, batch.q.device)
     return run_plan(plan, *batch[:4], torch.full_like(batch.q, torch.nan), **options)
 
 

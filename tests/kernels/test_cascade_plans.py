@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from ramify.kernels.triton.plan.attention_config import H100, Device, figures_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Shape
-from ramify.kernels.triton.plan.cascade_groups import Group, check_groups, choose, find_groups, time_of
+from ramify.kernels.triton.plan.cascade_groups import (
+    Group,
+    Groups,
+    check_groups,
+    choose,
+    find_groups,
+    previous,
+    tiles_of,
+    time_of,
+)
 
 LLAMA = Shape(32, 8, 128, 2, 64, 0, False, tiles(128, torch.bfloat16, H100), H100)
 """Llama-3.1-8B in bfloat16."""
@@ -58,13 +67,18 @@ def test_groups_are_exactly_the_shared_leading_pages(case):
         > 1
     }
     assert together == expected
-    assert [group.begin for group in groups] == sorted(group.begin for group in groups)
+    check_groups(groups, np.array(lens) - new)
+    assert [*Groups.of(groups)] == [*groups]
 
 
 def test_groups_of_a_deep_tree():
     table = np.array([[1, 2, 3, 8], [1, 2, 4, 9], [1, 2, 3, 7], [5, 2, 3, 6]], np.int32)
     groups = find_groups(table, [0, 1, 2, 3, 4], [14, 14, 14, 14], 4)
-    assert groups == [Group((0, 1, 2), 0, 8), Group((0, 2), 8, 4)]
+    assert [*groups] == [Group((0, 1, 2), 0, 8), Group((0, 2), 8, 4)]
+
+
+def test_previous_finds_the_last_equal_row():
+    assert previous(np.array([7, 5, 7, 7, 5])).tolist() == [-1, -1, 0, 2, 1]
 
 
 # The cost model.
@@ -105,7 +119,11 @@ def test_long_prefills_already_read_a_prefix_often_enough():
 def reads_once(branches: int, shared: int, suffix: int, new: int = 1) -> bool:
     """Whether `branches` sequences of `suffix` own tokens, `new` of them new, read `shared` tokens once."""
     node = Group(tuple(range(branches)), 0, shared)
-    return choose([node], [new] * branches, [shared + suffix] * branches, LLAMA) == [node]
+    return chosen([node], [new] * branches, [shared + suffix] * branches) == [node]
+
+
+def chosen(groups: list[Group], new: list[int], lens: list[int]) -> list[Group]:
+    return [*choose(Groups.of(groups), np.array(new), np.array(lens), LLAMA)]
 
 
 def test_the_costs_are_those_of_the_device():
@@ -123,7 +141,10 @@ def test_the_costs_are_those_of_the_device():
     l40s = device(142, 2520000, 9001000, 384, (8, 9), 96 << 20)
     assert l40s.memory == pytest.approx(0.9 * 864e9, rel=0.01)
     assert l40s.flops < H100.flops / 2
-    saved = [time_of([4], 1024, LLAMA._replace(device=card)) for card in (H100, l40s)]
+    saved = [
+        float(time_of(*tiles_of(np.array([4]), shape), np.array([1024]), shape)[0])
+        for shape in (LLAMA._replace(device=card) for card in (H100, l40s))
+    ]
     assert saved[1] > 3 * saved[0]
     silent = device(60, 0, 0, 0, (8, 6), 0)
     assert (silent.memory, silent.flops) == (Device(60, 101376).memory, H100.flops), "a driver without rates"
@@ -133,12 +154,9 @@ def test_nodes_are_chosen_one_by_one():
     root, small, large = Group(tuple(range(32)), 0, 4096), Group((0, 1), 4096, 16), Group((2, 3), 4096, 16384)
     lens = [4300] * 32
     lens[2] = lens[3] = 20600
-    chosen = choose([root, small, large], [1] * 32, lens, LLAMA)
-    assert root in chosen
-    assert small not in chosen
-    assert large in chosen
-    assert choose([Group((0, 1), 0, 16)], [1, 1], [20, 20], LLAMA) == []
-    assert choose([root], [0] * 32, lens, LLAMA) == []
+    assert chosen([root, small, large], [1] * 32, lens) == [root, large]
+    assert chosen([Group((0, 1), 0, 16)], [1, 1], [20, 20]) == []
+    assert chosen([root], [0] * 32, lens) == []
 
 
 @pytest.mark.parametrize(
@@ -154,4 +172,4 @@ def test_nodes_are_chosen_one_by_one():
 )
 def test_groups_that_are_no_tree_are_refused(groups):
     with pytest.raises(ValueError, match=f"group {len(groups) - 1}"):
-        check_groups(groups, [16, 16])
+        check_groups(Groups.of(groups), np.array([16, 16]))

@@ -15,7 +15,7 @@ from ramify.kernels.triton.attention import plan_attention
 from ramify.kernels.triton.cascade import plan_cascade
 from ramify.kernels.triton.plan.attention_config import CHUNK, H100, Device, Tile, tiles
 from ramify.kernels.triton.plan.attention_plan import Plan, Shape
-from ramify.kernels.triton.plan.cascade_groups import Group
+from ramify.kernels.triton.plan.cascade_groups import Group, Groups
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +137,7 @@ def test_cascade_covers_every_position_once(data, deterministic, processors, gro
                 reached[row] = begin + tokens
     starts = np.cumsum([0, *new]).tolist()
     shape = shape_of(group, deterministic=deterministic, processors=processors)
-    check(plan_cascade(starts, lens, groups, shape, CPU), starts, lens, shape, shared=True)
+    check(plan_cascade(starts, lens, Groups.of(groups), shape, CPU), starts, lens, shape, shared=True)
 
 
 def items(plan: Plan) -> int:

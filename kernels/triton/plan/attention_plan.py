@@ -156,7 +156,7 @@ def to_device(pieces: list[NDArray[np.int32]], device: torch.device) -> list[tor
     return [on_device[place : place + len(piece)] for piece, place in zip(pieces, places, strict=False)]
 
 
-def _ranges(counts: Ints) -> tuple[Ints, Ints]:
+def ranges(counts: Ints) -> tuple[Ints, Ints]:
     """For ranges of `counts` elements, each element's range and its index in that range. For counts (2, 3)
     these are (0, 0, 1, 1, 1) and (0, 1, 0, 1, 2)."""
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -169,7 +169,7 @@ def _cut_rows(tasks: Tasks, group: int, shape: Shape) -> _Tiles:
     sizes = np.array([tile.rows for tile in shape.tiles])
     size = sizes[np.minimum(np.searchsorted(sizes, total), len(sizes) - 1)]
     columns = np.array([tile.columns for tile in shape.tiles])[np.searchsorted(sizes, size)]
-    task, index = _ranges(-(-total // size))
+    task, index = ranges(-(-total // size))
     row = index * size[task]
     rows = np.minimum(size[task], total[task] - row)
     last = tasks.position[task] + (row + rows - 1) // group
@@ -212,7 +212,7 @@ def _part_lengths(tasks: Tasks, cut: _Tiles, group: int, shape: Shape) -> Ints:
 
 def _tokens(tasks: Tasks, listed_tokens: Ints) -> tuple[Ints, Ints, Ints]:
     """For each token of each task: its row in the batch, its task, and its index in the task."""
-    owner, place = _ranges(tasks.tokens)
+    owner, place = ranges(tasks.tokens)
     tokens = tasks.first[owner] + place
     listed = tasks.listed[owner]
     tokens[listed] = listed_tokens[tokens[listed]]
@@ -237,7 +237,7 @@ def _items(cut: _Tiles, tasks: Tasks, unit: Ints, slots: Ints, group: int, shape
     """(n, ITEM_FIELDS): every part of every tile, the longest first, so that all programs end together."""
     step, base = unit[cut.task], tasks.begin[cut.task]
     low = (cut.begin - base) // step
-    tile, index = _ranges(-(-(cut.end - base) // step) - low)
+    tile, index = ranges(-(-(cut.end - base) // step) - low)
     part = low[tile] + index
     task, step, base = cut.task[tile], step[tile], base[tile]
     begin = np.maximum(cut.begin[tile], base + part * step)
@@ -265,7 +265,7 @@ def _merges(
     step = np.full(len(owner), CHUNK) if shape.deterministic else unit[owner]
     low = np.maximum(position - shape.window + 1 - base, 0) // step if shape.window else np.zeros_like(base)
     high = -(-(np.minimum(tasks.end[owner], position + 1) - base) // step)
-    which, index = _ranges(np.maximum(high - low, 0))
+    which, index = ranges(np.maximum(high - low, 0))
     part = low[which] + index
     stride = tasks.tokens[owner] * group
     row = (slots[owner] + place * group)[which] + part * stride[which]

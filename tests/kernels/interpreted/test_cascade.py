@@ -16,7 +16,7 @@ from ramify.kernels.triton.cascade import plan_cascade, plan_from_page_tables
 from ramify.kernels.triton.plan.attention_config import H100
 from ramify.kernels.triton.plan.attention_graph import Form, StaticPlan, form_of, launches_of
 from ramify.kernels.triton.plan.attention_plan import Plan, Shape
-from ramify.kernels.triton.plan.cascade_groups import Group
+from ramify.kernels.triton.plan.cascade_groups import Group, Groups
 from ramify.kernels.triton.tiles.merge import merge_states
 from tests.kernels.attention_cases import Batch, Branch, make_batch, make_tree
 from tests.kernels.cascade_cases import assert_as_good, cascade_attention, dense, groups_of
@@ -105,7 +105,7 @@ def test_shared_pages_are_read_through_one_sequence():
 def test_a_node_shorter_than_a_part_is_left_to_its_members():
     batch = make_tree((2,), [Branch((0,), 9, 1) for _ in range(4)], page_size=16)
     shape = plan_shape(batch.q, batch.k_pages, window=0, deterministic=False)
-    plan = plan_cascade(*host(batch)[1:], groups_of(batch), shape, batch.q.device)
+    plan = plan_cascade(*host(batch)[1:], Groups.of(groups_of(batch)), shape, batch.q.device)
     assert listed(plan) == 0
     assert plan.merge is None
 
@@ -142,7 +142,7 @@ def test_a_window_is_refused():
     batch = make_tree((8,), [Branch((0,), 9, 1) for _ in range(2)])
     shape = plan_shape(batch.q, batch.k_pages, window=7, deterministic=False)
     with pytest.raises(ValueError, match="window of 7"):
-        plan_cascade(*host(batch)[1:], groups_of(batch), shape, batch.q.device)
+        plan_cascade(*host(batch)[1:], Groups.of(groups_of(batch)), shape, batch.q.device)
 
 
 # The merge on its own.
