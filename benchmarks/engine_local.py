@@ -27,7 +27,7 @@ from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.build import build_runner
 from ramify.runtime.executor.device import resolve_device
 from ramify.runtime.executor.memory import COW_PAGES, with_defaults_of
-from ramify.runtime.executor.sampler import SamplingRow
+from ramify.runtime.executor.sampler import SamplingBatch, SamplingRow
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.loading.load import dummy_model, load_model
@@ -295,7 +295,7 @@ class LocalEngine:
             extensions.append(Extension(request.ids, stop - 1, stop, request.pages.ids))
         batch = pack(extensions, self._page_size)
 
-        rows = [SamplingRow(GREEDY, uniform=0.0)] * len(extensions)
+        rows = SamplingBatch.of([SamplingRow(GREEDY, uniform=0.0)] * len(extensions))
 
         def run() -> None:
             self.runner.sampler.begin_draw(self.runner.logits(self.runner.forward(batch)), rows, (), 0)

@@ -45,7 +45,12 @@ class SamplingOptions:
         device: torch.device | str = "cpu",
     ) -> SamplingOptions:
         values = np.array([temperature, top_k, top_p, min_p, uniform], dtype=np.float64)
-        ordered = max(top_k, default=0) > 0 or min(top_p, default=1.0) < 1.0
+        return SamplingOptions.of(values, device)
+
+    @staticmethod
+    def of(values: np.ndarray, device: torch.device | str = "cpu") -> SamplingOptions:
+        """The options `values`, (5, R) float64 on the host."""
+        ordered = bool((values[1] > 0).any() or (values[2] < 1.0).any())
         return SamplingOptions(to_device(values, device), ordered)
 
 

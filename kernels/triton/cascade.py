@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 
 from ramify.kernels.triton.attention import plan_attention
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN
-from ramify.kernels.triton.plan.attention_plan import EVERY_POSITION, Ints, Plan, Shape, Tasks, make_plan, ranges
+from ramify.kernels.triton.plan.attention_plan import (
+    EVERY_POSITION,
+    Ints,
+    Plan,
+    Shape,
+    Tasks,
+    make_plan,
+    ranges,
+)
 from ramify.kernels.triton.plan.cascade_groups import Groups, check_groups, choose, find_groups, previous
 
 

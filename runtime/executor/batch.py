@@ -83,43 +83,65 @@ def pack(
     next_ids: Tensor | None = None,
 ) -> ForwardBatch:
     """The batch of `extensions`, laid out one after the other."""
-    count = len(extensions)
-    _, begins, stops, tables, state_slots, lora_slots, _ = zip(*extensions, strict=True)
-    starts, kv_lens = np.array(begins, dtype=np.int64), np.array(stops, dtype=np.int32)
-    query_starts = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(kv_lens - starts, out=query_starts[1:])
-    total = int(query_starts[-1])
-    tokens = np.empty((3, total), dtype=np.int64)
-    ids, positions, slots = tokens
-    widths = (-(-kv_lens // page_size)).tolist()
-    page_table = np.zeros((count, max(widths)), dtype=np.int32)
+    _, starts, stops, tables, state_slots, lora_slots, _ = zip(*extensions, strict=True)
+    widths = [-(-stop // page_size) for stop in stops]
+    page_table = np.zeros((len(extensions), max(widths)), dtype=np.int32)
     for row, (pages, width) in enumerate(zip(tables, widths, strict=True)):
         page_table[row, :width] = pages[:width]
-    if next_ids is None:
-        known = [
-            each[start - first : stop - first]
-            for each, start, stop, *_, first in extensions
-            if each is not None
-        ]
-        np.concatenate(known, out=ids)
-    else:
-        ids[:] = 0
-    # Vectorised over all requests: a loop takes 10 us for each request.
-    row_of = np.repeat(np.arange(count), np.diff(query_starts))
-    np.add(np.arange(total), (starts - query_starts[:-1])[row_of], out=positions)
-    page, offset = np.divmod(positions, page_size)
-    np.add(page_table[row_of, page].astype(np.int64) * page_size, offset, out=slots)
+    ids = [
+        each[start - first : stop - first] for each, start, stop, *_, first in extensions if each is not None
+    ]
     states = [slot for slot in state_slots if slot is not None]
-    adapters = np.array(lora_slots)
+    return pack_columns(
+        None if next_ids is not None else np.concatenate(ids),
+        np.array(starts, np.int64),
+        np.array(stops, np.int64),
+        page_table,
+        page_size,
+        copies=copies,
+        next_ids=next_ids,
+        states=states,
+        loras=np.array(lora_slots),
+    )
+
+
+def pack_columns(
+    ids: np.ndarray | None,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    page_table: np.ndarray,
+    page_size: int,
+    *,
+    copies: Sequence[tuple[int, int]] = (),
+    next_ids: Tensor | None = None,
+    states: Sequence[int] = (),
+    loras: np.ndarray | None = None,
+) -> ForwardBatch:
+    """The batch of the new tokens ``[starts[i], stops[i])`` of B requests, one request after the other.
+
+    ids : (T,), their ids; None if they are in `next_ids`
+    page_table : (B, width) int32, as in `ForwardBatch`
+    states, loras : (B,), as in `Extension`; `states` is empty for models without states
+    """
+    query_starts = np.zeros(len(starts) + 1, dtype=np.int32)
+    counts = stops - starts
+    np.cumsum(counts, out=query_starts[1:])
+    total = int(query_starts[-1])
+    tokens = np.empty((3, total), dtype=np.int64)
+    tokens[0] = 0 if ids is None else ids
+    row_of = np.repeat(np.arange(len(starts)), counts)
+    np.add(np.arange(total), (starts - query_starts[:-1])[row_of], out=tokens[1])
+    page, offset = np.divmod(tokens[1], page_size)
+    np.add(page_table[row_of, page].astype(np.int64) * page_size, offset, out=tokens[2])
     return ForwardBatch(
         tokens=torch.from_numpy(tokens),
         page_table=torch.from_numpy(page_table),
         query_starts=torch.from_numpy(query_starts),
-        kv_lens=torch.from_numpy(kv_lens),
+        kv_lens=torch.from_numpy(stops.astype(np.int32)),
         copies=list(copies),
         next_ids=next_ids,
-        states=torch.tensor(states, dtype=torch.int64) if states else None,
-        lora=LoraRows(adapters[row_of]) if adapters.max() >= 0 else None,
+        states=torch.tensor(states, dtype=torch.int64) if len(states) else None,
+        lora=LoraRows(loras[row_of]) if loras is not None and loras.max() >= 0 else None,
     )
 
 

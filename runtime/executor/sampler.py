@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -45,6 +45,57 @@ class SamplingRow:
     """Forbidden tokens: the stop tokens, until `min_tokens` tokens have been written."""
 
 
+@dataclasses.dataclass(slots=True)
+class SamplingBatch:
+    """Inputs of the draws of R rows.
+
+    options : (5, R) float64, as `SamplingOptions.values`
+    edits : the penalties, biases and banned tokens by row, for rows that have any
+    masks : for each row as `SamplingRow.mask`; empty if no row has a mask
+    """
+
+    options: np.ndarray
+    edits: Mapping[int, RowEdits]
+    masks: Sequence[np.ndarray | None]
+
+    @staticmethod
+    def of(rows: Sequence[SamplingRow]) -> SamplingBatch:
+        columns = [
+            (
+                row.params.temperature,
+                max(row.params.top_k, 0),
+                row.params.top_p,
+                row.params.min_p,
+                row.uniform,
+            )
+            for row in rows
+        ]
+        edits = {place: row_edits(row.params, row.counts, row.banned) for place, row in enumerate(rows)}
+        return SamplingBatch(
+            np.array(columns).T.copy(),
+            {place: edit for place, edit in edits.items() if edit is not None},
+            [row.mask for row in rows] if any(row.mask is not None for row in rows) else (),
+        )
+
+    def row_edits(self) -> list[RowEdits | None]:
+        """The edits of each row; None for a row without any."""
+        return [self.edits.get(row) for row in range(self.options.shape[1])]
+
+
+def row_edits(params: SamplingParams, counts: TokenCounts | None, banned: Sequence[int]) -> RowEdits | None:
+    """The penalties, biases and banned tokens of a row; None if it has none of these."""
+    if counts is None and not banned and not params.logit_bias:
+        return None
+    return RowEdits(
+        counts or NONE_COUNTED,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.logit_bias,
+        banned,
+    )
+
+
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 """The log-probability of the chosen token, and the most likely tokens as (id, log-probability) pairs."""
 
@@ -67,16 +118,14 @@ class HostSampler:
     def __init__(self, sample_tokens: SampleTokens = sample_tokens, log_sum: LogSum = log_sum) -> None:
         self._sample_tokens, self._log_sum = sample_tokens, log_sum
 
-    def begin_draw(
-        self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
-    ) -> HostDrawing:
+    def begin_draw(self, logits: Tensor, batch: SamplingBatch, asked: Sequence[int], top: int) -> HostDrawing:
         """Choose a token for each row of `logits`, (R, vocab), which may be changed.
 
         asked : rows that need log-probabilities: of the chosen token and of the `top` most likely tokens
         """
         logits = logits.float()
         original = logits[list(asked)].clone() if asked else None
-        tokens = sample(logits, rows, self._sample_tokens)
+        tokens = sample(logits, batch, self._sample_tokens)
         found: list[RowLogprobs] = []
         if original is not None:
             found = log_probabilities(original, tokens[list(asked)], top, self._log_sum)
@@ -90,49 +139,15 @@ class HostSampler:
 
 
 @torch.inference_mode()
-def sample(
-    logits: Tensor, rows: Sequence[SamplingRow], sample_tokens: SampleTokens = sample_tokens
-) -> Tensor:
+def sample(logits: Tensor, batch: SamplingBatch, sample_tokens: SampleTokens = sample_tokens) -> Tensor:
     """Choose one token per row, (R,) int64.
 
     logits : (R, vocab) float32, changed in place by biases and penalties
     """
-    edits = row_edits(rows)
-    if any(row is not None for row in edits):
-        edit_logits(logits, LogitEdits.from_rows([row or RowEdits() for row in edits]))
-    masks = [spec.mask for spec in rows]
-    masked = () if all(mask is None for mask in masks) else stacked(masks)
-    return sample_tokens(logits, options_of(rows), *masked)
-
-
-def options_of(rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingOptions:
-    """The sampling parameters of `rows` as tensors on `device`."""
-    params = [row.params for row in rows]
-    return SamplingOptions.from_columns(
-        [each.temperature for each in params],
-        [max(each.top_k, 0) for each in params],
-        [each.top_p for each in params],
-        [each.min_p for each in params],
-        [row.uniform for row in rows],
-        device,
-    )
-
-
-def row_edits(rows: Sequence[SamplingRow]) -> list[RowEdits | None]:
-    """The penalties, biases and banned tokens of each row; None for a row that has none of these."""
-    return [
-        RowEdits(
-            row.counts or NONE_COUNTED,
-            row.params.repetition_penalty,
-            row.params.presence_penalty,
-            row.params.frequency_penalty,
-            row.params.logit_bias,
-            row.banned,
-        )
-        if row.counts is not None or row.banned or row.params.logit_bias
-        else None
-        for row in rows
-    ]
+    if batch.edits:
+        edit_logits(logits, LogitEdits.from_rows([row or RowEdits() for row in batch.row_edits()]))
+    masked = stacked(batch.masks) if batch.masks else ()
+    return sample_tokens(logits, SamplingOptions.of(batch.options), *masked)
 
 
 @torch.inference_mode()
@@ -180,11 +195,12 @@ class DeviceSampler:
 
     @torch.inference_mode()
     def begin_draw(
-        self, logits: Tensor, rows: Sequence[SamplingRow], asked: Sequence[int], top: int
+        self, logits: Tensor, batch: SamplingBatch, asked: Sequence[int], top: int
     ) -> DeviceDrawing:
-        edits = self.counts.edits(row_edits(rows))
+        edits = self.counts.edits(batch.row_edits()) if batch.edits else None
         before = None if edits is None else self._ops.edit_logits(logits, edits)
-        tokens = self._ops.sample_tokens(logits, options_of(rows, self._device), *self._masks(rows))
+        options = SamplingOptions.of(batch.options, self._device)
+        tokens = self._ops.sample_tokens(logits, options, *self._masks(batch.masks))
         if edits is not None and before is not None:
             self._ops.restore_logits(logits, edits, before)
         if not asked:
@@ -207,11 +223,10 @@ class DeviceSampler:
         ):
             row = SamplingRow(params, uniform=0.0, mask=mask)
             for top in (0, 1):
-                self.begin_draw(logits, [row], [0], top)
+                self.begin_draw(logits, SamplingBatch.of([row]), [0], top)
 
-    def _masks(self, rows: Sequence[SamplingRow]) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        masks = [row.mask for row in rows]
-        if all(mask is None for mask in masks):
+    def _masks(self, masks: Sequence[np.ndarray | None]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        if not masks:
             return None, None
         cuda = self._device.type == "cuda"
         count, width = sum(mask is not None for mask in masks), max(len(m) for m in masks if m is not None)

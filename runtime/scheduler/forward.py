@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -31,10 +31,11 @@ from torch import Tensor
 from ramify.errors import EngineError, RamifyError
 from ramify.kernels.machine.transfers import to_device
 from ramify.runtime.executor.attention import index_select
-from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.executor.batch import Extension, ForwardBatch, pack, pack_columns
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.requests.pages import RequestPages
 from ramify.runtime.scheduler.requests.request import Request, ScheduledRequest
+from ramify.runtime.scheduler.requests.slots import slots_of
 from ramify.runtime.scheduler.speculation.draft_model import DraftModel
 
 log = logging.getLogger("ramify")
@@ -168,7 +169,7 @@ class OverlapScheduling:
             return
         prefills = [
             _Launched(request, request.computed_len, stop)
-            for request, stop, _ in chunks
+            for request, _, stop, *_ in chunks
             if request.pages.copy is None and stop > request.computed_len
         ]
         self._launched, row = decodes + prefills, 0
@@ -252,24 +253,17 @@ class ForwardPass:
         Hidden states that were computed ahead are not computed again.
         """
         ahead, states = self.overlap.take_computed(plan), self._pages.states
-        rest = [scheduled for scheduled, row in zip(plan, ahead.rows, strict=True) if row is None]
+        rest = plan
+        if ahead.hidden is not None:
+            rest = [scheduled for scheduled, row in zip(plan, ahead.rows, strict=True) if row is None]
         copies = []
-        extensions = []
-        for request, stop, wave in rest:
-            pages = request.pages
+        for scheduled in rest:
+            pages = scheduled.request.pages
             if pages.copy is not None:
                 copies.append(pages.copy)
                 pages.copy = None
-            if wave:
-                copies += [part.copy for part in wave if part.copy is not None]
-                extensions += [
-                    Extension(one.ids, start, end, one.table, one.slot, request.lora, one.start)
-                    for one, start, end, _ in wave
-                ]
-                continue
-            start, ids = request.computed_len, request.target_ids
-            extensions.append(Extension(ids, start, stop, pages.ids, pages.state, request.lora))
-            pages.state_len = stop
+            if scheduled.wave:
+                copies += [part.copy for part in scheduled.wave if part.copy is not None]
         if states.present:
             assert self._runner.states is not None
             self._runner.states.copy(states.copies.take())
@@ -283,7 +277,38 @@ class ForwardPass:
             ]
         )
         try:
-            computed = self._runner.forward(pack(extensions, self._pages.page_size, copies)) if rest else None
+            computed = self._runner.forward(self._packed(rest, copies)) if rest else None
         finally:
             self.masks.wait()
         return ahead.joined(computed, [scheduled.tokens for scheduled in plan])
+
+    def _packed(self, plan: Sequence[ScheduledRequest], copies: Sequence[tuple[int, int]]) -> ForwardBatch:
+        """The batch of `plan`."""
+        size, present = self._pages.page_size, self._pages.states.present
+        if any([scheduled.wave for scheduled in plan]):
+            return pack([each for scheduled in plan for each in _extensions(scheduled)], size, copies)
+        requests = [scheduled.request for scheduled in plan]
+        starts = np.array([scheduled.start for scheduled in plan], np.int64)
+        stops = np.array([scheduled.stop for scheduled in plan], np.int64)
+        if int((stops - starts).max()) == 1:
+            ids = np.array([request.buffer.item(start) for request, start, *_ in plan])
+        else:
+            ids = np.concatenate([request.buffer[start:stop] for request, start, stop, *_ in plan])
+        states = [request.pages.state for request in requests] if present else []
+        for request, stop in zip(requests, stops.tolist(), strict=True) if present else ():
+            request.pages.state_len = stop
+        held, slots = self._pages.slots, slots_of(requests)
+        table = held.pages[slots, : -(-int(stops.max()) // size)]
+        return pack_columns(
+            ids, starts, stops, table, size, copies=copies, states=states, loras=held.loras[slots]
+        )
+
+
+def _extensions(scheduled: ScheduledRequest) -> Iterator[Extension]:
+    request, start, stop, _, wave = scheduled
+    pages = request.pages
+    if not wave:
+        pages.state_len = stop
+        yield Extension(request.target_ids, start, stop, pages.ids, pages.state, request.lora)
+    for one, first, end, _ in wave:
+        yield Extension(one.ids, first, end, one.table, one.slot, request.lora, one.start)

@@ -82,10 +82,11 @@ class Lifecycle:
         request.count_uncached(found)
         request.take_rank()
         bisect.insort(self.waiting, request, key=ORDER)
+        self.flows.settled = False
 
     def judge_flows(self) -> None:
         """Decide which flows yield. If that changes ranks, sort `running` and `waiting` anew."""
-        if self.flows.judge(self.running, self.waiting):
+        if not self.flows.settled and self.flows.judge(self.running, self.waiting):
             self.running.sort(key=ORDER)
             self.waiting.sort(key=ORDER)
 
@@ -93,6 +94,8 @@ class Lifecycle:
         """Move `request`, which has been admitted, from `waiting` to `running`."""
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=ORDER)
+        self.flows.settled = False
+        request.find_plain()
         request.count_uncached(request.computed_len)
         stats = request.stats
         if stats.first_pass is None:
@@ -105,6 +108,7 @@ class Lifecycle:
     def stop(self, request: Request) -> None:
         if request in self.running:
             self.running.remove(request)
+            self.flows.settled = False
 
     def retract(self, request: Request) -> None:
         """Move `request` from `running` back to `waiting`. The request keeps its tokens, matcher and random

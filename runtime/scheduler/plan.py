@@ -394,7 +394,7 @@ class StepPlanner:
         self._share_out(turn.last, budget, plan, self._make_room)
         if self._pages.states.present:  # admissions may have added marks to requests that were planned before
             cut = self._pages.states.cut
-            plan = [ScheduledRequest(request, cut(request, stop), wave) for request, stop, wave in plan]
+            plan = [ScheduledRequest.up_to(cut(one.request, one.stop), one.request, one.wave) for one in plan]
         if requests.counters.retractions > retractions:
             return [scheduled for scheduled in plan if scheduled.request.pages.lock is not None]
         return plan
@@ -416,13 +416,16 @@ class StepPlanner:
             pages = request.pages
             if pages.lock is None:
                 continue  # retracted in this step, so that another request gets its pages
-            if request.target_len > len(pages.ids) * page_size and not make_room(request):
+            length, start, ahead = request.length, request.computed_len, request.known_len + request.draft_len
+            if length + ahead > pages.count * page_size and not make_room(request):
                 short_of_pages = True
+            elif request.plain and not ahead and length - start == 1 and start >= request.prompt_len:
+                plan.append(ScheduledRequest(request, start, length, 1))
             elif request.branching:
                 budget -= self._take_wave(request, budget, plan)
                 short_of_pages |= pages.lock is None
             elif request.decoding:
-                plan.append(ScheduledRequest(request, request.length + request.computed_ahead))
+                plan.append(ScheduledRequest.up_to(request.length + request.computed_ahead, request))
             elif budget > 0:
                 budget -= self._take(request, budget, plan)
         return budget, short_of_pages
@@ -430,8 +433,8 @@ class StepPlanner:
     def _take(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
         """Add a chunk of `request`, at most `budget` tokens, to `plan`. Returns the number of tokens."""
         stop = self._pages.states.cut(request, request.chunk_stop(budget))
-        plan.append(ScheduledRequest(request, stop))
-        return stop - request.computed_len
+        plan.append(ScheduledRequest.up_to(stop, request))
+        return plan[-1].tokens
 
     def _take_wave(self, request: Request, budget: int, plan: list[ScheduledRequest]) -> int:
         """Add a wave of branches of `request`, at most `budget` tokens, to `plan`. Returns the number of
@@ -448,7 +451,7 @@ class StepPlanner:
 
         if not self._make_room(request, take):
             return 0
-        plan.append(ScheduledRequest(request, request.computed_len, wave))
+        plan.append(ScheduledRequest.up_to(request.computed_len, request, wave))
         return plan[-1].tokens
 
     def _make_room(self, request: Request, take: Callable[[], bool] | None = None) -> bool:

@@ -212,14 +212,19 @@ class StepResults:
         predicting: Predicting = []
         spans: list[ComputedSpan] = []
         waves: list[ComputedWave] = []
+        decoded: list[Request] = []
         for scheduled in plan:
-            request, stop, wave = scheduled
-            start = request.computed_len
-            first_row, next_row = next_row, next_row + scheduled.tokens
+            request, start, stop, tokens, wave = scheduled
+            first_row, next_row = next_row, next_row + tokens
             if request.pages.lock is None:
                 continue  # it has ended in this step, when another of its spans failed
+            if tokens == 1 and request.plain and stop == request.length > request.prompt_len:
+                request.computed_len = stop
+                decoded.append(request)
+                predicting.append((request, first_row))
+                continue
             if wave:
-                requests.programs.serve(request, scheduled.tokens)
+                requests.programs.serve(request, tokens)
                 waves.append(ComputedWave(request, wave, first_row))
                 continue
             try:
@@ -242,6 +247,7 @@ class StepResults:
                     requests.finish(request, Finish(reason="length"))
             except Exception as error:
                 requests.fail_alone(request, error)
+        requests.programs.serve_all(decoded)
         if spans:
             with requests.counters.model_time():
                 self.scorer.read(spans, hidden, now)
@@ -298,7 +304,7 @@ class StepResults:
         if not ready:
             return []
         requests = [request for request, _ in ready]
-        counts = [self._sampler.at_once(request) for request in requests]
+        counts = [self._sampler.at_once(request) if request.draft_len else 1 for request in requests]
         # In the order of the logits.
         wanted = [(i, ahead) for ahead in range(max(counts)) for i in range(len(ready)) if ahead < counts[i]]
         rows = [place[ready[i][1] + ahead] for i, ahead in wanted]
@@ -316,6 +322,9 @@ class StepResults:
         more: Predicting = []
         for (request, row), some in zip(ready, tokens, strict=True):
             try:
+                plain = request.plain and not request.known_len and not request.draft_len
+                if plain and self.appender.accept_plain(request, some[0][0]):
+                    continue
                 on = 0
                 for token, logprob in some:
                     following = self._append(request, token, logprob, now)

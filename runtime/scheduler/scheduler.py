@@ -92,9 +92,8 @@ class Scheduler:
             tuning.piece_bytes,
         )
         self.forward = ForwardPass(runner, pages, self.drafter.model)
-        self.results = results = StepResults(
-            config, runner, limits, self.requests, self.forward, sampler or RequestSampler(runner, limits)
-        )
+        sampler = sampler or RequestSampler(runner, limits, pages.slots)
+        self.results = results = StepResults(config, runner, limits, self.requests, self.forward, sampler)
         self.planner = StepPlanner(config, tuning, self.requests, self.transfers.give_way, results.advance)
         self._arrivals = Arrivals(
             limits,
@@ -163,7 +162,7 @@ class Scheduler:
         with self.counters.model_time():
             hidden = self.forward.run_plan(plan)
         self.counters.computed_tokens += len(hidden)
-        for request, *_ in plan:
-            if request.draft_len:
-                self.counters.count_drafts(request)
+        for scheduled in plan:
+            if scheduled.request.draft_len:
+                self.counters.count_drafts(scheduled.request)
         return hidden

@@ -18,7 +18,7 @@ from ramify.kernels.weights.rows import Rows
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.sampler import SamplingRow
+from ramify.runtime.executor.sampler import SamplingBatch, SamplingRow
 from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.loading.load import dummy_model
 from ramify.runtime.model.quantization import packing
@@ -82,7 +82,7 @@ def draws(runner: Runner, rows: int) -> None:
         for masks in ([None], [mask], [mask, None]):
             given = [SamplingRow(params, 0.5, counts, masks[row % len(masks)]) for row in range(rows)]
             for asked, top in (([], 0), ([0], 0), (list(range(rows)), 7)):
-                runner.sampler.begin_draw(logits, given, asked, top)
+                runner.sampler.begin_draw(logits, SamplingBatch.of(given), asked, top)
     runner.sampler.log_probabilities(logits, np.zeros(rows, np.int64), 3)
 
 

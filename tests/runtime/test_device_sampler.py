@@ -11,7 +11,7 @@ import torch
 
 from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.registry import ops
-from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, SamplingRow
+from ramify.runtime.executor.sampler import DeviceSampler, HostSampler, SamplingBatch, SamplingRow
 from ramify.sampling_params import SamplingParams
 
 VOCAB = 700
@@ -48,7 +48,10 @@ def test_as_on_the_host(options: list[dict[str, Any]], masked: bool, banned: boo
     device = DeviceSampler(ops("torch").sampling, torch.device("cpu"))  # type: ignore[arg-type]
     logits = 3 * torch.randn(len(rows), VOCAB)
     asked = list(range(0, len(rows), 2))
-    drawings = [sampler.begin_draw(logits.clone(), rows, asked, 4) for sampler in (HostSampler(), device)]
+    drawings = [
+        sampler.begin_draw(logits.clone(), SamplingBatch.of(rows), asked, 4)
+        for sampler in (HostSampler(), device)
+    ]
     assert torch.equal(drawings[0].tokens, drawings[1].tokens)
     (expected, expected_logprobs), (tokens, logprobs) = (drawing.result() for drawing in drawings)
     assert tokens == expected
@@ -74,4 +77,4 @@ def test_known_tokens() -> None:
 def test_without_log_probabilities_none_come() -> None:
     rows = rows_of(OPTIONS[:2], masked=False, banned=False)
     device = DeviceSampler(ops("torch").sampling, torch.device("cpu"))  # type: ignore[arg-type]
-    assert device.begin_draw(torch.randn(2, VOCAB), rows, [], 0).result()[1] == []
+    assert device.begin_draw(torch.randn(2, VOCAB), SamplingBatch.of(rows), [], 0).result()[1] == []

@@ -268,7 +268,7 @@ def test_the_next_step_is_the_one_that_was_planned_ahead(priorities: tuple[int, 
         device.now += HOST_S
         for requests, chunks in planned[:-1]:
             went_on = all(request.length > length for request, length in requests)
-            as_planned = all(request.computed_len == stop for request, stop, _ in chunks or ())
+            as_planned = all(one.request.computed_len == one.stop for one in chunks or ())
             wrong += went_on != (chunks is not None) or not as_planned
             left_out += not went_on
         del planned[:-1]

@@ -11,14 +11,14 @@ import torch
 from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.kernels.cpu.sampling import sample_tokens
 from ramify.runtime.executor import sampler
-from ramify.runtime.executor.sampler import SamplingRow, log_probabilities
+from ramify.runtime.executor.sampler import SamplingBatch, SamplingRow, log_probabilities
 from ramify.sampling_params import SamplingParams
 
 VOCAB = 1000
 
 
 def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> np.ndarray:
-    return sampler.sample(logits, rows, sample_tokens).numpy()
+    return sampler.sample(logits, SamplingBatch.of(rows), sample_tokens).numpy()
 
 
 def row(

@@ -10,7 +10,7 @@ import pytest
 from ramify.engine_messages import Submit
 from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.runtime.scheduler.requests.request import Request
-from ramify.runtime.scheduler.requests.sampling import uniform
+from ramify.runtime.scheduler.requests.slots import uniforms
 from ramify.sampling_params import SamplingParams
 
 
@@ -56,7 +56,8 @@ def test_a_request_keeps_its_counts_through_draft_known_and_replaced_tokens(repe
 def test_random_numbers_are_even_and_each_request_has_its_own() -> None:
     """For 64 neighbouring seeds and 1,000 positions: no number occurs twice, each quarter of [0, 1) has a
     quarter of the numbers, and neighbours are uncorrelated in both directions."""
-    table = np.array([[uniform(seed, position) for position in range(1000)] for seed in range(-9, 55)])
+    seeds = np.arange(-9, 55).astype(np.uint64)
+    table = np.array([uniforms(seeds, np.full(64, position)) for position in range(1000)]).T
     assert len(np.unique(table)) == table.size
     assert table.min() >= 0.0
     assert table.max() < 1.0
@@ -64,4 +65,5 @@ def test_random_numbers_are_even_and_each_request_has_its_own() -> None:
     assert shares == pytest.approx([0.25] * 4, abs=0.01)
     for one, next_one in ((table[1:], table[:-1]), (table[:, 1:], table[:, :-1])):
         assert abs(np.corrcoef(one.ravel(), next_one.ravel())[0, 1]) < 0.02
-    assert uniform(7, -3) != uniform(7, 3)
+    before, after = uniforms(np.full(2, 7, np.uint64), np.array([-3, 3]))
+    assert before != after

@@ -30,6 +30,7 @@ from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.requests.sampling import RequestSampler, Sampled
+from ramify.runtime.scheduler.requests.slots import RunningSlots
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 from tests.grammar.naive_grammar import NaiveGrammar
@@ -119,7 +120,7 @@ class Prolongs(RequestSampler):
     """A sampler of the allowed token after which the most tokens are needed; random at a tie."""
 
     def __init__(self, limits: Limits, seed: int) -> None:
-        super().__init__(None, limits)  # type: ignore[arg-type]
+        super().__init__(None, limits, RunningSlots())  # type: ignore[arg-type]
         self._random = random.Random(seed)
 
     def next_tokens(

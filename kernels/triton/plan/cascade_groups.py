@@ -163,7 +163,9 @@ def check_groups(groups: Groups, cached: Ints) -> None:
         raise ValueError(f"group {index}: members must be ascending rows of the {len(cached)} sequences.")
     before = previous(rows)
     reached = np.where(before < 0, 0, groups.end[owner[before]])
-    outside = (groups.begin[owner] < reached) | (groups.tokens < 1)[owner] | (groups.end[owner] > cached[rows])
+    outside = (
+        (groups.begin[owner] < reached) | (groups.tokens < 1)[owner] | (groups.end[owner] > cached[rows])
+    )
     if outside.any():
         place = int(outside.argmax())
         index, row = int(owner[place]), int(rows[place])

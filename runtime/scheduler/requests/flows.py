@@ -64,6 +64,9 @@ class Flows:
         self._flows: dict[tuple[int, str, str, str], Flow] = {}
         self.share = 0.0
         """The share of the flows of the highest priority that yield, from 0 to 1."""
+        self.settled = False
+        """True if `judge` would find what it found last: nothing waits or prefills, and the same requests
+        run. Set to False whenever a request arrives, waits, starts or stops to run, or ends."""
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -72,10 +75,12 @@ class Flows:
         """Put `request`, which has arrived, into its flow."""
         request.flow = self._flows.setdefault(request.flow_key, Flow(request.priority))
         request.flow.open_requests += 1
+        self.settled = False
 
     def leave(self, request: Request) -> None:
         """Take `request`, which ends, out of its flow."""
         request.flow.open_requests -= 1
+        self.settled = False
         if request.flow.newest is request:
             request.flow.newest = None
         if not request.flow.open_requests:
@@ -86,6 +91,7 @@ class Flows:
         begun or ceased to yield."""
         flows = self._flows.values()
         if len(flows) < 2 and not any(flow.yields for flow in flows):
+            self.settled = True
             return False
         for flow in flows:
             flow.running = flow.queued = flow.prefill_tokens = 0
@@ -98,6 +104,7 @@ class Flows:
             request.flow.queued += 1
             request.flow.prefill_tokens += request.uncached
         light: set[int] = set()
+        self.settled = not waiting and not any(flow.prefill_tokens for flow in flows)
         for flow in flows:
             flow.queued += flow.running
             flow.heavy = flow.queued > self._light_requests or flow.prefill_tokens > self._most_tokens

@@ -8,8 +8,6 @@ into the tree, after its committed rows.
 
 from __future__ import annotations
 
-import numpy as np
-
 from ramify.errors import PromptTooLong
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
@@ -19,6 +17,7 @@ from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.parts import PageTable
 from ramify.runtime.scheduler.requests.programs import Program, ReuseIntervals
 from ramify.runtime.scheduler.requests.request import Request, common_prefix
+from ramify.runtime.scheduler.requests.slots import RunningSlots
 from ramify.runtime.scheduler.requests.states import RequestStates
 
 RETRACTED_S = 600.0
@@ -121,11 +120,12 @@ class ProgramLeases:
 
 
 class RequestPages:
-    """Moves pages between requests and the prefix cache."""
+    """Moves pages between requests and the prefix cache. A request with pages has a slot in `slots`."""
 
     def __init__(self, cache: PrefixCache, tuning: Tuning = TUNED) -> None:
         self.cache = cache
         self.page_size = cache.page_size
+        self.slots = RunningSlots()
         self.leases = ProgramLeases(cache)
         self.states = RequestStates(cache, tuning.least_state)
         self.branches = BranchPages(cache, self.states)
@@ -160,8 +160,8 @@ class RequestPages:
             request.stats.lost = self.cache.lost(prompt, request.scope, lock.length)
         self.leases.admitted(request)
         copy = (lock.pages[full], new[0]) if lock.length % self.page_size else None
-        ids = np.array(lock.pages[:full] + new, np.int32)
-        request.pages = PageTable(ids, lock, lock.length, copy)
+        request.pages = PageTable(self.slots, self.slots.take(request), 0, lock, lock.length, copy)
+        request.pages.extend(lock.pages[:full] + new)
         request.computed_len = lock.length
         if self.states.present:
             self.states.take_slot(request, lock, match)
@@ -190,7 +190,7 @@ class RequestPages:
     def grow(self, request: Request, ahead: int = 0) -> bool:
         """Take pages until there is room for all tokens of `request` and `ahead` more. Returns False, and
         takes none, if too few pages are available."""
-        missing = self._slots(request.target_len + ahead) - len(request.pages.ids)
+        missing = self._slots(request.target_len + ahead) - request.pages.count
         if missing <= 0:
             return True
         new = self.cache.allocate(missing, request.taker)
@@ -235,6 +235,7 @@ class RequestPages:
         self.states.give_back(request, keep=keep_state)
         self.cache.free(pages.ids[pages.lock.private_from :].tolist())
         self.cache.release(pages.lock)
+        self.slots.free(pages.slot, pages.count)
         request.pages = PageTable()
         request.stats.reached = request.reached
         request.computed_len = 0

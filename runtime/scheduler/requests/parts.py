@@ -14,22 +14,29 @@ from ramify.radix.evicted import Lost
 
 if TYPE_CHECKING:
     from ramify.radix.lock import PrefixLock
+    from ramify.runtime.scheduler.requests.slots import RunningSlots
 
 
 Logprob = tuple[int, float | None, tuple[tuple[int, float], ...]]
 """(token id, log-probability, the most likely tokens in that place as (id, log-probability) pairs)."""
 
 
-@dataclasses.dataclass(slots=True)
-class PageTable:
-    """The KV pages of one request: `ids[i]` holds tokens ``[i * page_size, (i + 1) * page_size)``.
+NONE = np.zeros(0, dtype=np.int32)
 
-    `ids` is int32: a step copies it into its batch without a Python object for each page. The pages
-    ``ids[:lock.private_from]`` belong to the prefix tree, in which `lock` keeps them. The request owns the
-    others.
+
+@dataclasses.dataclass(slots=True, eq=False)
+class PageTable:
+    """The KV pages of one request, in its slot of `RunningSlots.pages`.
+
+    The pages ``ids[:lock.private_from]`` belong to the prefix tree, in which `lock` keeps them. The request
+    owns the others.
     """
 
-    ids: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int32))
+    slots: RunningSlots | None = None
+    slot: int = -1
+    """The request's slot; -1 while it has no pages."""
+    count: int = 0
+    """The number of pages."""
     lock: PrefixLock | None = None
     """None while the request has no pages: before its admission, after a retraction, and after its end."""
     committed_len: int = 0
@@ -43,9 +50,17 @@ class PageTable:
     kept_len: int = 0
     """The last position of the request at which the tree holds a state, or at which the tree gave no slot."""
 
+    @property
+    def ids(self) -> np.ndarray:
+        """(count,) int32: ``ids[i]`` holds tokens ``[i * page_size, (i + 1) * page_size)``. A view, valid
+        until the next `extend` of any request."""
+        return NONE if self.slots is None else self.slots.pages[self.slot, : self.count]
+
     def extend(self, pages: Sequence[int]) -> None:
         """Add `pages`, which the request owns."""
-        self.ids = np.concatenate([self.ids, np.array(pages, np.int32)])
+        assert self.slots is not None
+        self.slots.add_pages(self.slot, self.count, pages)
+        self.count += len(pages)
 
 
 @dataclasses.dataclass(slots=True)
@@ -150,9 +165,6 @@ class SpeculationState:
     next_pause: int = 1
     """The length of the next pause in steps. The length doubles after each lookup that found no draft worth
     its rows."""
-
-
-NONE = np.zeros(0, dtype=np.int32)
 
 
 @dataclasses.dataclass(slots=True)

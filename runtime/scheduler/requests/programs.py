@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -239,6 +240,12 @@ class Programs:
         """Count the service of a step that has computed `tokens` tokens of `request`."""
         request.program.served += STEP_TOKENS + tokens
         self.served += STEP_TOKENS + tokens
+
+    def serve_all(self, requests: Sequence[Request]) -> None:
+        """Count the service of a step that has computed one token of each of `requests`."""
+        for request in requests:
+            request.program.served += STEP_TOKENS + 1
+        self.served += (STEP_TOKENS + 1) * len(requests)
 
     def leave(self, request: Request) -> None:
         """Count `request`, which ends, and add its computed tokens to `Program.calls`."""

@@ -114,14 +114,18 @@ class Request:
         reported one step late: its log-probability needs the hidden state before it."""
         self.known_len = 0
         self.draft_len = 0
+        self.plain = False
+        """True if the request's output is text alone, chosen by sampling options: no grammar, choices or
+        questions, no embedding, no log-probabilities. Such requests take the short way through a step."""
         self.computes_ahead = True
         """True if known and draft tokens are computed before they are chosen. False in models with states: a
         state cannot be rolled back to an earlier token."""
         self.forks = submit.forks
         self.marks: list[int] = []
         """Sorted positions at which a pass is to end, so that the state there can be kept."""
-        self._ids = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
-        self._ids[: self.prompt_len] = submit.ids
+        self.buffer = np.empty(self.prompt_len + min(max_tokens, 256) + 1, dtype=np.int32)
+        """`target_ids`, and room for more tokens."""
+        self.buffer[: self.prompt_len] = submit.ids
 
         self._counts: TokenCounts | None = None
 
@@ -146,6 +150,13 @@ class Request:
         self.expired = False
         """True if the `deadline` had passed when the request was admitted. The request is then not retracted
         to admit others."""
+
+    def find_plain(self) -> None:
+        """Set `plain`. Called when the request starts to run."""
+        parts = (self.constrained, self.scoring, self.decisions, self.pooled)
+        params = self.sampling
+        asked = (params.logprobs, params.prompt_logprobs_start)
+        self.plain = all(each is None for each in parts + asked) and not self.every_s
 
     def count_uncached(self, found: int) -> None:
         """Set `uncached` by the first `found` tokens, which need not be computed. If a prefill of the request
@@ -192,17 +203,17 @@ class Request:
     @property
     def ids(self) -> np.ndarray:
         """Prompt and output, (length,) int32."""
-        return self._ids[: self.length]
+        return self.buffer[: self.length]
 
     @property
     def target_ids(self) -> np.ndarray:
         """Prompt, output, known tokens and draft tokens, (target_len,) int32."""
-        return self._ids[: self.target_len]
+        return self.buffer[: self.target_len]
 
     @property
     def last(self) -> int:
         """The last token of the sequence."""
-        return int(self._ids[self.length - 1])
+        return int(self.buffer[self.length - 1])
 
     def token_counts(self) -> TokenCounts:
         """Counts of the tokens in `ids`, for the penalties. The same object is updated and returned by the
@@ -215,7 +226,7 @@ class Request:
     @property
     def output(self) -> np.ndarray:
         """Output tokens, (output_len,) int32."""
-        return self._ids[self.prompt_len : self.length]
+        return self.buffer[self.prompt_len : self.length]
 
     @property
     def output_len(self) -> int:
@@ -365,7 +376,7 @@ class Request:
     @property
     def next_ahead(self) -> int | None:
         """The known or draft token right after the sequence; None if there is none."""
-        return int(self._ids[self.length]) if self.known_len or self.draft_len else None
+        return int(self.buffer[self.length]) if self.known_len or self.draft_len else None
 
     def append(self, token: int) -> None:
         """Add `token` to the sequence, and drop all known and draft tokens."""
@@ -375,9 +386,9 @@ class Request:
             self.report.overlap = self.healing.rest
             self.prompt_len = self.length
             self.healing = self._counts = None
-        if self.length == len(self._ids):
+        if self.length == len(self.buffer):
             self._lengthen()
-        self._ids[self.length] = token
+        self.buffer[self.length] = token
         self.length += 1
         self.known_len = self.draft_len = 0
 
@@ -416,7 +427,7 @@ class Request:
         self.known_len -= 1
         if self.healing is not None:
             self.reported_len = self.length
-            self.healing = self.healing.after(int(self._ids[self.length - 1])) if self.known_len else None
+            self.healing = self.healing.after(int(self.buffer[self.length - 1])) if self.known_len else None
 
     def verify_draft(self, start: int, draft: np.ndarray) -> int:
         """Compare the tokens that were appended from position `start` on with `draft`, (n,) int32, which was
@@ -467,26 +478,33 @@ class Request:
         )
 
     def _place(self, position: int, token: int) -> None:
-        if position == len(self._ids):
+        if position == len(self.buffer):
             self._lengthen()
-        self._ids[position] = token
+        self.buffer[position] = token
 
     def _lengthen(self) -> None:
-        self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int32)])
+        self.buffer = np.concatenate([self.buffer, np.empty(len(self.buffer), dtype=np.int32)])
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step: positions ``[computed_len, stop)``, then a wave of its branches."""
+    """One request's share of a step: positions ``[start, stop)``, then a wave of its branches.
+
+    tokens : the number of tokens that the step computes
+    """
 
     request: Request
+    start: int
     stop: int
+    tokens: int
     wave: Sequence[Part] = ()
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that the step computes."""
-        tokens = self.stop - self.request.computed_len
-        return tokens + sum([stop - start for _, start, stop, _ in self.wave]) if self.wave else tokens
+    @staticmethod
+    def up_to(stop: int, request: Request, wave: Sequence[Part] = ()) -> ScheduledRequest:
+        """The positions of `request` that are not computed, up to `stop`, and `wave`."""
+        start = request.computed_len
+        return ScheduledRequest(
+            request, start, stop, stop - start + sum([part.stop - part.start for part in wave]), wave
+        )
 
     @property
     def samples(self) -> bool:

@@ -11,12 +11,11 @@ import torch
 from ramify.grammar.matcher import allowed_among
 from ramify.kernels.arguments.sampling_inputs import TokenCounts
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.sampler import SamplingRow
+from ramify.runtime.executor.sampler import SamplingBatch, SamplingRow, row_edits
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.requests.parts import Logprob
 from ramify.runtime.scheduler.requests.request import Request
-
-MASK64 = 2**64 - 1
+from ramify.runtime.scheduler.requests.slots import RunningSlots, slots_of, uniforms
 
 LOGPROB_ROWS = 64
 """The number of rows whose logits are in memory at a time. With 49k tokens, 64 rows of float32 take 13 MB."""
@@ -32,6 +31,7 @@ class RequestSampler:
 
     runner: Runner
     limits: Limits
+    slots: RunningSlots
 
     def next_tokens(
         self,
@@ -46,15 +46,34 @@ class RequestSampler:
         host waits for them.
         """
         requests = [request for request, _ in places]
-        rows = [self.row(request, ahead, _mask(request)) for request, ahead in places]
+        slots, held = slots_of(requests), self.slots
+        options = np.zeros((5, len(places)))
+        options[:4] = held.options[:, slots]
+        drawn = np.flatnonzero(options[0] > 0.0)
+        if len(drawn):
+            positions = [request.length - request.prompt_len + ahead for request, ahead in places]
+            options[4, drawn] = uniforms(held.seeds[slots[drawn]], np.array(positions, np.int64)[drawn])
+        masks = [
+            None if request.constrained is None and request.healing is None else _mask(request)
+            for request in requests
+        ]
+        edits = {}
+        for row in np.flatnonzero(held.edited[slots]).tolist():
+            request = requests[row]
+            counts = request.token_counts() if request.sampling.penalises else None
+            found = row_edits(request.sampling, counts, self._banned(request, masks[row]))
+            if found is not None:
+                edits[row] = found
+        if all(mask is None for mask in masks):
+            masks = []
         asked = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
         top = max((requests[row].sampling.logprobs or 0 for row in asked), default=0)
-        drawing = self.runner.sampler.begin_draw(logits, rows, asked, top)
+        drawing = self.runner.sampler.begin_draw(logits, SamplingBatch(options, edits, masks), asked, top)
         if meanwhile is not None:
             meanwhile(drawing.tokens)
-        tokens, found = drawing.result()
-        logprobs: list[Logprob | None] = [None] * len(rows)
-        for row, (value, best) in zip(asked, found, strict=True):
+        tokens, scores = drawing.result()
+        logprobs: list[Logprob | None] = [None] * len(places)
+        for row, (value, best) in zip(asked, scores, strict=True):
             logprobs[row] = (tokens[row], value, best[: requests[row].sampling.logprobs])
         return list(zip(tokens, logprobs, strict=True))
 
@@ -100,28 +119,31 @@ class RequestSampler:
         return found + [None] * sum(request.computed_ahead for request in requests)
 
     def row(
-        self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None = None
+        self, request: Request, ahead: int, mask: np.ndarray | None, counts: TokenCounts | None
     ) -> SamplingRow:
         """The sampling options of the token `ahead` tokens after the end of the sequence.
 
         mask : the mask of the allowed tokens, (words,) int32; None if all are allowed
-        counts : the token counts that penalties use; None: the counts of the sequence
+        counts : the token counts that penalties use
         """
-        params = request.sampling
-        banned: tuple[int, ...] = ()
-        if params.min_tokens and request.answer_len < params.min_tokens:
-            banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
-            if mask is not None and allowed_among(mask, {*banned}) is not None:
-                banned = ()  # the grammar allows a stop token here, and it decides where the text ends
+        slot = request.pages.slot
+        position = np.array([request.length - request.prompt_len + ahead], np.int64)
         return SamplingRow(
-            params=params,
-            uniform=uniform(request.seed, request.length - request.prompt_len + ahead)
-            if params.temperature > 0.0
-            else 0.0,
-            counts=counts or request.token_counts() if params.penalises else None,
+            params=request.sampling,
+            uniform=float(uniforms(self.slots.seeds[slot : slot + 1], position)[0]),
+            counts=counts,
             mask=mask,
-            banned=banned,
+            banned=self._banned(request, mask),
         )
+
+    def _banned(self, request: Request, mask: np.ndarray | None) -> tuple[int, ...]:
+        """The stop tokens, while the answer is shorter than `min_tokens`. If the grammar allows one of them,
+        none is banned: the grammar decides where the text ends."""
+        params = request.sampling
+        if not params.min_tokens or request.answer_len >= params.min_tokens:
+            return ()
+        banned = params.stop_token_ids + (() if params.ignore_eos else self.limits.eos_token_ids)
+        return () if mask is not None and allowed_among(mask, {*banned}) is not None else banned
 
 
 def _mask(request: Request) -> np.ndarray | None:
@@ -130,17 +152,3 @@ def _mask(request: Request) -> np.ndarray | None:
     if request.healing is not None and request.next_ahead is not None:
         mask = request.healing.mask(request.next_ahead, mask)
     return mask
-
-
-def uniform(seed: int, position: int) -> float:
-    """The random number in [0, 1) for the output token at `position`. While a prompt is healed, `position` is
-    negative.
-
-    The number depends on `seed` and `position` alone. So it does not matter whether earlier tokens were
-    sampled, forced, or computed again after a retraction.
-    """
-    # SplitMix64, one stream for each seed. Seeding a generator of Python's own takes 5 us.
-    x = (seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15) & MASK64
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK64
-    return ((x ^ x >> 31) >> 11) * 2.0**-53

@@ -27,7 +27,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, pack
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.executor.sampler import SamplingRow
+from ramify.runtime.executor.sampler import SamplingBatch, SamplingRow
 from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.shape.context import with_context
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
@@ -132,7 +132,7 @@ class DraftModel:
         self._pages = pages
         self._limits = limits
         self._clock = clock
-        self._sampler = RequestSampler(runner, limits)
+        self._sampler = RequestSampler(runner, limits, pages.slots)
         self._rows = np.zeros(runner.pool.num_pages, dtype=np.int32)
         """By page, the number of its first rows that hold the draft model's KV of the page's tokens."""
         self._grammars: dict[str, tuple[ConstrainedOutput, int]] = {}
@@ -158,8 +158,8 @@ class DraftModel:
         if used:
             self._runner.copy_pages(used)
         size = self._pages.page_size
-        for request, stop, wave in plan:
-            kv, start = request.speculation.kv, request.computed_len
+        for request, start, stop, _, wave in plan:
+            kv = request.speculation.kv
             if kv is not None and kv.table is request.pages:
                 start = max(start, kv.computed)  # the rows before keep the draft model's KV
             written = [(request.pages.ids, start, stop)]
@@ -219,7 +219,7 @@ class DraftModel:
         if not batch.decoding:
             hidden = index_select(hidden, (batch.query_starts[1:] - 1).tolist())
         tokens, found = self._runner.sampler.begin_draw(
-            self._logits(hidden, [row.mask for row in rows]), rows, range(len(rows)), 0
+            self._logits(hidden, [row.mask for row in rows]), SamplingBatch.of(rows), range(len(rows)), 0
         ).result()
         self._spent(len(batch.ids), began)
         return [
