@@ -87,21 +87,22 @@ class MaskFiller:
 
 @dataclasses.dataclass(slots=True)
 class _Launched:
-    """One request's part of a launched pass: positions ``[start, stop)``, in the rows of the pass from `row`
-    on.
+    """A launched pass over N parts of requests, decoding requests first.
 
-    pages : the pages of these positions
-    choice : for a decoding request, the index of its token in `tokens` of `launch`; None for a prompt chunk
-    token : for a decoding request, its token; None until the host has it
+    starts, stops : (N,) int64, the positions of each part
+    choices : for each decoding request, the index of its token in `tokens` of `launch`
+    pages : the pages of all positions, as from `OverlapScheduling._written`
+    hidden : (rows, hidden size), the hidden states of all parts
+    tokens : the token of each decoding request; None until the host has them
     """
 
-    request: Request
-    start: int
-    stop: int
-    row: int = 0
-    pages: list[int] = dataclasses.field(default_factory=list)
-    choice: int | None = None
-    token: int | None = None
+    requests: list[Request]
+    starts: np.ndarray
+    stops: np.ndarray
+    choices: list[int]
+    pages: np.ndarray
+    hidden: Tensor
+    tokens: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,11 +110,12 @@ class Ahead:
     """The hidden states of a plan that were computed ahead.
 
     hidden : (rows, hidden size); None if no entry was computed ahead
-    rows : for each entry of the plan, its first row in `hidden`; None if the entry was not computed ahead
+    rows : (entries,) int64, for each entry of the plan its first row in `hidden`; -1 if it was not computed
+        ahead
     """
 
     hidden: Tensor | None
-    rows: list[int | None]
+    rows: np.ndarray
 
     def joined(self, computed: Tensor | None, counts: Sequence[int]) -> Tensor:
         """The hidden states of the whole plan, in which entry i has `counts[i]` tokens.
@@ -124,16 +126,13 @@ class Ahead:
         if self.hidden is None:
             assert computed is not None
             return computed
-        following = len(self.hidden)
-        order: list[int] = []
-        for row, count in zip(self.rows, counts, strict=True):
-            if row is not None:
-                order += range(row, row + count)
-            else:
-                order += range(following, following + count)
-                following += count
+        sizes = np.array(counts)
+        later = np.where(self.rows < 0, sizes, 0)
+        first = np.where(self.rows < 0, len(self.hidden) + np.cumsum(later) - later, self.rows)
+        order = np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
         whole = self.hidden if computed is None else torch.cat([self.hidden, computed])
-        return whole if order == list(range(len(whole))) else index_select(whole, order)
+        in_order = len(order) == len(whole) and bool((order == np.arange(len(order))).all())
+        return whole if in_order else index_select(whole, order.tolist())
 
 
 class OverlapScheduling:
@@ -142,13 +141,12 @@ class OverlapScheduling:
     def __init__(self, runner: Runner, pages: RequestPages) -> None:
         self._runner = runner
         self._pages = pages
-        self._launched: list[_Launched] = []
-        self._hidden: Tensor | None = None
+        self._launched: _Launched | None = None
 
     @property
     def idle(self) -> bool:
         """True if no pass has been launched for the next step."""
-        return not self._launched
+        return self._launched is None
 
     def launch(
         self, requests: Sequence[Request], tokens: Tensor, chunks: Sequence[ScheduledRequest] = ()
@@ -160,41 +158,50 @@ class OverlapScheduling:
         their last, requests for which no page is free, and chunks of requests with a page still to be copied.
         If none of `requests` is left, nothing is launched.
         """
-        decodes = [
-            _Launched(request, request.length, request.length + 1, choice=choice)
+        size, held = self._pages.page_size, self._pages.slots
+        choices = [
+            choice
             for choice, request in enumerate(requests)
-            if not request.ahead_len and request.budget_left > 1 and self._pages.grow(request, ahead=1)
+            if not (request.known_len or request.draft_len)
+            and request.budget_left > 1
+            and (request.length < request.pages.count * size or self._pages.grow(request, ahead=1))
         ]
-        if not decodes:
+        if not choices:
             return
-        prefills = [
-            _Launched(request, request.computed_len, stop)
-            for request, _, stop, *_ in chunks
-            if request.pages.copy is None and stop > request.computed_len
-        ]
-        self._launched, row = decodes + prefills, 0
-        for entry in self._launched:
-            entry.row, row = row, row + entry.stop - entry.start
-            entry.pages = self._written(entry.request, entry.start, entry.stop)
-        extensions = [
-            Extension(None, entry.start, entry.stop, entry.request.pages.ids, lora=entry.request.lora)
-            for entry in self._launched
-        ]
+        decodes = [requests[choice] for choice in choices]
+        prefills = [one for one in chunks if one.request.pages.copy is None and one.tokens]
+        parts = decodes + [one.request for one in prefills]
+        lengths = [request.length for request in decodes]
+        starts = np.array(lengths + [one.start for one in prefills], np.int64)
+        stops = starts + 1
+        stops[len(decodes) :] = [one.stop for one in prefills]
+        slots = slots_of(parts)
         if len(decodes) < len(requests):
-            tokens = index_select(tokens, [entry.choice for entry in decodes if entry.choice is not None])
+            tokens = index_select(tokens, choices)
         if prefills:
-            known = [entry.request.target_ids[entry.start : entry.stop] for entry in prefills]
+            known = [one.request.buffer[one.start : one.stop] for one in prefills]
             ids = torch.from_numpy(np.concatenate(known).astype(np.int64))
             tokens = torch.cat([tokens, to_device(ids, tokens.device)])
+        table = held.pages[slots, : -(-int(stops.max()) // size)]
+        batch = pack_columns(None, starts, stops, table, size, next_ids=tokens, loras=held.loras[slots])
         try:
-            self._hidden = self._runner.forward(pack(extensions, self._pages.page_size, next_ids=tokens))
+            hidden = self._runner.forward(batch)
         except Exception:  # the next step computes these tokens itself, and reports its own error
             log.exception("a pass ahead failed")
-            self._launched = []
+            return
+        self._launched = _Launched(parts, starts, stops, choices, self._written(slots, starts, stops), hidden)
 
-    def _written(self, request: Request, start: int, stop: int) -> list[int]:
-        size = self._pages.page_size
-        return request.pages.ids[start // size : -(-stop // size)].tolist()
+    def _written(self, slots: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """The pages of the positions ``[starts[i], stops[i])`` of each of `slots`, one slot after the
+        other."""
+        owner, place = ranges(*self._page_range(starts, stops))
+        found: np.ndarray = self._pages.slots.pages[slots[owner], place]
+        return found
+
+    def _page_range(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first page of the positions ``[starts[i], stops[i])`` of each sequence, and their number."""
+        first = starts // self._pages.page_size
+        return first, -(-stops // self._pages.page_size) - first
 
     def record(self, tokens: Sequence[int]) -> None:
         """Record `tokens`, (R,), which were chosen and have arrived on the host.
@@ -202,38 +209,50 @@ class OverlapScheduling:
         A step chooses tokens several times if known or draft tokens are accepted. At most one of these
         choices launches a pass, over `tokens`; `record` has an effect for that choice only.
         """
-        for entry in self._launched:
-            if entry.choice is not None and entry.token is None:
-                entry.token = tokens[entry.choice]
+        launched = self._launched
+        if launched is not None and launched.tokens is None:
+            launched.tokens = np.array(tokens)[launched.choices]
 
     def take_computed(self, plan: Sequence[ScheduledRequest]) -> Ahead:
         """The hidden states of the launched pass that `plan` can use. All other launched rows are void."""
-        if not self._launched:
-            return Ahead(None, [None] * len(plan))
-        launched = {entry.request.rid: entry for entry in self._launched}
-        hidden, self._launched, self._hidden = self._hidden, [], None
-        found = [(scheduled, launched.get(scheduled.request.rid)) for scheduled in plan]
-        rows = [
-            entry.row if entry is not None and self._wanted(scheduled, entry) else None
-            for scheduled, entry in found
-        ]
-        if all(row is None for row in rows):
+        rows = np.full(len(plan), -1)
+        launched, self._launched = self._launched, None
+        if launched is None:
             return Ahead(None, rows)
-        if None in rows:
-            assert hidden is not None
+        places = {one.request: place for place, one in enumerate(plan)}
+        entry = np.array([places.get(request, -1) for request in launched.requests])
+        wanted = (entry >= 0) & self._wanted(launched, plan, entry)
+        if not wanted.any():
+            return Ahead(None, rows)
+        sizes = launched.stops - launched.starts
+        rows[entry[wanted]] = (np.cumsum(sizes) - sizes)[wanted]
+        hidden = launched.hidden
+        if (rows < 0).any():
             hidden = hidden.clone()  # the runner's next pass, which follows, may overwrite its states
         return Ahead(hidden, rows)
 
-    def _wanted(self, scheduled: ScheduledRequest, entry: _Launched) -> bool:
-        request = scheduled.request
-        return (
-            request is entry.request
-            and request.computed_len == entry.start
-            and scheduled.stop == entry.stop
-            and (entry.choice is None or int(request.ids[entry.start]) == entry.token)
-            and request.pages.copy is None
-            and self._written(request, entry.start, entry.stop) == entry.pages
-        )
+    def _wanted(self, launched: _Launched, plan: Sequence[ScheduledRequest], entry: np.ndarray) -> np.ndarray:
+        """For each launched part whether it equals its entry of `plan`: the same positions, the same token,
+        in the same pages. (N,) bool, anything where ``entry[i]`` is -1."""
+        positions = np.array([(one.start, one.stop) for one in plan])[entry]
+        same = (positions[:, 0] == launched.starts) & (positions[:, 1] == launched.stops)
+        same &= [request.pages.copy is None for request in launched.requests]
+        decodes = len(launched.choices)
+        pairs = zip(launched.requests[:decodes], launched.starts.tolist(), strict=False)
+        same[:decodes] &= launched.tokens == [
+            request.buffer.item(start) if start < request.length else -1 for request, start in pairs
+        ]
+        slots = slots_of(launched.requests)  # -1 for a request that has ended
+        moved = self._written(slots, launched.starts, launched.stops) != launched.pages
+        owner, _ = ranges(*self._page_range(launched.starts, launched.stops))
+        same[owner[moved]] = False
+        return same
+
+
+def ranges(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For ranges of `counts` numbers from `first` on: each number's range, and the number."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) + (first - (np.cumsum(counts) - counts))[owner]
 
 
 class ForwardPass:
@@ -255,7 +274,7 @@ class ForwardPass:
         ahead, states = self.overlap.take_computed(plan), self._pages.states
         rest = plan
         if ahead.hidden is not None:
-            rest = [scheduled for scheduled, row in zip(plan, ahead.rows, strict=True) if row is None]
+            rest = [scheduled for scheduled, row in zip(plan, ahead.rows.tolist(), strict=True) if row < 0]
         copies = []
         for scheduled in rest:
             pages = scheduled.request.pages
@@ -285,7 +304,7 @@ class ForwardPass:
     def _packed(self, plan: Sequence[ScheduledRequest], copies: Sequence[tuple[int, int]]) -> ForwardBatch:
         """The batch of `plan`."""
         size, present = self._pages.page_size, self._pages.states.present
-        if any([scheduled.wave for scheduled in plan]):
+        if any(scheduled.wave for scheduled in plan):
             return pack([each for scheduled in plan for each in _extensions(scheduled)], size, copies)
         requests = [scheduled.request for scheduled in plan]
         starts = np.array([scheduled.start for scheduled in plan], np.int64)

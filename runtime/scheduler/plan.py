@@ -342,12 +342,12 @@ class StepPlanner:
         if self._alternation is not None and self._alternation.next_drafts:
             return None
         lists = self._requests
-        if any(request.branching for request in lists.running):
+        if any(request.decisions is not None and request.branching for request in lists.running):
             return None
         turn = self._precedence.next_turn(lists.running, lists.waiting, lists.flows.share)
         if turn.rule.leaves_out and not set(requests).issubset(turn.first):
             return None
-        prefilling = [request for request in turn.first if request.prefilling]
+        prefilling = [request for request in turn.first if request.computed_len < request.prompt_len]
         chunks: list[ScheduledRequest] = []
         self._share_out(prefilling, self._chunks.tokens_ahead(len(requests)), chunks, lambda request: True)
         return chunks

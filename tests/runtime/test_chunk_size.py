@@ -94,8 +94,8 @@ def steps_beside_a_prompt(model: Any, **options: Any) -> list[float]:
     found: list[float] = []
 
     def timed(plan: Any) -> Any:
-        rows = sum(stop - request.computed_len for request, stop, _ in plan if request.decoding)
-        prompt = sum(stop - request.computed_len for request, stop, _ in plan) - rows
+        rows = sum(one.tokens for one in plan if one.request.decoding)
+        prompt = sum(one.tokens for one in plan) - rows
         clock.now += plain(rows, prompt)
         if rows and prompt:
             found.append(plain(rows, prompt))

@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Groups:
-    """G nodes of the tree of prefixes as arrays, parents before children. Iteration yields a `Group` for each.
+    """G nodes of the tree of prefixes as arrays, parents before children. Iteration yields `Group`s.
 
     begin, tokens, sizes : (G,); `sizes` are the numbers of members
     members : (M,) rows of the page table: the members of the first node, ascending, then those of the next
