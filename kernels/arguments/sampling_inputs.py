@@ -73,16 +73,20 @@ class LogitEdits:
         """The edits of all rows of the logits; `rows[i]` describes the edits of row i."""
         rows = rows or [RowEdits()]
         found = [row.entries() for row in rows]
-        sizes = [len(tokens) for tokens, _, _ in found]
-        tokens, counts, added = (np.concatenate(part) for part in zip(*found, strict=True))
-        places = np.empty((2, len(tokens)), np.int32)
-        places[0], places[1] = np.repeat(np.arange(len(rows)), sizes), tokens
+        sizes = [len(entries[0]) for entries, _ in found]
+        tokens, counts = np.concatenate([entries for entries, _ in found], axis=1)
+        of = np.repeat(np.arange(len(rows)), sizes)
         options = [(row.repetition_penalty, row.presence_penalty, row.frequency_penalty) for row in rows]
-        repetition, presence, frequency = np.repeat(np.array(options), sizes, axis=0).T
-        amounts = np.empty((3, len(tokens)), np.float32)
-        amounts[0] = np.where(counts >= 0, repetition, 1.0)
-        amounts[1] = np.where(counts > 0, presence + frequency * counts, 0.0)
-        amounts[2] = added
+        repetition, presence, frequency = np.array(options).T
+        amounts = np.zeros((3, len(tokens)), np.float32)
+        amounts[0] = np.where(counts >= 0, repetition[of], 1.0)
+        used = np.flatnonzero(counts > 0)
+        amounts[1, used] = presence[of[used]] + frequency[of[used]] * counts[used]
+        begins = np.cumsum([0, *sizes])
+        for row, (_, biases) in enumerate(found):
+            if biases is not None:
+                amounts[2, begins[row] : begins[row + 1]] = biases
+        places = np.stack([of.astype(np.int32), tokens])
         return LogitEdits(to_device(places, device), to_device(amounts, device))
 
 
@@ -118,6 +122,9 @@ class TokenCounts:
         """Count the tokens of the sequence `ids`, (n,), that are not counted yet; the first `prompt_len` are
         the prompt."""
         start, self.length = self.length, len(ids)
+        if start >= prompt_len and start == len(ids) - 1:  # one more token, as in most steps
+            self._add((ids.item(start),), 1)
+            return
         if self._prompt and start < prompt_len:
             self._add(np.unique(ids[start:prompt_len]).tolist(), 0)
         self._add(ids[max(start, prompt_len) :].tolist(), 1)
@@ -164,12 +171,12 @@ class RowEdits:
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     banned: Sequence[int] = ()
 
-    def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Three arrays (n,): distinct tokens, int32; their occurrences in the output, int32, or -1 for a
-        token that is not in `counts`; and their biases."""
-        tokens, counts = self.counts.arrays
+    def entries(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """(2, n) int32: distinct tokens, and their occurrences in the output, -1 for a token that is not in
+        `counts`. Then their biases, (n,) float64; None if the row has none."""
         if not self.logit_bias and not self.banned:
-            return tokens, counts, np.zeros(len(tokens))
+            return self.counts.arrays, None
+        tokens, counts = self.counts.arrays
         biases = {**self.logit_bias, **dict.fromkeys(self.banned, -np.inf)}
         places = np.array(self.counts.places_of(biases))
         new = np.fromiter(biases, np.int32, len(biases))[places < 0]
@@ -178,7 +185,7 @@ class RowEdits:
         places[places < 0] = np.arange(len(tokens) - len(new), len(tokens))
         added = np.zeros(len(tokens))
         added[places] = list(biases.values())
-        return tokens, counts, added
+        return np.stack([tokens, counts]), added
 
 
 class LogProbabilities(NamedTuple):

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ramify.errors import EngineError, RamifyError
 from ramify.kernels.machine.transfers import to_device
+from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.attention import index_select
 from ramify.runtime.executor.batch import Extension, ForwardBatch, pack, pack_columns
 from ramify.runtime.executor.runner import Runner
@@ -41,26 +42,54 @@ from ramify.runtime.scheduler.speculation.draft_model import DraftModel
 log = logging.getLogger("ramify")
 
 
-class MaskFiller:
-    """Fills token masks in one background thread, while a forward pass runs. Walks over the token trie and
-    forward passes release the GIL, so they run in parallel."""
+MOST_MASK_THREADS = 8
+MASKS_A_THREAD = 8
+"""The fewest masks for which a further thread is worth waking: a mask that was met before takes 5 us."""
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._filling: Future[None] | None = None
+
+def mask_threads(device: torch.device) -> int:
+    """The number of threads that fill masks: a thread for each usable core that does not compute. Beside a
+    pass on the CPU, or on all cores, this is one."""
+    computing = torch.get_num_threads() if device.type == "cpu" else 1
+    return max(1, min(len(usable_cores()) - computing, MOST_MASK_THREADS))
+
+
+class MaskFiller:
+    """Fills token masks in background threads, while a forward pass runs. Walks over the token trie and
+    forward passes release the GIL, so they run in parallel.
+
+    The masks of one grammar are filled by one thread, because its matchers share a cache.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="masks")
+        self._most = threads
+        self._filling: list[Future[None]] = []
         self._errors: dict[str, RamifyError] = {}
 
     def begin_filling(self, requests: Sequence[Request]) -> None:
         """Start to fill the masks of `requests`, which are all constrained. The matchers of `requests` must
         not be used until `wait` has returned."""
         self._errors.clear()
-        if requests:
-            self._filling = self._thread.submit(self._fill, requests)
+        parts = min(self._most, -(-len(requests) // MASKS_A_THREAD))
+        self._filling = [self._threads.submit(self._fill, part) for part in self._shares(requests, parts)]
+
+    def _shares(self, requests: Sequence[Request], parts: int) -> list[list[Request]]:
+        """`requests` in at most `parts` parts of about equal length, with those of one grammar together."""
+        if parts < 2:
+            return [list(requests)] if requests else []
+        by_grammar: dict[int, list[Request]] = {}
+        for request in requests:
+            by_grammar.setdefault(id(request.grammar), []).append(request)
+        shares: list[list[Request]] = [[] for _ in range(parts)]
+        for some in sorted(by_grammar.values(), key=len, reverse=True):
+            min(shares, key=len).extend(some)
+        return [share for share in shares if share]
 
     def wait(self) -> None:
-        if self._filling is not None:
-            self._filling.result()
-            self._filling = None
+        filling, self._filling = self._filling, []
+        for future in filling:
+            future.result()
 
     def fill_now(self, requests: Sequence[Request]) -> None:
         self._errors.clear()
@@ -259,7 +288,7 @@ class ForwardPass:
     """Runs forward passes. While a pass runs, the grammar masks for the tokens chosen after it are filled."""
 
     def __init__(self, runner: Runner, pages: RequestPages, draft_model: DraftModel | None) -> None:
-        self.masks = MaskFiller()
+        self.masks = MaskFiller(mask_threads(runner.device))
         self.overlap = OverlapScheduling(runner, pages)
         self._runner = runner
         self._pages = pages

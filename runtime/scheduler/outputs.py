@@ -164,11 +164,15 @@ class OutputAppender:
     jump_forward: bool
 
     def accept_plain(self, request: Request, token: int) -> bool:
-        """`accept` for most tokens of a `plain` request without known and draft tokens, in a fifth of the
-        time. Returns False, and does nothing, for the first token and for one that may end the output."""
+        """`accept` for most tokens of a `plain` request, in a fifth of the time. Returns False, and does
+        nothing, for the first token, for one that may end the output, under a grammar, and while there are
+        known or draft tokens."""
         length, params = request.length, request.sampling
         if (
-            not request.report.announced
+            request.constrained is not None
+            or request.known_len
+            or request.draft_len
+            or not request.report.announced
             or request.reported_len != length
             or length + 1 - request.prompt_len >= request.max_tokens
             or token in params.stop_token_ids

@@ -322,8 +322,7 @@ class StepResults:
         more: Predicting = []
         for (request, row), some in zip(ready, tokens, strict=True):
             try:
-                plain = request.plain and not request.known_len and not request.draft_len
-                if plain and self.appender.accept_plain(request, some[0][0]):
+                if request.plain and self.appender.accept_plain(request, some[0][0]):
                     continue
                 on = 0
                 for token, logprob in some:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 
+from ramify.runtime.scheduler.forward import MaskFiller
 from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput
 
 STOP, VOCAB = 0, 64
@@ -53,3 +58,40 @@ def test_one_mask_for_a_state_and_a_budget() -> None:
     assert output.only_end(6) == STOP
     assert output.jump([2, 2, 2], 1, 6) is None, "the end is no token of a jump"
     assert matcher.filled == 5
+
+
+class Meeting:
+    """A constrained output whose mask is filled once the masks of `others` are being filled too."""
+
+    def __init__(self, others: threading.Barrier | None, threads: list[int]) -> None:
+        self._others, self._threads = others, threads
+
+    def fill(self, budget: int, *, may_be_empty: bool) -> None:
+        self._threads.append(threading.get_ident())
+        if self._others is not None:
+            self._others.wait(60.0)
+
+
+def test_each_thread_fills_the_masks_of_its_grammars() -> None:
+    """The first masks of two grammars wait for each other, so they need two threads. All masks of a grammar
+    are filled by one thread, even if a thread has nothing left to do."""
+    filler, meeting = MaskFiller(2), threading.Barrier(2)
+    threads: dict[str, list[int]] = {"long": [], "short": [], "last": []}
+    requests: list[Any] = []
+    for name, count in (("short", 5), ("long", 9), ("last", 1)):
+        grammar = object()
+        for place in range(count):
+            others = meeting if name != "last" and place == 0 else None
+            constrained = Meeting(others, threads[name])
+            rid = f"{name} {place}"
+            requests.append(
+                SimpleNamespace(
+                    rid=rid, grammar=grammar, constrained=constrained, healing=None, budget_left=1
+                )
+            )
+    filler.begin_filling(requests)
+    filler.wait()
+    assert filler.errors == {}
+    assert [len(threads[name]) for name in ("short", "long", "last")] == [5, 9, 1]
+    assert [len({*found}) for found in threads.values()] == [1, 1, 1]
+    assert {*threads["short"]} == {*threads["last"]} != {*threads["long"]}

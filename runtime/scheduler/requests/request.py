@@ -35,6 +35,7 @@ from ramify.runtime.scheduler.requests.programs import Program
 from ramify.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from ramify.grammar.matcher import Grammar
     from ramify.runtime.model.lora.adapters import Adapter
     from ramify.runtime.scheduler.requests.choices import ScoringState
     from ramify.runtime.scheduler.requests.constrained import ConstrainedOutput, Healing
@@ -115,8 +116,8 @@ class Request:
         self.known_len = 0
         self.draft_len = 0
         self.plain = False
-        """True if the request's output is text alone, chosen by sampling options: no grammar, choices or
-        questions, no embedding, no log-probabilities. Such requests take the short way through a step."""
+        """True if the request only generates text: no choices or questions, no embedding, no
+        log-probabilities. Its decodes take the short way through a step."""
         self.computes_ahead = True
         """True if known and draft tokens are computed before they are chosen. False in models with states: a
         state cannot be rolled back to an earlier token."""
@@ -138,6 +139,9 @@ class Request:
         self.scoring: ScoringState | None = None
         """The span of choices that the request computes; None unless choices are scored."""
         self.constrained: ConstrainedOutput | None = None
+        self.grammar: Grammar | None = None
+        """The grammar of `constrained`, whose cache of masks its matchers share; None with preambles, whose
+        grammars requests may share too."""
         self.healing: Healing | None = None
         """The state of token healing; None unless the known tokens are the end of the prompt."""
         self.program = Program(arrival)
@@ -153,7 +157,7 @@ class Request:
 
     def find_plain(self) -> None:
         """Set `plain`. Called when the request starts to run."""
-        parts = (self.constrained, self.scoring, self.decisions, self.pooled)
+        parts = (self.scoring, self.decisions, self.pooled)
         params = self.sampling
         asked = (params.logprobs, params.prompt_logprobs_start)
         self.plain = all(each is None for each in parts + asked) and not self.every_s
