@@ -12,9 +12,10 @@ of free text, 4 ms with penalties or grammars, and 6 ms at 1,024.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +26,6 @@ from ramify.engine_messages import Failed, Reply, Submit
 from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import ops
-from ramify.kernels.triton.cascade import plan_from_page_tables
-from ramify.kernels.triton.plan.attention_config import H100, tiles
-from ramify.kernels.triton.plan.attention_plan import Shape
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.batch import ForwardBatch
@@ -38,8 +36,6 @@ from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
 
-LLAMA = Shape(32, 8, 128, 2, 16, 0, False, tiles(128, torch.bfloat16, H100), H100)
-"""Attention of Llama-3.1-8B in bfloat16, with pages of 16."""
 VOCABULARY = 512
 HIDDEN = 8
 PAGE_SIZE = 16
@@ -57,7 +53,7 @@ class AnswersAtOnce:
     H100."""
 
     def __init__(self, *, plans: bool = False) -> None:
-        self._plans = plans
+        self._plan = planner() if plans else None
         self._logits = torch.randn(1024, VOCABULARY)
         self._logits[:, 0] = -100.0  # nobody stops
         self.device = torch.device("cpu")
@@ -67,13 +63,22 @@ class AnswersAtOnce:
         self.adapters = self.pool = None  # no request names one, and no page is transferred
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        if self._plans:
-            parts = batch.page_table, batch.query_starts, batch.kv_lens
-            plan_from_page_tables(*(part.numpy() for part in parts), LLAMA, self.device)  # type: ignore[arg-type]
+        if self._plan is not None:
+            self._plan(batch.page_table.numpy(), batch.query_starts.numpy(), batch.kv_lens.numpy())
         return torch.zeros(len(batch.ids), HIDDEN)
 
     def logits(self, hidden: torch.Tensor, masks: object = ()) -> torch.Tensor:
         return self._logits[: len(hidden)].clone()
+
+
+def planner() -> Callable[..., object]:
+    """Plans attention of Llama-3.1-8B in bfloat16, with pages of `PAGE_SIZE`, for an H100."""
+    from ramify.kernels.triton.cascade import plan_from_page_tables  # imports Triton, which takes a second
+    from ramify.kernels.triton.plan.attention_config import H100, tiles
+    from ramify.kernels.triton.plan.attention_plan import Shape
+
+    shape = Shape(32, 8, 128, 2, PAGE_SIZE, 0, False, tiles(128, torch.bfloat16, H100), H100)
+    return functools.partial(plan_from_page_tables, shape=shape, device=torch.device("cpu"))
 
 
 class Step(NamedTuple):

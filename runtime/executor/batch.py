@@ -42,7 +42,7 @@ class ForwardBatch:
     tokens : (3, T) int64
         Token ids, their positions, and the slots that their KV is written to (page * page_size + offset).
     page_table : (B, max_pages) int32
-        Rows are padded with page 0, which is not read: `kv_lens` says where a row ends.
+        `kv_lens` says where a row ends. The pages behind are valid ones, and are not read.
     query_starts : (B + 1,) int32
     kv_lens : (B,) int32
         Tokens in pages after the step, including the new tokens.

@@ -23,6 +23,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -114,24 +115,30 @@ class MaskFiller:
                 self._errors[request.rid] = EngineError(f"The grammar failed: {error}")
 
 
-@dataclasses.dataclass(slots=True)
-class _Launched:
-    """A launched pass over N parts of requests, decoding requests first.
+class _Part(NamedTuple):
+    """One request's part of a launched pass: positions ``[start, stop)``, in the rows of the pass from `row`
+    on.
 
-    starts, stops : (N,) int64, the positions of each part
-    choices : for each decoding request, the index of its token in `tokens` of `launch`
-    pages : the pages of all positions, as from `OverlapScheduling._written`
-    hidden : (rows, hidden size), the hidden states of all parts
-    tokens : the token of each decoding request; None until the host has them
+    pages : the pages of these positions
+    choice : for a decoding request, the index of its token in `tokens` of `launch`; None for a prompt chunk
     """
 
-    requests: list[Request]
-    starts: np.ndarray
-    stops: np.ndarray
-    choices: list[int]
-    pages: np.ndarray
+    request: Request
+    start: int
+    stop: int
+    row: int
+    pages: list[int]
+    choice: int | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class _Launched:
+    """A launched pass. `hidden` are the hidden states of all parts, (rows, hidden size); `tokens` the tokens
+    that were chosen, None until the host has them."""
+
+    parts: list[_Part]
     hidden: Tensor
-    tokens: np.ndarray | None = None
+    tokens: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,12 +146,11 @@ class Ahead:
     """The hidden states of a plan that were computed ahead.
 
     hidden : (rows, hidden size); None if no entry was computed ahead
-    rows : (entries,) int64, for each entry of the plan its first row in `hidden`; -1 if it was not computed
-        ahead
+    rows : for each entry of the plan, its first row in `hidden`; -1 if it was not computed ahead
     """
 
     hidden: Tensor | None
-    rows: np.ndarray
+    rows: list[int]
 
     def joined(self, computed: Tensor | None, counts: Sequence[int]) -> Tensor:
         """The hidden states of the whole plan, in which entry i has `counts[i]` tokens.
@@ -155,13 +161,14 @@ class Ahead:
         if self.hidden is None:
             assert computed is not None
             return computed
-        sizes = np.array(counts)
-        later = np.where(self.rows < 0, sizes, 0)
-        first = np.where(self.rows < 0, len(self.hidden) + np.cumsum(later) - later, self.rows)
-        order = np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
-        whole = self.hidden if computed is None else torch.cat([self.hidden, computed])
-        in_order = len(order) == len(whole) and bool((order == np.arange(len(order))).all())
-        return whole if in_order else index_select(whole, order.tolist())
+        if computed is None and sum(counts) == len(self.hidden) and self.rows == sorted(self.rows):
+            return self.hidden
+        following = len(self.hidden)
+        order: list[int] = []
+        for row, count in zip(self.rows, counts, strict=True):
+            first, following = (row, following) if row >= 0 else (following, following + count)
+            order += range(first, first + count)
+        return index_select(self.hidden if computed is None else torch.cat([self.hidden, computed]), order)
 
 
 class OverlapScheduling:
@@ -197,40 +204,38 @@ class OverlapScheduling:
         ]
         if not choices:
             return
-        decodes = [requests[choice] for choice in choices]
         prefills = [one for one in chunks if one.request.pages.copy is None and one.tokens]
-        parts = decodes + [one.request for one in prefills]
-        lengths = [request.length for request in decodes]
-        starts = np.array(lengths + [one.start for one in prefills], np.int64)
-        stops = starts + 1
-        stops[len(decodes) :] = [one.stop for one in prefills]
+        parts = [requests[choice] for choice in choices] + [one.request for one in prefills]
+        lengths = [request.length for request in parts[: len(choices)]]
+        starts = lengths + [one.start for one in prefills]
+        stops = [length + 1 for length in lengths] + [one.stop for one in prefills]
         slots = slots_of(parts)
-        if len(decodes) < len(requests):
+        if len(choices) < len(requests):
             tokens = index_select(tokens, choices)
         if prefills:
             known = [one.request.buffer[one.start : one.stop] for one in prefills]
             ids = torch.from_numpy(np.concatenate(known).astype(np.int64))
             tokens = torch.cat([tokens, to_device(ids, tokens.device)])
-        table = held.pages[slots, : -(-int(stops.max()) // size)]
-        batch = pack_columns(None, starts, stops, table, size, next_ids=tokens, loras=held.loras[slots])
+        table, loras = held.pages[slots, : -(-max(stops) // size)], held.loras[slots]
+        batch = pack_columns(
+            None, np.array(starts), np.array(stops), table, size, next_ids=tokens, loras=loras
+        )
         try:
             hidden = self._runner.forward(batch)
         except Exception:  # the next step computes these tokens itself, and reports its own error
             log.exception("a pass ahead failed")
             return
-        self._launched = _Launched(parts, starts, stops, choices, self._written(slots, starts, stops), hidden)
+        pages = map(self._written, parts, starts, stops)
+        rows = batch.query_starts.tolist()
+        of = choices + [None] * len(prefills)
+        self._launched = _Launched(list(map(_Part, parts, starts, stops, rows, pages, of)), hidden)
 
-    def _written(self, slots: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """The pages of the positions ``[starts[i], stops[i])`` of each of `slots`, one slot after the
-        other."""
-        owner, place = ranges(*self._page_range(starts, stops))
-        found: np.ndarray = self._pages.slots.pages[slots[owner], place]
-        return found
-
-    def _page_range(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first page of the positions ``[starts[i], stops[i])`` of each sequence, and their number."""
-        first = starts // self._pages.page_size
-        return first, -(-stops // self._pages.page_size) - first
+    def _written(self, request: Request, start: int, stop: int) -> list[int]:
+        """The pages of the positions ``[start, stop)`` of `request`."""
+        size, table = self._pages.page_size, request.pages
+        if stop - start == 1 and table.slots is not None:  # in a quarter of the time
+            return [table.slots.pages.item(table.slot, start // size)]
+        return table.ids[start // size : -(-stop // size)].tolist()
 
     def record(self, tokens: Sequence[int]) -> None:
         """Record `tokens`, (R,), which were chosen and have arrived on the host.
@@ -240,48 +245,36 @@ class OverlapScheduling:
         """
         launched = self._launched
         if launched is not None and launched.tokens is None:
-            launched.tokens = np.array(tokens)[launched.choices]
+            launched.tokens = tokens
 
     def take_computed(self, plan: Sequence[ScheduledRequest]) -> Ahead:
         """The hidden states of the launched pass that `plan` can use. All other launched rows are void."""
-        rows = np.full(len(plan), -1)
+        rows = [-1] * len(plan)
         launched, self._launched = self._launched, None
         if launched is None:
             return Ahead(None, rows)
-        places = {one.request: place for place, one in enumerate(plan)}
-        entry = np.array([places.get(request, -1) for request in launched.requests])
-        wanted = (entry >= 0) & self._wanted(launched, plan, entry)
-        if not wanted.any():
-            return Ahead(None, rows)
-        sizes = launched.stops - launched.starts
-        rows[entry[wanted]] = (np.cumsum(sizes) - sizes)[wanted]
+        places = {scheduled.request: place for place, scheduled in enumerate(plan)}
+        for part in launched.parts:
+            request, start, stop, row, pages, choice = part
+            place = places.get(request)
+            if (
+                place is not None
+                and plan[place].start == start
+                and plan[place].stop == stop
+                and (
+                    choice is None
+                    or (launched.tokens and request.buffer.item(start) == launched.tokens[choice])
+                )
+                and request.pages.copy is None
+                and self._written(request, start, stop) == pages
+            ):
+                rows[place] = row
         hidden = launched.hidden
-        if (rows < 0).any():
+        if max(rows) < 0:
+            return Ahead(None, rows)
+        if min(rows) < 0:
             hidden = hidden.clone()  # the runner's next pass, which follows, may overwrite its states
         return Ahead(hidden, rows)
-
-    def _wanted(self, launched: _Launched, plan: Sequence[ScheduledRequest], entry: np.ndarray) -> np.ndarray:
-        """For each launched part whether it equals its entry of `plan`: the same positions, the same token,
-        in the same pages. (N,) bool, anything where ``entry[i]`` is -1."""
-        positions = np.array([(one.start, one.stop) for one in plan])[entry]
-        same = (positions[:, 0] == launched.starts) & (positions[:, 1] == launched.stops)
-        same &= [request.pages.copy is None for request in launched.requests]
-        decodes = len(launched.choices)
-        pairs = zip(launched.requests[:decodes], launched.starts.tolist(), strict=False)
-        same[:decodes] &= launched.tokens == [
-            request.buffer.item(start) if start < request.length else -1 for request, start in pairs
-        ]
-        slots = slots_of(launched.requests)  # -1 for a request that has ended
-        moved = self._written(slots, launched.starts, launched.stops) != launched.pages
-        owner, _ = ranges(*self._page_range(launched.starts, launched.stops))
-        same[owner[moved]] = False
-        return same
-
-
-def ranges(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For ranges of `counts` numbers from `first` on: each number's range, and the number."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) + (first - (np.cumsum(counts) - counts))[owner]
 
 
 class ForwardPass:
@@ -303,7 +296,7 @@ class ForwardPass:
         ahead, states = self.overlap.take_computed(plan), self._pages.states
         rest = plan
         if ahead.hidden is not None:
-            rest = [scheduled for scheduled, row in zip(plan, ahead.rows.tolist(), strict=True) if row < 0]
+            rest = [scheduled for scheduled, row in zip(plan, ahead.rows, strict=True) if row < 0]
         copies = []
         for scheduled in rest:
             pages = scheduled.request.pages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def test_more_requests_than_slots_keep_what_the_slots_hold() -> None:
 
 
 @pytest.fixture
-def short_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def short_way(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each token that was chosen for a plain request, whether it took the short way."""
     taken: list[bool] = []
     accept = OutputAppender.accept_plain
@@ -59,7 +58,7 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return taken[-1]
 
     monkeypatch.setattr(OutputAppender, "accept_plain", noted)
-    yield taken
+    return taken
 
 
 @pytest.mark.parametrize(
