@@ -77,10 +77,13 @@ def plan_cascade(
     def column(of_gaps: Ints, of_nodes: Ints, of_rests: Ints) -> Ints:
         return np.concatenate([of_gaps, of_nodes, of_rests])
 
+    def every(tasks: Ints) -> Ints:
+        return np.full(len(tasks), EVERY_POSITION)
+
     tasks = Tasks(
         first=column(starts[rows[gap]], (np.cumsum(counts) - counts)[heads], starts[own]),
         tokens=column(counts[gap], np.add.reduceat(counts, heads) if len(heads) else heads, new[own]),
-        position=column(*(np.full(len(each), EVERY_POSITION) for each in (gap, heads)), (lens - new)[own]),
+        position=column(every(gap), every(heads), (lens - new)[own]),
         table=column(rows[gap], rows[heads], own),
         begin=column(reached[gap], begin[node[heads]], done[own]),
         end=column(begin[node[gap]], end[node[heads]], lens[own]),

@@ -227,7 +227,7 @@ class OverlapScheduling:
             return
         pages = map(self._written, parts, starts, stops)
         rows = batch.query_starts.tolist()
-        of = choices + [None] * len(prefills)
+        of: list[int | None] = [*choices, *[None] * len(prefills)]
         self._launched = _Launched(list(map(_Part, parts, starts, stops, rows, pages, of)), hidden)
 
     def _written(self, request: Request, start: int, stop: int) -> list[int]:
@@ -325,7 +325,7 @@ class ForwardPass:
 
     def _packed(self, plan: Sequence[ScheduledRequest], copies: Sequence[tuple[int, int]]) -> ForwardBatch:
         """The batch of `plan`."""
-        size, present = self._pages.page_size, self._pages.states.present
+        size = self._pages.page_size
         if any(scheduled.wave for scheduled in plan):
             return pack([each for scheduled in plan for each in _extensions(scheduled)], size, copies)
         requests = [scheduled.request for scheduled in plan]
@@ -335,9 +335,10 @@ class ForwardPass:
             ids = np.array([request.buffer.item(start) for request, start, *_ in plan])
         else:
             ids = np.concatenate([request.buffer[start:stop] for request, start, stop, *_ in plan])
-        states = [request.pages.state for request in requests] if present else []
-        for request, stop in zip(requests, stops.tolist(), strict=True) if present else ():
-            request.pages.state_len = stop
+        states = [request.pages.state for request in requests if request.pages.state is not None]
+        if states:
+            for request, stop in zip(requests, stops.tolist(), strict=True):
+                request.pages.state_len = stop
         held, slots = self._pages.slots, slots_of(requests)
         table = held.pages[slots, : -(-int(stops.max()) // size)]
         return pack_columns(

@@ -144,7 +144,8 @@ def _common(
     seen = page_table[rows, least : int(shortest.max())]
     differ = seen != seen[heads][owner]
     common = least + np.where(differ.any(axis=1), differ.argmax(axis=1), differ.shape[1])
-    return np.minimum(np.minimum.reduceat(common, heads), shortest)
+    ends: Ints = np.minimum(np.minimum.reduceat(common, heads), shortest)
+    return ends
 
 
 def check_groups(groups: Groups, cached: Ints) -> None:

@@ -54,7 +54,10 @@ class PageTable:
     def ids(self) -> np.ndarray:
         """(count,) int32: ``ids[i]`` holds tokens ``[i * page_size, (i + 1) * page_size)``. A view, valid
         until the next `extend` of any request."""
-        return NONE if self.slots is None else self.slots.pages[self.slot, : self.count]
+        if self.slots is None:
+            return NONE
+        found: np.ndarray = self.slots.pages[self.slot, : self.count]
+        return found
 
     def extend(self, pages: Sequence[int]) -> None:
         """Add `pages`, which the request owns."""

@@ -90,4 +90,5 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     x = seeds * np.uint64(0xD1342543DE82EF95) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ x >> np.uint64(31)) >> np.uint64(11)) * 2.0**-53
+    found: np.ndarray = ((x ^ x >> np.uint64(31)) >> np.uint64(11)) * 2.0**-53
+    return found
