@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ramify.kernels.cpu.attention_loops import (
+    AMX_ROWS,
+    PADDED_ROWS,
     PANEL,
     TILE_ROWS,
     multiply,
@@ -27,6 +29,7 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES
+from ramify.kernels.cpu.packed_linear.tiles import TILES
 
 IN_PLACE_ROWS = 8
 """Tiles of at most this many rows (mostly decodes) read values from the pages; larger tiles read a widened
@@ -68,6 +71,8 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
             offsets, next_offsets = next_offsets, offsets
             start = at * BLOCK
             count = min(BLOCK, segment.high - start)
+            if TILES and frame.dots:
+                count = vl.round_up(count, 2 * AMX_ROWS)  # a tile of weights has as many columns
             if at + 1 < segment.end:
                 _locate(frame, segment, at + 1, next_offsets, base)
             elif index + 1 < item.segment_count:
@@ -84,8 +89,9 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count, 0)
             softmax_rows(frame, item, segment, start, count, scores, block)
             depth = (count + 1) // 2 if frame.rounded else count
-            weighted = block + vl.round_up(8 * vl.round_up(rows, TILE_ROWS), 64)
-            if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0:
+            weighted = block + vl.round_up(8 * vl.round_up(rows, PADDED_ROWS), 64)
+            by_tiles = TILES and frame.rounded
+            if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0 and not by_tiles:
                 multiply_in_place(
                     scores,
                     SCORE_ROW,
@@ -101,7 +107,7 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     frame.dim,
                 )
             else:
-                _copy_values(frame, to_values, offsets, count, values)
+                _copy_values(frame, to_values, offsets, next_offsets, count, values)
                 if frame.rounded:
                     multiply_pairs(
                         scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
@@ -132,9 +138,8 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
             at = frame.q + vl.read_i64(item.queries_at + 16 * query) * frame.q_token + item.kv_head * size
             copy_bytes(to, at, size)
             to += size
-        for at in range(
-            to, queries + 2 * frame.dim * vl.round_up(item.queries * frame.group, TILE_ROWS), BYTES
-        ):
+        end = queries + 2 * frame.dim * vl.round_up(item.queries * frame.group, TILE_ROWS)
+        for at in range(to, end, BYTES):
             vl.store(at, vl.splat_f32(0.0))
         return
     factor = np.float32(frame.query_factor)
@@ -205,7 +210,9 @@ def _copy_keys(frame, offsets, next_offsets, count, keys):  # type: ignore[no-un
         d = 0
         if frame.dots:
             while d < dim:
-                if 0 < d <= dim // 2:  # lines that the product prefetches, to spread the requests
+                if (
+                    0 < d <= dim // 2 and not TILES
+                ):  # lines that the product prefetches, to spread the requests
                     transpose_pairs_alone(2 * d, at, ahead, to + d // 2 * SCORE_ROW, SCORE_ROW)
                 else:
                     transpose_pairs(2 * d, at, ahead, to + d // 2 * SCORE_ROW, SCORE_ROW)
@@ -230,16 +237,21 @@ def _copy_keys(frame, offsets, next_offsets, count, keys):  # type: ignore[no-un
 
 
 @part
-def _copy_values(frame, pool, offsets, count, values):  # type: ignore[no-untyped-def]
+def _copy_values(frame, pool, offsets, next_offsets, count, values):  # type: ignore[no-untyped-def]
     """Copy a block's values as (BLOCK, dim) float32; for rounded weights as (BLOCK / 2, dim) pairs of
-    bfloat16."""
+    bfloat16. With AMX it prefetches the rows of the next block, as `_copy_keys`."""
     if frame.rounded:
         to = values
         for index in range(0, count, 2):
             one = pool + vl.read_i64(offsets + 8 * index)
             other = pool + vl.read_i64(offsets + 8 * index + 8)
+            later = pool + vl.read_i64(next_offsets + 8 * index)
+            last = pool + vl.read_i64(next_offsets + 8 * index + 8)
             for d in range(0, frame.dim, 2 * LANES):
                 pair_rows(one + 2 * d, other + 2 * d, to + 4 * d, 0, 0)
+                if TILES:
+                    vl.prefetch(later + 2 * d)
+                    vl.prefetch(last + 2 * d)
             to += frame.value_row
         return
     dim, bf16, value_row = frame.dim, frame.bf16 != 0, frame.value_row
