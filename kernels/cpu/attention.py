@@ -14,9 +14,9 @@ Sequences that begin with the same pages may share a tile, which reads those pag
 `attention_plan.py`). If there are too few items for the threads, items are split into ranges of blocks (split
 KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
-Scores are dots of pairs of bfloat16, by AMX tiles or on AMD's processors with AVX512_BF16 (`codegen/dots.py`).
-The products of weights and values are float32. With `rounded` these products are dots of bfloat16 pairs as well,
-which halves the number of operations without AMX, and divides it by 16 with AMX.
+Scores are dots of pairs of bfloat16: by AMX tiles, or on AMD's processors with AVX512_BF16 by the instruction
+of `codegen/dots.py`. The products of weights and values are float32. With `rounded` they are dots of bfloat16
+pairs as well: half the operations, or with AMX a sixteenth.
 
 Every number of the output comes from the same operations in the same order. So a sequence's bits are the same
 alone or in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of
@@ -32,13 +32,8 @@ import torch
 from numba import types
 
 from ramify.kernels.arguments.checks import check_attention, wrong_lengths
-from ramify.kernels.cpu.attention_loops import (
-    AMX_ROWS,
-    PADDED_ROWS,
-    PANEL,
-    configure_tiles,
-    release_tiles,
-)
+from ramify.kernels.cpu.attention_amx import TILES, release_tiles
+from ramify.kernels.cpu.attention_loops import PADDED_ROWS, PANEL
 from ramify.kernels.cpu.attention_plan import (
     ITEM_ROWS,
     ITEMS_A_THREAD,
@@ -69,7 +64,6 @@ from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
 from ramify.kernels.cpu.linear import tiles_allowed
-from ramify.kernels.cpu.packed_linear.tiles import TILES
 from ramify.kernels.machine.records import Arena
 
 SERIAL_WORK = 20_000
@@ -81,8 +75,6 @@ def _body(data):  # type: ignore[no-untyped-def]
     frame = carray(data, 1, FRAME)[0]
     scratch = frame.scratch + vl.fetch_increment(frame.counters + 64) * frame.scratch_bytes
     items = carray(vl.as_pointer(frame.items), frame.item_count, ITEM)
-    if TILES and frame.dots:
-        configure_tiles(frame.tiles, 0, 0, 0, 0)
     index = vl.fetch_increment(frame.counters)
     while index < frame.item_count:
         later = min(index + frame.working, frame.item_count - 1)  # what this thread is likely to take next
@@ -93,24 +85,7 @@ def _body(data):  # type: ignore[no-untyped-def]
 
 
 _ITEM_BYTES = ITEM.itemsize
-_COUNTER_BYTES = 192
-"""Bytes of the two counters, each in a cache line of its own, and of the configuration of tiles."""
-
-
-@part
-def _write_tiles(frame, items, count):  # type: ignore[no-untyped-def]
-    """Write the configuration of AMX tiles: of all items' rows, at most 16, for sums and A; 16 rows for B. Fewer
-    rows take less time."""
-    rows = 0
-    for index in range(count):
-        rows = max(rows, items[index].queries * frame.group)
-    rows = min(rows, AMX_ROWS)
-    for at in range(frame.tiles, frame.tiles + 64, 8):
-        vl.write_i64(at, 0)
-    vl.write_i64(frame.tiles, 1)  # the palette
-    for tile in range(0, 8, 4):
-        vl.write_i64(frame.tiles + 16 + 2 * tile, 0x0040004000400040)  # bytes of a row
-    vl.write_i64(frame.tiles + 48, rows * 0x0101010101 | 0x101010 << 40)  # rows
+_COUNTER_BYTES = 128
 
 
 @part
@@ -259,9 +234,6 @@ def run_attention(call_at):  # type: ignore[no-untyped-def]
     frame.counters = frame.arena
     vl.write_i64(frame.counters, 0)
     vl.write_i64(frame.counters + 64, 0)
-    if TILES:
-        frame.tiles = frame.counters + 128
-        _write_tiles(frame, items, count)
     frame.working, frame.split = min(threads, count), split
     run_body(frame, call_at, frame.working)
     if split:

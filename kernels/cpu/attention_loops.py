@@ -1,4 +1,4 @@
-"""The inner loops of attention as LLVM code: register-blocked products and a transposing copy.
+"""The two inner loops of attention as LLVM code: a register-blocked product and a transposing copy.
 
 Both keep a grid of vectors in registers, which numba's Python cannot express. The blocking follows
 Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (ACM TOMS 34(3), 2008).
@@ -12,6 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from ramify.kernels.cpu.attention_amx import AMX_ROWS, TILES, tile_panel
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS, dot
 from ramify.kernels.cpu.codegen.functions import llvm_function
@@ -27,12 +28,9 @@ from ramify.kernels.cpu.codegen.simd import (
     splat_constant,
     store_vector,
 )
-from ramify.kernels.cpu.packed_linear.tiles import TILES
 
 TILE_ROWS = 6
 """Rows of the product computed in one pass over the right-hand matrix."""
-AMX_ROWS = 16
-"""Rows of an AMX tile. Its columns are 16 float32, or 16 pairs of bfloat16."""
 PADDED_ROWS = AMX_ROWS if TILES else TILE_ROWS
 """Matrices of rows have room for a multiple of this."""
 PANEL_VECTORS = 2 if LANES == 8 else 4
@@ -205,61 +203,10 @@ is as in `_product`, or 0. The three matrices need room for padding: `columns` i
 and at most to a whole PANEL, and five last rows are computed as six."""
 
 
-def _tile(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
-    builder.call(builder.module.declare_intrinsic(f"llvm.x86.{name}", (), kind), args)
-
-
-def _tile_panel(columns: int) -> Any:
-    """C = A B for any number of rows and `columns` tiles of columns, by AMX: 16 rows at a time. `depth` must be a
-    multiple of 16 pairs."""
-
-    def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
-        a, a_row, b, b_row, c, c_row, depth, _ = args
-
-        def at(address: ir.Value, offset: int = 0) -> ir.Value:
-            return pointer(builder, builder.add(address, _i64(offset)), ir.IntType(8))
-
-        # Registers: sums in 0 to 3, A in 4, B in 5 to 7 in turn.
-        register = ir.IntType(8)
-        for tile in range(columns):
-            _tile(builder, "tilezero", register(tile))
-        with cgutils.for_range(builder, builder.lshr(depth, _i64(4))) as loop:
-            left = builder.add(a, builder.shl(loop.index, _i64(6)))
-            right = builder.add(b, builder.shl(builder.mul(loop.index, b_row), _i64(4)))
-            _tile(builder, "tileloadd64", register(4), at(left), a_row)
-            for tile in range(columns):
-                _tile(builder, "tileloadd64", register(5 + tile % 3), at(right, 64 * tile), b_row)
-                _tile(builder, "tdpbf16ps", register(tile), register(4), register(5 + tile % 3))
-        for tile in range(columns):
-            _tile(builder, "tilestored64", register(tile), at(c, 64 * tile), c_row)
-
-    tiles = llvm_function(f"ramify_product_tiles_{columns}", 8, fill)
-
-    @part
-    def panel(a, a_row, b, b_row, c, c_row, rows, depth, ahead):  # type: ignore[no-untyped-def]
-        while rows > 0:
-            tiles(a, a_row, b, b_row, c, c_row, depth, ahead)
-            rows -= AMX_ROWS
-            a += AMX_ROWS * a_row
-            c += AMX_ROWS * c_row
-
-    return panel
-
-
-configure_tiles = llvm_function(
-    "ramify_attention_tiles",
-    5,
-    lambda builder, at, *_: _tile(builder, "ldtilecfg", pointer(builder, at, ir.IntType(8))),
-)
-"""Use the AMX tiles that the 64 bytes at an address configure. Takes (address, 0, 0, 0, 0)."""
-release_tiles = llvm_function(
-    "ramify_attention_release", 5, lambda builder, *_: _tile(builder, "tilerelease")
-)
 multiply_pairs = multiply
 """As `multiply`, for A and B of bfloat16 pairs; the two products of a pair are added. Needs DOTS or TILES."""
 if TILES:
-    multiply_pairs = _multiplier(*map(_tile_panel, (1, 2, PANEL_VECTORS)))
+    multiply_pairs = _multiplier(*map(tile_panel, (1, 2, PANEL_VECTORS)))
 elif DOTS:
     multiply_pairs = _multiplier(*(_panel(vectors, kind=_PAIRS) for vectors in (1, 2, PANEL_VECTORS)))
 

@@ -49,7 +49,6 @@ FRAME = record(
     "common",  # for each sequence in `order`: blocks that it shares with the one before
     "items", "item_count",
     "counters",  # two: the next item, and the next thread's scratch memory
-    "tiles",  # the configuration of AMX tiles
     "scratch", "scratch_bytes",
     floats=("query_factor", "score_factor"),  # score_factor is applied after the soft cap
 )  # fmt: skip

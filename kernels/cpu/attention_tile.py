@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.kernels.cpu.attention_loops import (
+from ramify.kernels.cpu.attention_amx import (
     AMX_ROWS,
+    FEW_ROWS,
+    TILES,
+    configure_tiles,
+    key_tiles,
+    turn_scores,
+    value_tiles,
+)
+from ramify.kernels.cpu.attention_loops import (
     PADDED_ROWS,
     PANEL,
     TILE_ROWS,
@@ -29,7 +37,6 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES
-from ramify.kernels.cpu.packed_linear.tiles import TILES
 
 IN_PLACE_ROWS = 8
 """Tiles of at most this many rows (mostly decodes) read values from the pages; larger tiles read a widened
@@ -60,6 +67,13 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
     query_row, value_row = 4 * frame.dim, frame.value_row
     if frame.dots:
         query_row = 2 * frame.dim
+    few = False
+    if TILES and frame.dots:
+        whole = item.segment_count == 1 and frame.page_size % AMX_ROWS == 0
+        few = whole and frame.rounded != 0 and rows <= FEW_ROWS
+        _use_tiles(values, rows if few else AMX_ROWS)
+        if few:
+            _turn_queries(frame, queries, rows)
     segments = carray(vl.as_pointer(item.segments), item.segment_count, SEGMENT)
     _locate(frame, segments[0], segments[0].begin, next_offsets, base)
     after = carray(vl.as_pointer(later.segments), 1, SEGMENT)[0]
@@ -79,8 +93,13 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets, base)
             else:
                 _locate(frame, after, after.begin, next_offsets, later_base)
-            _copy_keys(frame, offsets, next_offsets, count, keys)
-            if frame.dots:
+            if few:
+                _score_few(frame, segment, start, count, base, queries, keys, scores, next_offsets)
+            else:
+                _copy_keys(frame, offsets, next_offsets, count, keys)
+            if few:
+                pass
+            elif frame.dots:
                 pairs = frame.dim // 2
                 multiply_pairs(
                     mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, next_offsets
@@ -108,7 +127,11 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 )
             else:
                 _copy_values(frame, to_values, offsets, next_offsets, count, values)
-                if frame.rounded:
+                if few:
+                    for column in range(0, 4 * frame.dim, 2 * 64):
+                        at = values + column
+                        value_tiles(scores, SCORE_ROW, at, value_row, weighted + column, value_row, depth, 0)
+                elif frame.rounded:
                     multiply_pairs(
                         scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
@@ -122,6 +145,58 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 block += partial_bytes(frame, rows)
     if merging:
         finish(frame, item, total)
+
+
+@part
+def _use_tiles(config, rows):  # type: ignore[no-untyped-def]
+    """Configure the AMX tiles, by 64 bytes of memory at `config`: for `multiply_pairs` if `rows` is AMX_ROWS,
+    else for `key_tiles` and for `value_tiles` of `rows` rows. Fewer rows take less time."""
+    for at in range(config, config + 64, 8):
+        vl.write_i64(at, 0)
+    vl.write_i64(config, 1)  # the palette
+    # 16 bits for each tile: the bytes of its rows. Then 8 bits for each: its rows.
+    vl.write_i64(config + 16, 0x0040004000400040)
+    vl.write_i64(config + 24, 0x0040004000400040)
+    vl.write_i64(config + 48, 0x1010101010101010)
+    if rows < AMX_ROWS:
+        vl.write_i64(config + 16, 0x0010004000400040)  # 3 to 5 are as wide as FEW_ROWS
+        vl.write_i64(config + 24, 0x0040004000100010)
+        vl.write_i64(config + 48, 0x1010101010000000 | rows * 0x010101)
+    configure_tiles(config, 0, 0, 0, 0)
+
+
+@part
+def _turn_queries(frame, queries, rows):  # type: ignore[no-untyped-def]
+    """Write the transpose of `rows` rows of pairs at `queries` behind them, (pairs, FEW_ROWS)."""
+    to = queries + 2 * frame.dim * AMX_ROWS
+    for row in range(rows):
+        for at in range(0, 2 * frame.dim, 4):
+            pair = vl.read_i32(queries + row * 2 * frame.dim + at)
+            vl.write_low_i32(to + FEW_ROWS * at + 4 * row, np.int64(pair))
+
+
+@part
+def _score_few(frame, segment, start, count, base, queries, spare, scores, ahead):  # type: ignore[no-untyped-def]
+    """The scores of the rows that `_turn_queries` has transposed, for the block at `start`. Prefetches the
+    keys of the next block, whose addresses are in the table `ahead`."""
+    chunks, results = spare, spare + 64
+    first = max(start, segment.low) // AMX_ROWS * AMX_ROWS
+    last = (min(start + BLOCK, segment.high) - 1) // AMX_ROWS * AMX_ROWS
+    turned = queries + 2 * frame.dim * AMX_ROWS
+    for column in range(0, count, 2 * AMX_ROWS):
+        for chunk in range(2):
+            position = min(max(start + column + AMX_ROWS * chunk, first), last)
+            page = position // frame.page_size
+            at = base + vl.read_i32(segment.table + 4 * page) * frame.page_bytes
+            vl.write_i64(chunks + 8 * chunk, at + (position - page * frame.page_size) * frame.row_bytes)
+        key_tiles(chunks, frame.row_bytes, turned, results, frame.dim // 2)
+        for chunk in range(2):
+            to = scores + 4 * (column + AMX_ROWS * chunk)
+            turn_scores(results + AMX_ROWS * 4 * FEW_ROWS * chunk, to, SCORE_ROW, 0, 0)
+        for index in range(column, column + 2 * AMX_ROWS):
+            later = vl.read_i64(ahead + 8 * index)
+            for byte in range(0, 2 * frame.dim, 64):
+                vl.prefetch(later + byte)
 
 
 @part
