@@ -230,15 +230,32 @@ def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, dots, c, c_row, rows
 
 
 def _pair_rows() -> Any:
-    def fill(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, out: ir.Value, *_: ir.Value) -> None:
-        for index, pairs in enumerate(_interleaved(builder, [one, other], 2)):
-            store_vector(builder, builder.add(out, _i64(BYTES * index)), pairs)
+    def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
+        pool, offsets, ahead, out, out_row, pairs, row_bytes, _ = args
+        with cgutils.for_range(builder, pairs) as loop:
+            place = builder.shl(loop.index, _i64(4))
 
-    return llvm_function("ramify_pair_rows", 5, fill)
+            def rows_of(table: ir.Value) -> list[ir.Value]:
+                entries = [builder.add(builder.add(table, place), _i64(8 * row)) for row in range(2)]
+                return [builder.add(pool, builder.load(pointer(builder, at, _i64))) for at in entries]
+
+            rows, later = rows_of(offsets), rows_of(ahead)
+            to = builder.add(out, builder.mul(out_row, loop.index))
+            with cgutils.for_range(builder, builder.udiv(row_bytes, _i64(BYTES))) as columns:
+                offset = builder.mul(columns.index, _i64(BYTES))
+                both = _interleaved(builder, [builder.add(row, offset) for row in rows], 2)
+                for index, found in enumerate(both):
+                    at = builder.add(to, builder.mul(columns.index, _i64(2 * BYTES)))
+                    store_vector(builder, builder.add(at, _i64(BYTES * index)), found)
+                for row in later if TILES else ():
+                    prefetch_line(builder, builder.add(row, offset))
+
+    return llvm_function("ramify_pair_rows", 8, fill)
 
 
 pair_rows = _pair_rows()
-"""Pair 2 LANES columns of two bfloat16 rows. Takes (one, other, out, 0, 0): addresses of rows and result."""
+"""Pair neighbouring bfloat16 rows. Takes (pool, offsets, ahead, out, out_row, pairs, row_bytes, 0): row i is
+at pool + entry i of the table of int64 `offsets`. With AMX the rows of the table `ahead` are prefetched."""
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:

@@ -95,18 +95,18 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 _locate(frame, after, after.begin, next_offsets, later_base)
             if few:
                 _score_few(frame, segment, start, count, base, queries, keys, scores, next_offsets)
-            else:
-                _copy_keys(frame, offsets, next_offsets, count, keys)
-            if few:
-                pass
             elif frame.dots:
+                _copy_keys(frame, offsets, next_offsets, count, keys)
                 pairs = frame.dim // 2
                 multiply_pairs(
                     mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, next_offsets
                 )
             else:
+                _copy_keys(frame, offsets, next_offsets, count, keys)
                 multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count, 0)
             softmax_rows(frame, item, segment, start, count, scores, block)
+            if few:  # in between, as a burst of requests stalls the processor
+                _prefetch_rows(next_offsets + 16 * AMX_ROWS, 2 * frame.dim)
             depth = (count + 1) // 2 if frame.rounded else count
             weighted = block + vl.round_up(8 * vl.round_up(rows, PADDED_ROWS), 64)
             by_tiles = TILES and frame.rounded
@@ -139,6 +139,8 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     multiply(
                         scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
+            if few:
+                _prefetch_rows(next_offsets + 24 * AMX_ROWS, 2 * frame.dim)
             if merging:
                 merge(frame, block, rows, total, item.queries * frame.group, first)
             else:
@@ -176,9 +178,18 @@ def _turn_queries(frame, queries, rows):  # type: ignore[no-untyped-def]
 
 
 @part
+def _prefetch_rows(table, row_bytes):  # type: ignore[no-untyped-def]
+    """Prefetch the 16 rows whose addresses are in `table`."""
+    for index in range(AMX_ROWS):
+        row = vl.read_i64(table + 8 * index)
+        for byte in range(0, row_bytes, 64):
+            vl.prefetch(row + byte)
+
+
+@part
 def _score_few(frame, segment, start, count, base, queries, spare, scores, ahead):  # type: ignore[no-untyped-def]
     """The scores of the rows that `_turn_queries` has transposed, for the block at `start`. Prefetches the
-    keys of the next block, whose addresses are in the table `ahead`."""
+    first 32 keys of the next block, whose addresses are in the table `ahead`."""
     chunks, results = spare, spare + 64
     first = max(start, segment.low) // AMX_ROWS * AMX_ROWS
     last = (min(start + BLOCK, segment.high) - 1) // AMX_ROWS * AMX_ROWS
@@ -193,10 +204,7 @@ def _score_few(frame, segment, start, count, base, queries, spare, scores, ahead
         for chunk in range(2):
             to = scores + 4 * (column + AMX_ROWS * chunk)
             turn_scores(results + AMX_ROWS * 4 * FEW_ROWS * chunk, to, SCORE_ROW, 0, 0)
-        for index in range(column, column + 2 * AMX_ROWS):
-            later = vl.read_i64(ahead + 8 * index)
-            for byte in range(0, 2 * frame.dim, 64):
-                vl.prefetch(later + byte)
+        _prefetch_rows(ahead + 4 * column, 2 * frame.dim)
 
 
 @part
@@ -316,18 +324,8 @@ def _copy_values(frame, pool, offsets, next_offsets, count, values):  # type: ig
     """Copy a block's values as (BLOCK, dim) float32; for rounded weights as (BLOCK / 2, dim) pairs of
     bfloat16. With AMX it prefetches the rows of the next block, as `_copy_keys`."""
     if frame.rounded:
-        to = values
-        for index in range(0, count, 2):
-            one = pool + vl.read_i64(offsets + 8 * index)
-            other = pool + vl.read_i64(offsets + 8 * index + 8)
-            later = pool + vl.read_i64(next_offsets + 8 * index)
-            last = pool + vl.read_i64(next_offsets + 8 * index + 8)
-            for d in range(0, frame.dim, 2 * LANES):
-                pair_rows(one + 2 * d, other + 2 * d, to + 4 * d, 0, 0)
-                if TILES:
-                    vl.prefetch(later + 2 * d)
-                    vl.prefetch(last + 2 * d)
-            to += frame.value_row
+        pairs, row_bytes = (count + 1) // 2, 2 * frame.dim
+        pair_rows(pool, offsets, next_offsets, values, frame.value_row, pairs, row_bytes, 0)
         return
     dim, bf16, value_row = frame.dim, frame.bf16 != 0, frame.value_row
     size = 2 if bf16 else 4
