@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -119,15 +121,20 @@ def print_parts(file: Path, engine: LocalEngine, options: argparse.Namespace) ->
     print(f"{file.name}, compiled for {where}, {options.threads} threads")
     print(f"{'rows':>6}{'ms':>9}" + "".join(f"{name:>11}" for name in (*PARTS, "waiting")))
     for rows in options.rows:
-        parts = StepParts(engine)
+        parts = StepParts(engine, options.threads)
         prompts = known(engine, rows, options)
         masked = round(options.masked * rows)
         steps = options.steps * options.repeat
         with engine.decoding(prompts, steps, masked) as step, parts.timing(step) as timed:
-            for _ in range(steps):
-                timed()
-        shares = "".join(f"{share:>11.1%}" for share in parts.shares(options.threads).values())
-        print(f"{rows:>6}{parts.seconds / steps * 1e3:>9.2f}{shares}", flush=True)
+            seconds = statistics.median(timed_call(timed) for _ in range(steps))
+        shares = "".join(f"{share:>11.1%}" for share in parts.shares().values())
+        print(f"{rows:>6}{seconds * 1e3:>9.2f}{shares}", flush=True)
+
+
+def timed_call(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def known(engine: LocalEngine, rows: int, options: argparse.Namespace) -> list[list[int]]:
