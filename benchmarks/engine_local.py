@@ -57,7 +57,7 @@ BLOCK = 4_000_037
 differ."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 WORDS = constraint.regex("[a-m ]*")
-"""Constraint of masked requests: it allows about half of the letters, and no end before `max_tokens`."""
+"""Constraint of masked requests: it allows half of the letters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +167,7 @@ class LocalEngine:
         self._failed: list[Reply | Failed] = []
         self._jobs: list[Any] = []
         """Jobs for the grammar compiler, which this process does itself."""
-        self._vocabulary = made_up_vocabulary(self.model.config.vocab_size)
+        self._vocabulary = made_up_vocabulary(self.model.config.vocab_size, self.model.config.eos_token_ids)
         self._scheduler = Scheduler(
             dataclasses.replace(with_defaults_of(config, self.device), overlap=overlap),
             limits,
@@ -339,7 +339,9 @@ class LocalEngine:
         return begin.elapsed_time(end) / 1e3
 
     def _submit(self, prompt: Sequence[int], tokens: int, held: Constraint | None = None) -> None:
-        sampling = msgspec.structs.replace(GREEDY, max_tokens=tokens, ignore_eos=held is None)
+        sampling = msgspec.structs.replace(
+            GREEDY, max_tokens=tokens, min_tokens=tokens if held else 0, ignore_eos=held is None
+        )
         self._rids.append(str(next(self._names)))
         submit = Submit(rid=self._rids[-1], ids=tuple(prompt), sampling=sampling, constraint=held)
         self._scheduler.receive(submit)
@@ -384,13 +386,13 @@ def collecting_as_workers_do() -> Iterator[None]:
         gc.unfreeze()
 
 
-def made_up_vocabulary(size: int) -> Vocabulary:
-    """A stop token, the bytes, and words of small letters."""
-    words, length = [b"", *(bytes([i]) for i in range(256))], 2
+def made_up_vocabulary(size: int, stops: Sequence[int]) -> Vocabulary:
+    """The bytes, and words of small letters. `stops` are the stop tokens."""
+    words, length = [bytes([i]) for i in range(256)], 2
     while len(words) < size:
         words += (bytes(each) for each in itertools.product(range(97, 123), repeat=length))
         length += 1
-    return Vocabulary(tuple(words[:size]), (0,))
+    return Vocabulary(tuple(b"" if i in stops else words[i] for i in range(size)), tuple(stops))
 
 
 def _array(prompt: Sequence[int]) -> np.ndarray:
