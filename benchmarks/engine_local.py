@@ -19,7 +19,11 @@ import numpy as np
 import torch
 
 from benchmarks.jit import watched
+from ramify import constraint
+from ramify.constraint import Constraint
 from ramify.engine_messages import Abort, Failed, FlushCache, Reply, Submit
+from ramify.grammar.compile.child_jobs import answer
+from ramify.grammar.vocabulary import Vocabulary
 from ramify.kernels.registry import Ops
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
@@ -34,6 +38,8 @@ from ramify.runtime.model.loading.load import dummy_model, load_model
 from ramify.runtime.model.shape.context import with_context
 from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.processes.worker_start import finish_startup
+from ramify.runtime.scheduler.forward import MaskFiller
+from ramify.runtime.scheduler.grammars import GrammarStore
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.sampling_params import SamplingParams
@@ -50,6 +56,8 @@ BLOCK = 4_000_037
 """Count of random numbers with which KV pages are filled repeatedly: a prime, so that pages and heads
 differ."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+WORDS = constraint.regex("[a-m ]*")
+"""Constraint of masked requests: it allows half of the letters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +113,8 @@ class LocalEngine:
     """
 
     def __init__(self, shape: Path, config: EngineConfig) -> None:
-        """Build the engine. `shape` is a config.json, for dummy weights, or a GGUF file."""
+        """Build the engine. `shape` is a config.json, for dummy weights, or a GGUF file. The texts of tokens
+        are made up."""
 
         def load(dtype: torch.dtype, device: torch.device, kernels: Ops) -> Model:
             if shape.suffix == ".gguf":
@@ -156,12 +165,15 @@ class LocalEngine:
             kv_tokens=self.positions,
         )
         self._failed: list[Reply | Failed] = []
+        self._jobs: list[Any] = []
+        """Jobs for the grammar compiler, which this process does itself."""
+        self._vocabulary = made_up_vocabulary(self.model.config.vocab_size, self.model.config.eos_token_ids)
         self._scheduler = Scheduler(
             dataclasses.replace(with_defaults_of(config, self.device), overlap=overlap),
             limits,
             self.runner,
             self._cache,
-            None,  # type: ignore[arg-type]  # nothing is constrained
+            GrammarStore(self._vocabulary, send=self._jobs.append, restart=lambda: None),
             self._failed.append,
         )
         self._random = random.Random(0)
@@ -183,6 +195,10 @@ class LocalEngine:
             "captured": {"graphs": captured.graphs, "seconds": captured.seconds},
             "memory": memory,
         }
+
+    @property
+    def masks(self) -> MaskFiller:
+        return self._scheduler.forward.masks
 
     @property
     def cascades(self) -> bool:
@@ -225,19 +241,25 @@ class LocalEngine:
         return Step(Rounds(tuple(seconds), warm, unsettled), device, (before + after) / 2)
 
     @contextlib.contextmanager
-    def decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[Callable[[], object]]:
+    def decoding(
+        self, prompts: Sequence[Sequence[int]], steps: int, masked: int = 0
+    ) -> Iterator[Callable[[], object]]:
         """Context that gives a function. Each call takes one step in which a warm engine decodes all of
-        `prompts`. At most `steps` calls are allowed. Each prompt must have been given to `know`."""
-        with self._decoding(prompts, steps):
+        `prompts`, the first `masked` of them under a grammar. At most `steps` calls are allowed. Each prompt
+        must have been given to `know`."""
+        with self._decoding(prompts, steps, masked):
             yield self._scheduler.step
 
     @contextlib.contextmanager
-    def _decoding(self, prompts: Sequence[Sequence[int]], steps: int) -> Iterator[int]:
+    def _decoding(self, prompts: Sequence[Sequence[int]], steps: int, masked: int = 0) -> Iterator[int]:
         """Context in which all of `prompts` decode in a warm engine, with `steps` steps left. Gives the
         number of warm-up steps."""
         with self._ended():
-            for prompt in prompts:
-                self._submit(prompt, steps + MOST_WARM[0] + 2)
+            for index, prompt in enumerate(prompts):
+                self._submit(prompt, steps + MOST_WARM[0] + 2, WORDS if index < masked else None)
+            for job in self._jobs:
+                self._scheduler.receive(answer(job, self._vocabulary))  # type: ignore[arg-type]
+            self._jobs.clear()
             scheduler = self._scheduler
             warm = self._warm(scheduler.step, QUIET_STEPS, MOST_WARM[0])
             if scheduler.stats().running != len(prompts) or self._failed:
@@ -316,10 +338,13 @@ class LocalEngine:
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
 
-    def _submit(self, prompt: Sequence[int], tokens: int) -> None:
-        sampling = msgspec.structs.replace(GREEDY, max_tokens=tokens)
+    def _submit(self, prompt: Sequence[int], tokens: int, held: Constraint | None = None) -> None:
+        sampling = msgspec.structs.replace(
+            GREEDY, max_tokens=tokens, min_tokens=tokens if held else 0, ignore_eos=held is None
+        )
         self._rids.append(str(next(self._names)))
-        self._scheduler.receive(Submit(rid=self._rids[-1], ids=tuple(prompt), sampling=sampling))
+        submit = Submit(rid=self._rids[-1], ids=tuple(prompt), sampling=sampling, constraint=held)
+        self._scheduler.receive(submit)
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
@@ -359,6 +384,15 @@ def collecting_as_workers_do() -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+def made_up_vocabulary(size: int, stops: Sequence[int]) -> Vocabulary:
+    """The bytes, and words of small letters. `stops` are the stop tokens."""
+    words, length = [bytes([i]) for i in range(256)], 2
+    while len(words) < size:
+        words += (bytes(each) for each in itertools.product(range(97, 123), repeat=length))
+        length += 1
+    return Vocabulary(tuple(b"" if i in stops else words[i] for i in range(size)), tuple(stops))
 
 
 def _array(prompt: Sequence[int]) -> np.ndarray:

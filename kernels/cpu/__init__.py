@@ -14,6 +14,7 @@ Inside attention:
     attention_tile      one work item: copy keys and values, multiply
     attention_softmax   the online softmax of a tile
     attention_loops     its two inner loops in LLVM code
+    attention_amx       its products by AMX tiles
 
 Inside products: `packed_linear`. Used by several operations: `parts`. What all kernels are built with:
 `codegen`.

@@ -14,9 +14,9 @@ Sequences that begin with the same pages may share a tile, which reads those pag
 `attention_plan.py`). If there are too few items for the threads, items are split into ranges of blocks (split
 KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
-Scores are dots of pairs of bfloat16 on AMD's processors with AVX512_BF16 (`codegen/dots.py`). The products of
-weights and values are float32. With `rounded` these products are dots of bfloat16 pairs as well, which halves
-the number of operations.
+Scores are dots of pairs of bfloat16: by AMX tiles, or on AMD's processors with AVX512_BF16 by the instruction
+of `codegen/dots.py`. The products of weights and values are float32. With `rounded` they are dots of bfloat16
+pairs as well: half the operations, or with AMX a sixteenth.
 
 Every number of the output comes from the same operations in the same order. So a sequence's bits are the same
 alone or in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of
@@ -32,7 +32,8 @@ import torch
 from numba import types
 
 from ramify.kernels.arguments.checks import check_attention, wrong_lengths
-from ramify.kernels.cpu.attention_loops import PANEL, TILE_ROWS
+from ramify.kernels.cpu.attention_amx import TILES, release_tiles
+from ramify.kernels.cpu.attention_loops import PADDED_ROWS, PANEL
 from ramify.kernels.cpu.attention_plan import (
     ITEM_ROWS,
     ITEMS_A_THREAD,
@@ -62,6 +63,7 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.functions import run_body
 from ramify.kernels.cpu.codegen.simd import LANES, LOG2_E
+from ramify.kernels.cpu.linear import tiles_allowed
 from ramify.kernels.machine.records import Arena
 
 SERIAL_WORK = 20_000
@@ -78,6 +80,8 @@ def _body(data):  # type: ignore[no-untyped-def]
         later = min(index + frame.working, frame.item_count - 1)  # what this thread is likely to take next
         attend(frame, items[index], items[later], scratch)
         index = vl.fetch_increment(frame.counters)
+    if TILES and frame.dots:
+        release_tiles(0, 0, 0, 0, 0)
 
 
 _ITEM_BYTES = ITEM.itemsize
@@ -173,13 +177,13 @@ def run_attention(call_at):  # type: ignore[no-untyped-def]
     """
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     group, dim, sequences, threads = frame.group, frame.dim, frame.sequences, frame.threads
-    frame.dots = dots_of(frame.bf16, dim)
+    frame.dots = dots_of(frame)
     frame.rounded = frame.may_round and frame.dots
     frame.value_row = 4 * vl.round_up(dim, PANEL)
     frame.common = frame.order + 8 * sequences
     queries_an_item = max(1, ITEM_ROWS // group)
-    # If five rows are left for the last pass of a product, it computes six.
-    frame.rows = vl.round_up(queries_an_item * group + 1, TILE_ROWS)
+    # If five rows are left for the last pass of a product, it computes six. AMX computes sixteen.
+    frame.rows = vl.round_up(queries_an_item * group + 1, PADDED_ROWS)
     frame.scratch_bytes = vl.round_up(scratch_bytes(frame), 64)
 
     count, blocks, work, listed = 0, 0, 0, 0
@@ -282,7 +286,7 @@ def fill_call(
     sequences, call.table_width = page_table.shape
     call.sequences, call.order = sequences, arena.order_of(sequences)
     call.starts, call.lens, call.table = query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr()
-    call.threads = torch.get_num_threads()
+    call.threads, call.may_tile = torch.get_num_threads(), tiles_allowed()
     return call
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from ramify.kernels.cpu.attention_amx import AMX_ROWS, TILES, tile_panel
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS, dot
 from ramify.kernels.cpu.codegen.functions import llvm_function
@@ -30,6 +31,8 @@ from ramify.kernels.cpu.codegen.simd import (
 
 TILE_ROWS = 6
 """Rows of the product computed in one pass over the right-hand matrix."""
+PADDED_ROWS = AMX_ROWS if TILES else TILE_ROWS
+"""Matrices of rows have room for a multiple of this."""
 PANEL_VECTORS = 2 if LANES == 8 else 4
 """Vectors of columns in a pass. Six rows need 6 x 4 accumulators of the 32 registers of AVX-512 and NEON, or
 6 x 2 of the 16 registers of AVX."""
@@ -198,9 +201,13 @@ multiply = _multiplier(*(_panel(vectors) for vectors in (1, 2, PANEL_VECTORS)))
 Takes (a, a_row, b, b_row, c, c_row, rows, depth, columns, ahead): addresses, and bytes between rows. `ahead`
 is as in `_product`, or 0. The three matrices need room for padding: `columns` is rounded up to whole vectors
 and at most to a whole PANEL, and five last rows are computed as six."""
+
+
 multiply_pairs = multiply
-"""As `multiply`, for A and B of bfloat16 pairs; the two products of a pair are added. Needs DOTS."""
-if DOTS:
+"""As `multiply`, for A and B of bfloat16 pairs; the two products of a pair are added. Needs DOTS or TILES."""
+if TILES:
+    multiply_pairs = _multiplier(*map(tile_panel, (1, 2, PANEL_VECTORS)))
+elif DOTS:
     multiply_pairs = _multiplier(*(_panel(vectors, kind=_PAIRS) for vectors in (1, 2, PANEL_VECTORS)))
 
 
@@ -223,15 +230,32 @@ def multiply_in_place(a, a_row, pool, offsets, ahead, bf16, dots, c, c_row, rows
 
 
 def _pair_rows() -> Any:
-    def fill(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, out: ir.Value, *_: ir.Value) -> None:
-        for index, pairs in enumerate(_interleaved(builder, [one, other], 2)):
-            store_vector(builder, builder.add(out, _i64(BYTES * index)), pairs)
+    def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
+        pool, offsets, ahead, out, out_row, pairs, row_bytes, _ = args
+        with cgutils.for_range(builder, pairs) as loop:
+            place = builder.shl(loop.index, _i64(4))
 
-    return llvm_function("ramify_pair_rows", 5, fill)
+            def rows_of(table: ir.Value) -> list[ir.Value]:
+                entries = [builder.add(builder.add(table, place), _i64(8 * row)) for row in range(2)]
+                return [builder.add(pool, builder.load(pointer(builder, at, _i64))) for at in entries]
+
+            rows, later = rows_of(offsets), rows_of(ahead)
+            to = builder.add(out, builder.mul(out_row, loop.index))
+            with cgutils.for_range(builder, builder.udiv(row_bytes, _i64(BYTES))) as columns:
+                offset = builder.mul(columns.index, _i64(BYTES))
+                both = _interleaved(builder, [builder.add(row, offset) for row in rows], 2)
+                for index, found in enumerate(both):
+                    at = builder.add(to, builder.mul(columns.index, _i64(2 * BYTES)))
+                    store_vector(builder, builder.add(at, _i64(BYTES * index)), found)
+                for row in later if TILES else ():
+                    prefetch_line(builder, builder.add(row, offset))
+
+    return llvm_function("ramify_pair_rows", 8, fill)
 
 
 pair_rows = _pair_rows()
-"""Pair 2 LANES columns of two bfloat16 rows. Takes (one, other, out, 0, 0): addresses of rows and result."""
+"""Pair neighbouring bfloat16 rows. Takes (pool, offsets, ahead, out, out_row, pairs, row_bytes, 0): row i is
+at pool + entry i of the table of int64 `offsets`. With AMX the rows of the table `ahead` are prefetched."""
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:

@@ -6,7 +6,7 @@ one KV head. SEGMENT is a range of blocks that queries of a tile read. Addresses
 
 from __future__ import annotations
 
-from ramify.kernels.cpu.attention_loops import PANEL, TILE_ROWS
+from ramify.kernels.cpu.attention_loops import PADDED_ROWS, PANEL
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS
@@ -33,12 +33,13 @@ FRAME = record(
     "window", "capped",
     "sinks",  # a float32 for each query head; 0: none
     "cascade",  # whether sequences may share tiles
+    "may_tile",  # whether this process may use AMX
     "may_round",  # whether weights may be rounded to bfloat16, to multiply values by dots
     "order",  # sequences in lexical order of their pages, so that common prefixes are adjacent
     "threads", "team", "body", "arena", "arena_bytes",
     # Set by the call.
     "value_row",  # bytes of a row of widened values or of their sums
-    "dots",  # whether scores are computed by dots of bfloat16 pairs
+    "dots",  # whether scores are computed by dots of bfloat16 pairs, with AMX in tiles
     "rounded",  # whether weights are rounded
     "rows",  # rows that a thread's scratch memory has room for
     "working",  # threads that take items
@@ -71,7 +72,7 @@ SEGMENT = record(
 def partial_bytes(frame, rows):  # type: ignore[no-untyped-def]
     """Bytes of the softmax state of one block: `rows` maxima, `rows` sums, then `rows` rows of weighted
     values."""
-    rows = vl.round_up(rows, TILE_ROWS)
+    rows = vl.round_up(rows, PADDED_ROWS)
     return vl.round_up(8 * rows, 64) + rows * frame.value_row
 
 
@@ -85,9 +86,9 @@ def scratch_bytes(frame):  # type: ignore[no-untyped-def]
 
 
 @part
-def dots_of(bf16, dim):  # type: ignore[no-untyped-def]
+def dots_of(frame):  # type: ignore[no-untyped-def]
     """Whether scores are computed by dots of bfloat16 pairs."""
-    return bf16 != 0 and DOTS and dim % (2 * LANES) == 0
+    return frame.bf16 != 0 and (frame.may_tile or DOTS) and frame.dim % (2 * LANES) == 0
 
 
 assert PANEL % LANES == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramify.kernels.cpu.attention_loops import TILE_ROWS
+from ramify.kernels.cpu.attention_loops import PADDED_ROWS
 from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
@@ -25,7 +25,7 @@ def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ig
     With `frame.rounded` the weights become bfloat16, and the sums are sums of rounded weights.
     """
     maxima = block
-    sums = block + 4 * vl.round_up(segment.queries * frame.group, TILE_ROWS)
+    sums = block + 4 * vl.round_up(segment.queries * frame.group, PADDED_ROWS)
     row = scores
     for query in range(segment.first, segment.first + segment.queries):
         position = vl.read_i64(item.queries_at + 16 * query + 8)
@@ -96,7 +96,7 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
 def clear(frame, item, total):  # type: ignore[no-untyped-def]
     """Set `total` to the softmax state before the first block: the state of the sinks, or the empty state."""
     rows = item.queries * frame.group
-    padded = vl.round_up(rows, TILE_ROWS)
+    padded = vl.round_up(rows, PADDED_ROWS)
     for row in range(rows):
         top, weight = NO_SCORE, np.float32(0.0)
         if frame.sinks:
@@ -113,7 +113,7 @@ def clear(frame, item, total):  # type: ignore[no-untyped-def]
 def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-def]
     """Merge the state of a block, which has `rows` rows, into rows ``[first, first + rows)`` of `total`,
     which has `room` rows."""
-    padded, room = vl.round_up(rows, TILE_ROWS), vl.round_up(room, TILE_ROWS)
+    padded, room = vl.round_up(rows, PADDED_ROWS), vl.round_up(room, PADDED_ROWS)
     source = block + vl.round_up(8 * padded, 64)
     target = total + vl.round_up(8 * room, 64) + first * frame.value_row
     tops, weights = total + 4 * first, total + 4 * (room + first)
@@ -137,7 +137,7 @@ def merge(frame, block, rows, total, room, first):  # type: ignore[no-untyped-de
 def finish(frame, item, total):  # type: ignore[no-untyped-def]
     """Divide by the sums and write the tile's output."""
     rows = item.queries * frame.group
-    padded = vl.round_up(rows, TILE_ROWS)
+    padded = vl.round_up(rows, PADDED_ROWS)
     values = total + vl.round_up(8 * padded, 64)
     sums = total + 4 * padded
     wide = frame.dim - frame.dim % LANES

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from ramify.kernels.cpu.attention_amx import (
+    AMX_ROWS,
+    FEW_ROWS,
+    TILES,
+    configure_tiles,
+    key_tiles,
+    turn_scores,
+    value_tiles,
+)
 from ramify.kernels.cpu.attention_loops import (
+    PADDED_ROWS,
     PANEL,
     TILE_ROWS,
     multiply,
@@ -57,6 +67,13 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
     query_row, value_row = 4 * frame.dim, frame.value_row
     if frame.dots:
         query_row = 2 * frame.dim
+    few = False
+    if TILES and frame.dots:
+        whole = item.segment_count == 1 and frame.page_size % AMX_ROWS == 0
+        few = whole and frame.rounded != 0 and rows <= FEW_ROWS
+        _use_tiles(values, rows if few else AMX_ROWS)
+        if few:
+            _turn_queries(frame, queries, rows)
     segments = carray(vl.as_pointer(item.segments), item.segment_count, SEGMENT)
     _locate(frame, segments[0], segments[0].begin, next_offsets, base)
     after = carray(vl.as_pointer(later.segments), 1, SEGMENT)[0]
@@ -68,24 +85,32 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
             offsets, next_offsets = next_offsets, offsets
             start = at * BLOCK
             count = min(BLOCK, segment.high - start)
+            if TILES and frame.dots:
+                count = vl.round_up(count, 2 * AMX_ROWS)  # a tile of weights has as many columns
             if at + 1 < segment.end:
                 _locate(frame, segment, at + 1, next_offsets, base)
             elif index + 1 < item.segment_count:
                 _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets, base)
             else:
                 _locate(frame, after, after.begin, next_offsets, later_base)
-            _copy_keys(frame, offsets, next_offsets, count, keys)
-            if frame.dots:
+            if few:
+                _score_few(frame, segment, start, count, base, queries, keys, scores, next_offsets)
+            elif frame.dots:
+                _copy_keys(frame, offsets, next_offsets, count, keys)
                 pairs = frame.dim // 2
                 multiply_pairs(
                     mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, next_offsets
                 )
             else:
+                _copy_keys(frame, offsets, next_offsets, count, keys)
                 multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count, 0)
             softmax_rows(frame, item, segment, start, count, scores, block)
+            if few:  # in between, as a burst of requests stalls the processor
+                _prefetch_rows(next_offsets + 16 * AMX_ROWS, 2 * frame.dim)
             depth = (count + 1) // 2 if frame.rounded else count
-            weighted = block + vl.round_up(8 * vl.round_up(rows, TILE_ROWS), 64)
-            if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0:
+            weighted = block + vl.round_up(8 * vl.round_up(rows, PADDED_ROWS), 64)
+            by_tiles = TILES and frame.rounded
+            if rows <= IN_PLACE_ROWS and frame.dim % PANEL == 0 and not by_tiles:
                 multiply_in_place(
                     scores,
                     SCORE_ROW,
@@ -101,8 +126,12 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     frame.dim,
                 )
             else:
-                _copy_values(frame, to_values, offsets, count, values)
-                if frame.rounded:
+                _copy_values(frame, to_values, offsets, next_offsets, count, values)
+                if few:
+                    for column in range(0, 4 * frame.dim, 2 * 64):
+                        at = values + column
+                        value_tiles(scores, SCORE_ROW, at, value_row, weighted + column, value_row, depth, 0)
+                elif frame.rounded:
                     multiply_pairs(
                         scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
@@ -110,12 +139,72 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     multiply(
                         scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
+            if few:
+                _prefetch_rows(next_offsets + 24 * AMX_ROWS, 2 * frame.dim)
             if merging:
                 merge(frame, block, rows, total, item.queries * frame.group, first)
             else:
                 block += partial_bytes(frame, rows)
     if merging:
         finish(frame, item, total)
+
+
+@part
+def _use_tiles(config, rows):  # type: ignore[no-untyped-def]
+    """Configure the AMX tiles, by 64 bytes of memory at `config`: for `multiply_pairs` if `rows` is AMX_ROWS,
+    else for `key_tiles` and for `value_tiles` of `rows` rows. Fewer rows take less time."""
+    for at in range(config, config + 64, 8):
+        vl.write_i64(at, 0)
+    vl.write_i64(config, 1)  # the palette
+    # 16 bits for each tile: the bytes of its rows. Then 8 bits for each: its rows.
+    vl.write_i64(config + 16, 0x0040004000400040)
+    vl.write_i64(config + 24, 0x0040004000400040)
+    vl.write_i64(config + 48, 0x1010101010101010)
+    if rows < AMX_ROWS:
+        vl.write_i64(config + 16, 0x0010004000400040)  # 3 to 5 are as wide as FEW_ROWS
+        vl.write_i64(config + 24, 0x0040004000100010)
+        vl.write_i64(config + 48, 0x1010101010000000 | rows * 0x010101)
+    configure_tiles(config, 0, 0, 0, 0)
+
+
+@part
+def _turn_queries(frame, queries, rows):  # type: ignore[no-untyped-def]
+    """Write the transpose of `rows` rows of pairs at `queries` behind them, (pairs, FEW_ROWS)."""
+    to = queries + 2 * frame.dim * AMX_ROWS
+    for row in range(rows):
+        for at in range(0, 2 * frame.dim, 4):
+            pair = vl.read_i32(queries + row * 2 * frame.dim + at)
+            vl.write_low_i32(to + FEW_ROWS * at + 4 * row, np.int64(pair))
+
+
+@part
+def _prefetch_rows(table, row_bytes):  # type: ignore[no-untyped-def]
+    """Prefetch the 16 rows whose addresses are in `table`."""
+    for index in range(AMX_ROWS):
+        row = vl.read_i64(table + 8 * index)
+        for byte in range(0, row_bytes, 64):
+            vl.prefetch(row + byte)
+
+
+@part
+def _score_few(frame, segment, start, count, base, queries, spare, scores, ahead):  # type: ignore[no-untyped-def]
+    """The scores of the rows that `_turn_queries` has transposed, for the block at `start`. Prefetches the
+    first 32 keys of the next block, whose addresses are in the table `ahead`."""
+    chunks, results = spare, spare + 64
+    first = max(start, segment.low) // AMX_ROWS * AMX_ROWS
+    last = (min(start + BLOCK, segment.high) - 1) // AMX_ROWS * AMX_ROWS
+    turned = queries + 2 * frame.dim * AMX_ROWS
+    for column in range(0, count, 2 * AMX_ROWS):
+        for chunk in range(2):
+            position = min(max(start + column + AMX_ROWS * chunk, first), last)
+            page = position // frame.page_size
+            at = base + vl.read_i32(segment.table + 4 * page) * frame.page_bytes
+            vl.write_i64(chunks + 8 * chunk, at + (position - page * frame.page_size) * frame.row_bytes)
+        key_tiles(chunks, frame.row_bytes, turned, results, frame.dim // 2)
+        for chunk in range(2):
+            to = scores + 4 * (column + AMX_ROWS * chunk)
+            turn_scores(results + AMX_ROWS * 4 * FEW_ROWS * chunk, to, SCORE_ROW, 0, 0)
+        _prefetch_rows(ahead + 4 * column, 2 * frame.dim)
 
 
 @part
@@ -132,9 +221,8 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
             at = frame.q + vl.read_i64(item.queries_at + 16 * query) * frame.q_token + item.kv_head * size
             copy_bytes(to, at, size)
             to += size
-        for at in range(
-            to, queries + 2 * frame.dim * vl.round_up(item.queries * frame.group, TILE_ROWS), BYTES
-        ):
+        end = queries + 2 * frame.dim * vl.round_up(item.queries * frame.group, TILE_ROWS)
+        for at in range(to, end, BYTES):
             vl.store(at, vl.splat_f32(0.0))
         return
     factor = np.float32(frame.query_factor)
@@ -205,7 +293,9 @@ def _copy_keys(frame, offsets, next_offsets, count, keys):  # type: ignore[no-un
         d = 0
         if frame.dots:
             while d < dim:
-                if 0 < d <= dim // 2:  # lines that the product prefetches, to spread the requests
+                if (
+                    0 < d <= dim // 2 and not TILES
+                ):  # lines that the product prefetches, to spread the requests
                     transpose_pairs_alone(2 * d, at, ahead, to + d // 2 * SCORE_ROW, SCORE_ROW)
                 else:
                     transpose_pairs(2 * d, at, ahead, to + d // 2 * SCORE_ROW, SCORE_ROW)
@@ -230,17 +320,12 @@ def _copy_keys(frame, offsets, next_offsets, count, keys):  # type: ignore[no-un
 
 
 @part
-def _copy_values(frame, pool, offsets, count, values):  # type: ignore[no-untyped-def]
+def _copy_values(frame, pool, offsets, next_offsets, count, values):  # type: ignore[no-untyped-def]
     """Copy a block's values as (BLOCK, dim) float32; for rounded weights as (BLOCK / 2, dim) pairs of
-    bfloat16."""
+    bfloat16. With AMX it prefetches the rows of the next block, as `_copy_keys`."""
     if frame.rounded:
-        to = values
-        for index in range(0, count, 2):
-            one = pool + vl.read_i64(offsets + 8 * index)
-            other = pool + vl.read_i64(offsets + 8 * index + 8)
-            for d in range(0, frame.dim, 2 * LANES):
-                pair_rows(one + 2 * d, other + 2 * d, to + 4 * d, 0, 0)
-            to += frame.value_row
+        pairs, row_bytes = (count + 1) // 2, 2 * frame.dim
+        pair_rows(pool, offsets, next_offsets, values, frame.value_row, pairs, row_bytes, 0)
         return
     dim, bf16, value_row = frame.dim, frame.bf16 != 0, frame.value_row
     size = 2 if bf16 else 4

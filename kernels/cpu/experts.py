@@ -211,7 +211,7 @@ def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out
     end = at + threads * head.scratch_bytes
     if end > arena + room:
         return end - arena
-    head.team, head.body = call.team, call.body
+    head.team, head.body, head.times = call.team, call.body, 0
     launch(arena, products, threads)
     return 0
 
@@ -265,7 +265,7 @@ def _whole(call, layout_at, x, x_row, out, out_row, out_bf16, arena, room):  # t
     frame.from_x, frame.from_row, frame.from_bf16 = x, x_row, call.bf16
     frame.out, frame.out_row, frame.out_bf16, frame.add = out, out_row, out_bf16, 0
     frame.norm_at, frame.chosen, frame.rows_at, frame.extra = 0, 0, 0, 0
-    frame.threads, frame.team, frame.body = call.threads, call.team, call.body
+    frame.threads, frame.team, frame.body, frame.times = call.threads, call.team, call.body, 0
     frame.arena, frame.arena_bytes = arena + _FRAME_BYTES, room - _FRAME_BYTES
     missing = _run_product(arena)
     return _FRAME_BYTES + missing if missing else 0

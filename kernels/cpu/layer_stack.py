@@ -32,6 +32,7 @@ from ramify.kernels.cpu.attention_records import FRAME as ATTENTION
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.codegen.simd import LOG2_E
+from ramify.kernels.cpu.codegen.timers import OPERATION_TIMES, begin, lap
 from ramify.kernels.cpu.experts import CALL
 from ramify.kernels.cpu.packed_linear.items import FRAME as PRODUCT
 from ramify.kernels.machine.records import Arena, new_record, record
@@ -151,6 +152,7 @@ def _run_layers(step_at):  # type: ignore[no-untyped-def]
     attend = carray(vl.as_pointer(step.attention), 1, ATTENTION)[0]
     size = 2 if step.bf16 else 4
     hidden, inner = step.x_row // size, step.gated_row // size
+    since = begin(product.times)
     while step.place < OPERATIONS * step.layer_count:
         layer = layers[step.place // OPERATIONS]
         operation = step.place % OPERATIONS
@@ -184,6 +186,7 @@ def _run_layers(step_at):  # type: ignore[no-untyped-def]
             missing = _multiply(step, product, layer.down, layer.down_lora, hidden)
         if missing != 0:
             return missing
+        since = lap(product.times, OPERATION_TIMES + operation, since)
         step.place += 1
     return 0
 

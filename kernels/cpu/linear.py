@@ -42,6 +42,7 @@ from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.cpu.codegen.functions import run_body
+from ramify.kernels.cpu.codegen.timers import PREPARE_TIME, WAIT_TIME, begin, lap
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import tiles as tiles
 from ramify.kernels.cpu.packed_linear.byte_dots import FORMS, INT16_X
@@ -94,6 +95,7 @@ COUNTER_BYTES = 256
 @callback(types.void(types.voidptr))
 def _body(data):  # type: ignore[no-untyped-def]
     head = carray(data, 1, FRAME)[0]
+    since = begin(head.times)
     frame, place, start = head, 0, 0
     layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
     scratch = head.scratch + vl.fetch_increment(head.counters + TEAM) * head.scratch_bytes
@@ -114,7 +116,9 @@ def _body(data):  # type: ignore[no-untyped-def]
             prepare(frame, layout, row, scratch)
         vl.fetch_increment(head.counters + PREPARED)
         index = vl.fetch_increment(head.counters + PREPARE)
+    since = lap(head.times, PREPARE_TIME, since)
     vl.spin_until(head.counters + PREPARED, head.prepare_total)
+    lap(head.times, WAIT_TIME, since)
     frame, place, start = head, 0, 0
     layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
     by_tiles = head.way == BY_TILES

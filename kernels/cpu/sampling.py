@@ -353,7 +353,7 @@ def _sample_rows(call_at):  # type: ignore[no-untyped-def]
     return 0
 
 
-_arena = Arena(FRAME, _body.address)
+arena = Arena(FRAME, _body.address)
 
 
 def sample_tokens(
@@ -369,7 +369,7 @@ def sample_tokens(
     tokens = torch.empty(rows, dtype=torch.int64)
     if rows == 0:
         return tokens
-    call = _arena.call
+    call = arena.call
     call.logits, call.logits_row, call.rows, call.vocab = logits.data_ptr(), 4 * logits.stride(0), rows, vocab
     call.padded = -(-vocab // LANES) * LANES
     call.mask, call.mask_row = (0, 0) if mask is None else (mask.data_ptr(), 4 * mask.stride(0))
@@ -377,5 +377,5 @@ def sample_tokens(
     call.options, call.tokens = options.values.data_ptr(), tokens.data_ptr()
     call.scratch_bytes = -(-(4 * call.padded + 16 * (vocab + BUCKETS)) // 64) * 64
     call.threads = 1 if rows * vocab < SERIAL_NUMBERS else min(rows, torch.get_num_threads())
-    _arena.finish(_sample_rows)
+    arena.finish(_sample_rows)
     return tokens

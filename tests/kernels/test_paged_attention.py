@@ -11,6 +11,7 @@ import torch
 
 from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.codegen.dots import DOTS
+from ramify.kernels.cpu.linear import tiles_allowed
 from ramify.kernels.machine import threads as team
 from ramify.kernels.reference import attention as twin
 
@@ -323,7 +324,10 @@ def test_good_arguments_of_the_refusals_are_good():
     check(GOOD)
 
 
-@pytest.mark.skipif(not DOTS, reason="weights are rounded on AMD's processors with AVX512_BF16")
+@pytest.mark.skipif(
+    not (DOTS or tiles_allowed()),
+    reason="weights are rounded on AMD's processors with AVX512_BF16 and with AMX",
+)
 def test_rounded_weights_change_bfloat16_alone():
     for dtype in DTYPES:
         batch = make_batch(MIXED, dtype=dtype)

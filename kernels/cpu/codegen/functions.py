@@ -65,7 +65,9 @@ def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> Any:
 
 
 @intrinsic
-def _call_address(typing: Any, body: Any, data: Any) -> Any:
+def call_address(typing: Any, body: Any, data: Any) -> Any:
+    """Call the C function at address `body` with `data`."""
+
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         void = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [void])
@@ -77,7 +79,7 @@ def _call_address(typing: Any, body: Any, data: Any) -> Any:
 
 
 @intrinsic
-def _call_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
+def call_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> Any:
     """Run body(data) on `threads` threads: call the C function at `entry` (`threads.team_entry`)."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
@@ -96,6 +98,6 @@ def _call_team(typing: Any, entry: Any, body: Any, data: Any, threads: Any) -> A
 def run_body(frame, data, threads):  # type: ignore[no-untyped-def]
     """Run the C function at `frame.body` on `threads` threads of the team at `frame.team`, with `data`."""
     if threads > 1:
-        _call_team(frame.team, frame.body, data, threads)
+        call_team(frame.team, frame.body, data, threads)
     else:
-        _call_address(frame.body, data)  # a team of one would cost 0.8 us
+        call_address(frame.body, data)  # a team of one would cost 0.8 us

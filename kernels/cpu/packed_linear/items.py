@@ -35,6 +35,7 @@ FRAME = record(
     "chosen", "chosen_count",  # int32, the panels to compute; 0: all
     "rows_at",  # int64, the rows of x and out to compute; 0: the first `rows` rows
     "extra", "extra_from",  # for each row the address of its float32 terms, minus `extra_from`; 0: none
+    "times",  # counters of `codegen.timers.TIMES`; 0: none
     "threads", "team", "body", "arena", "arena_bytes",
     # Set by the call.
     "panels",
