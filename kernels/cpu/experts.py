@@ -33,7 +33,7 @@ from ramify.kernels.cpu import linear
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, compiled, part
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.cpu.linear import COUNTER_BYTES, FRAME_BYTES, SERIAL_BYTES, divide, launch, locate
+from ramify.kernels.cpu.linear import FRAME_BYTES, SERIAL_BYTES, counter_bytes, divide, launch, locate
 from ramify.kernels.cpu.packed_linear.items import FRAME
 from ramify.kernels.cpu.parts.norm import normalise
 from ramify.kernels.machine.records import Arena, record
@@ -178,12 +178,13 @@ def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out
     pairs, products = starts[experts.count], 0
     for expert in range(experts.count):
         products += starts[expert + 1] > starts[expert]
-    at = arena + vl.round_up(products * FRAME_BYTES, 64) + COUNTER_BYTES
+    threads = call.threads
+    counters = arena + vl.round_up(products * FRAME_BYTES, 64)
+    at = counters + counter_bytes(threads)
     if at > arena + room:
         return at - arena
     head = carray(vl.as_pointer(arena), 1, FRAME)[0]
-    head.counters = at - COUNTER_BYTES
-    threads = call.threads
+    head.counters = counters
     place, items, expert = 0, 0, 0
     while expert < experts.count:
         first, rows = starts[expert], starts[expert + 1] - starts[expert]
@@ -202,6 +203,8 @@ def _products(call, experts, work, layouts, x, x_row, rows_at, out, out_row, out
             if not rows_at:
                 frame.from_x = x + first * x_row
             divide(frame, layout, threads)
+            # The first frame has the memory of all: blocks of rows differ, and with them the scratch memory.
+            head.scratch_bytes = max(head.scratch_bytes, frame.scratch_bytes)
             at = locate(frame, layout, at)
             items += frame.items
             place += 1

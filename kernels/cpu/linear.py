@@ -2,7 +2,7 @@
 
     for row of x:                                   threads take eight rows at a time
         prepare it: norm, order of inputs, padding; widen, or round to int8 or int16
-    for block of rows, four panels of W:            a work item; threads take items in turn
+    for block of rows, four panels of W:            a work item; each thread begins with a part of the items
         for up to eight rows, one to four panels:   an inner loop (`tiles.py`, `int8.py`), sums in registers
             for group of inputs, eight inputs: sums += x · weights;  c += factors · sums
         y = gate(c + extra + bias) (+ residual)     while c is in the processor's cache
@@ -15,7 +15,8 @@ There are five ways to multiply; all accumulate in float32:
 
     BY_F32     float32, on any processor
     BY_DOTS    dots of bfloat16 pairs (AVX512_BF16), for bfloat16 x and weights that fit bfloat16 exactly
-    BY_TILES   AMX tiles, from TILE_FROM rows; quantised weights are first rounded to bfloat16
+    BY_TILES   AMX tiles, from TILE_FROM or TILE_FROM_ROUNDED rows; an item has two panels, and for 256 inputs
+               at a time quantised weights are rounded to bfloat16 and multiplied by all rows of the block
     BY_INT8    dots of bytes (AVX512_VNNI, AVX2, Arm's sdot), with x rounded to int8
                (`packed_linear/int8.py`); only on request
     BY_INT16   dots of pairs (AVX2 without AVX-512), for int8 weights, with x rounded to int16; only on
@@ -60,19 +61,22 @@ from ramify.kernels.cpu.packed_linear.items import (
     FRAME,
     ITEM_PANELS,
     MOST_ROWS,
+    PAIR,
     configure,
     kernel_rows,
     multiply,
     multiply_by_tiles,
     release,
+    tile_inputs,
 )
 from ramify.kernels.cpu.packed_linear.rows import prepare
 from ramify.kernels.machine.records import Arena
 from ramify.kernels.weights.lora import Extra
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
-TILE_FROM = 5
-"""The number of rows from which tiles are faster than dots."""
+TILE_FROM, TILE_FROM_ROUNDED = 5, 24
+"""The numbers of rows from which tiles are faster than dots, and than BY_INT8: a decode to bfloat16 takes as
+long as 20 rows of BY_INT8."""
 SERIAL_BYTES = 1 << 15
 """The least bytes of weights times rows for each thread: for less, one more thread costs more than it
 saves."""
@@ -81,6 +85,8 @@ ITEMS_A_THREAD = 8
 LEAST_BLOCK_ROWS, MOST_BLOCK_ROWS = 16, 128
 """The least and the most rows of a block. With more than 128, x would leave the second-level cache between
 two items."""
+MOST_TILE_ROWS = 1024
+"""The most rows of a block for tiles. Each block decodes its weights again."""
 ROWS_AT_ONCE = MOST_ROWS
 """Rows of x that a thread prepares at a time: as many as a kernel takes at once, because the rows of a kernel
 may be interleaved."""
@@ -88,8 +94,7 @@ may be interleaved."""
 FRAME_BYTES = FRAME.itemsize
 TEAM, PREPARE, PREPARED, MULTIPLY = 0, 64, 128, 192
 """Byte offsets of a call's counters, each in a cache line of its own: threads started, preparing items taken,
-preparing items done, multiplying items taken."""
-COUNTER_BYTES = 256
+preparing items done, and from MULTIPLY on for each thread the items taken of its part."""
 
 
 @callback(types.void(types.voidptr))
@@ -98,7 +103,8 @@ def _body(data):  # type: ignore[no-untyped-def]
     since = begin(head.times)
     frame, place, start = head, 0, 0
     layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-    scratch = head.scratch + vl.fetch_increment(head.counters + TEAM) * head.scratch_bytes
+    thread = vl.fetch_increment(head.counters + TEAM)
+    scratch = head.scratch + thread * head.scratch_bytes
     block = code.block_at(scratch)
     block.x_row, block.sums_row, block.c_row = frame.x_row, frame.sums_row, C_ROW
     block.scale_kind, block.offsets = layout.scale_kind, layout.offsets
@@ -119,12 +125,10 @@ def _body(data):  # type: ignore[no-untyped-def]
     since = lap(head.times, PREPARE_TIME, since)
     vl.spin_until(head.counters + PREPARED, head.prepare_total)
     lap(head.times, WAIT_TIME, since)
-    frame, place, start = head, 0, 0
-    layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
     by_tiles = head.way == BY_TILES
     if by_tiles:
         # Palette 1: eight tiles of 16 rows (bytes 48 to 55) of 64 bytes (words from byte 16 on).
-        config = scratch + code.BLOCK_BYTES + C_BYTES
+        config = scratch + code.BLOCK_BYTES
         for i in range(8):
             vl.write_i64(config + 8 * i, 0)
         vl.write_i64(config, 1)
@@ -133,19 +137,32 @@ def _body(data):  # type: ignore[no-untyped-def]
         vl.write_i64(config + 48, 0x1010101010101010)
         block.b0 = config
         configure(scratch)
-    index = vl.fetch_increment(head.counters + MULTIPLY)
-    while index < head.total:
-        while index >= frame.end:
-            place, start = place + 1, frame.end
-            frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
-            layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
-        if by_tiles:
-            multiply_by_tiles(frame, layout, index - start, scratch)
-        else:
-            multiply(frame, layout, index - start, scratch)
-        index = vl.fetch_increment(head.counters + MULTIPLY)
+    for turn in range(head.team_size):
+        # Neighbouring items, so that a thread's weights are one stream; then what the others have left.
+        part = (thread + turn) % head.team_size
+        counter, first = head.counters + MULTIPLY + 64 * part, head.total * part // head.team_size
+        last = head.total * (part + 1) // head.team_size
+        frame, place, start = head, 0, 0
+        layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+        index = first + vl.fetch_increment(counter)
+        while index < last:
+            while index >= frame.end:
+                place, start = place + 1, frame.end
+                frame = carray(vl.as_pointer(head.frames + place * FRAME_BYTES), 1, FRAME)[0]
+                layout = carray(vl.as_pointer(frame.layout), 1, LAYOUT)[0]
+            if by_tiles:
+                multiply_by_tiles(frame, layout, index - start, scratch)
+            else:
+                multiply(frame, layout, index - start, scratch)
+            index = first + vl.fetch_increment(counter)
     if by_tiles:
         release(scratch)
+
+
+@part
+def counter_bytes(threads):  # type: ignore[no-untyped-def]
+    """Bytes of the counters of a call on `threads` threads."""
+    return MULTIPLY + 64 * threads
 
 
 @part
@@ -154,22 +171,25 @@ def divide(frame, layout, threads):  # type: ignore[no-untyped-def]
     if frame.way == BY_INT16 and layout.group > MOST_INT16_GROUP:
         frame.way = BY_F32
     rows, way = frame.rows, frame.way
-    frame.items = frame.panels // ITEM_PANELS
-    frame.block_rows, frame.row_blocks = rows, 1
-    if way != BY_TILES:
+    if way == BY_TILES:
+        frame.items = frame.panels // PAIR
+        frame.block_rows = min(rows, MOST_TILE_ROWS)
+    else:
+        frame.items = frame.panels // ITEM_PANELS
         for_threads = min(ITEMS_A_THREAD * threads // frame.items + 1, rows // LEAST_BLOCK_ROWS)
         blocks = max(1, for_threads, rows // MOST_BLOCK_ROWS)
         frame.block_rows = vl.round_up(rows // blocks, MOST_ROWS)
-        frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
-        frame.items *= frame.row_blocks
+    frame.row_blocks = (rows + frame.block_rows - 1) // frame.block_rows
+    frame.items *= frame.row_blocks
     frame.sums_row = 0
     if way in (BY_INT8, BY_INT16):
         frame.sums_row = GROUP_BYTES * (layout.padded // layout.group)
     elif layout.offsets and way != BY_TILES:
         frame.sums_row = 4 * (layout.padded // layout.group)
-    frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES + CONFIG_BYTES
-    if way == BY_TILES and layout.form:
-        frame.scratch_bytes += 4 * WIDTH * layout.padded
+    frame.scratch_bytes = code.BLOCK_BYTES + C_BYTES
+    if way == BY_TILES:
+        frame.scratch_bytes = code.BLOCK_BYTES + CONFIG_BYTES + vl.round_up(frame.block_rows, 16) * C_ROW
+        frame.scratch_bytes += PAIR * 2 * WIDTH * tile_inputs(layout)
     spare_bytes = (8 if layout.order_at else 4) * layout.padded
     frame.scratch_bytes = vl.round_up(max(frame.scratch_bytes, code.BLOCK_BYTES + spare_bytes), 128)
 
@@ -208,9 +228,10 @@ def launch(frames, products, threads):  # type: ignore[no-untyped-def]
         items += frame.items
         frame.prepare_end, frame.end = preparing, items
     head.prepare_total, head.total = preparing, items
-    for counter in range(0, COUNTER_BYTES, 64):
+    head.team_size = min(threads, items)
+    for counter in range(0, counter_bytes(head.team_size), 64):
         vl.write_i64(head.counters + counter, 0)
-    run_body(head, frames, min(threads, items))
+    run_body(head, frames, head.team_size)
 
 
 @compiled(types.int64(types.int64))
@@ -229,7 +250,7 @@ def run_product(call_at):  # type: ignore[no-untyped-def]
     divide(frame, layout, threads)
     threads = min(threads, frame.items)
     frame.counters = frame.arena
-    frame.scratch = locate(frame, layout, frame.counters + COUNTER_BYTES)
+    frame.scratch = locate(frame, layout, frame.counters + counter_bytes(threads))
     end = frame.scratch + threads * frame.scratch_bytes
     if end > frame.arena + frame.arena_bytes:
         return end - frame.arena
@@ -256,9 +277,11 @@ def way_for(
     int16 : x may be rounded to int16 if the processor is faster with int16
     """
     narrow = dtype == torch.bfloat16 and form != "f32"
-    if narrow and rows >= TILE_FROM and tiles_allowed() and not by_row:
+    by_bytes = int8 and form in FORMS
+    tile_from = TILE_FROM_ROUNDED if by_bytes else TILE_FROM
+    if narrow and rows >= tile_from and tiles_allowed() and not by_row:
         return BY_TILES
-    if int8 and form in FORMS:
+    if by_bytes:
         return BY_INT8
     if (int8 or int16) and form == "int8" and INT16_X:
         return BY_INT16

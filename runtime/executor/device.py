@@ -210,7 +210,7 @@ def cpu_ops(config: EngineConfig) -> Ops:
         deterministic = not _uses_tiles(resolve_dtype(config, torch.device("cpu")))
         if not deterministic:
             log.info(
-                "Outputs may differ between runs in their last bits: products of 5 rows and more go through "
+                "Outputs may differ between runs in their last bits: products of many rows go through "
                 "AMX. --deterministic makes them equal, with a slower prefill."
             )
     rounds = not config.exact_activations and config.dtype != "float32"

@@ -192,6 +192,16 @@ def test_by_row_the_number_of_rows_changes_no_bit(form, dtype):
         assert torch.equal(by_row(x[:count], weight), alone[:count])
 
 
+@pytest.mark.parametrize("form", ["bf16", "int4/32", "int8/16", "fp8/128"])
+def test_blocks_of_rows_and_inputs_change_no_bit(form):
+    """More rows than a block of tiles has, and inputs that end in a part of a block."""
+    weight = packed(form, 40, 600)
+    x = torch.randn(compiled.MOST_TILE_ROWS + 76, 600).bfloat16()
+    found = CPU.linear(x, weight)
+    for part in (slice(0, 40), slice(compiled.MOST_TILE_ROWS - 20, None)):
+        assert torch.equal(found[part], CPU.linear(x[part], weight))
+
+
 @pytest.mark.usefixtures("threads_as_before")
 @pytest.mark.parametrize("form", ["bf16", "int8/32", "int4/32"])
 def test_threads_change_no_bit(form):

@@ -192,6 +192,20 @@ def test_what_is_rounded():
             assert compiled.way_for(rows, form, dtype, by_row=True, int8=True) == way
 
 
+@pytest.mark.skipif(not compiled.tiles_allowed(), reason="the processor has no AMX tiles")
+def test_few_rows_are_rounded_and_many_go_by_tiles():
+    """A decode of the weights to bfloat16 takes as long as TILE_FROM_ROUNDED rows of x in int8."""
+    few, many = compiled.TILE_FROM_ROUNDED - 1, compiled.TILE_FROM_ROUNDED
+    for form in TAKEN:
+        for by_row in (False, True):
+            way = functools.partial(
+                compiled.way_for, form=form, dtype=torch.bfloat16, int8=True, by_row=by_row
+            )
+            assert way(few) == compiled.BY_INT8
+            assert way(many) == (compiled.BY_INT8 if by_row else compiled.BY_TILES)
+        assert compiled.way_for(few, form, torch.bfloat16) == compiled.BY_TILES
+
+
 @pytest.mark.skipif(not INT16_X, reason="x is not rounded to int16 on this processor")
 def test_long_groups_stay_float32():
     """An outlier would cost all inputs of its group their precision."""

@@ -25,6 +25,7 @@ BLOCK = record(
     "groups", "steps",  # groups of inputs, and eights of inputs in a group
     "scale_kind",  # F16, F32 or BF16
     "b0", "b1",  # two panels of bfloat16 weights, for tiles
+    "more",  # 1 if tiles add to c, else 0
     "tables",  # the numbers of int4 codes: `packed.tables`
     "offsets",  # 1 if each group of a panel has offsets after its factors, else 0
     "raised",  # added to the weights to make them unsigned, for int8 x

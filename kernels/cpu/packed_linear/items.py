@@ -11,7 +11,7 @@ from typing import Any
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS
-from ramify.kernels.cpu.codegen.simd import BYTES, LANES, LOG2_E
+from ramify.kernels.cpu.codegen.simd import BYTES, LOG2_E
 from ramify.kernels.cpu.packed_linear import code as code
 from ramify.kernels.cpu.packed_linear import int8
 from ramify.kernels.cpu.packed_linear import tiles as tiles
@@ -21,6 +21,11 @@ from ramify.kernels.machine.records import record
 from ramify.kernels.weights.packed import PANEL_MULTIPLE, RAISED
 
 ITEM_PANELS = PANEL_MULTIPLE
+PAIR = 2
+"""Panels of an item of tiles."""
+TILE_INPUTS = 256
+"""About the inputs of a pair of panels that tiles use for all rows before the next: 16 KiB of bfloat16, which
+stay in the first-level cache."""
 BY_F32, BY_DOTS, BY_TILES, BY_INT8, BY_INT16 = 0, 1, 2, 3, 4
 """The ways to multiply; see `cpu/linear.py`."""
 
@@ -46,20 +51,21 @@ FRAME = record(
     "tail", "tail_from",
     "sums", "sums_row",
     "counters", "scratch", "scratch_bytes",
-    "prepare_end", "end", "prepare_total", "total", "frames",
+    "prepare_end", "end", "prepare_total", "total", "team_size", "frames",
     floats=("eps",),
 )  # fmt: skip
 """The arguments of one product, which the threads share.
 
 Several products of one form and size, by different matrices, run as one call: their frames lie one after the
 other. A call has `prepare_total` items that prepare rows of x, and then `total` items that multiply; the
-items of a frame end at `prepare_end` and `end`. The first frame holds these totals, `frames` (its own
-address), `team`, `body`, `counters`, `scratch` and `scratch_bytes` for all frames.
+items of a frame end at `prepare_end` and `end`. The first frame holds these totals, the number of
+threads (`team_size`), `frames` (its own address), `team`, `body`, `counters`, `scratch` and `scratch_bytes`
+for all frames.
 """
 
 MOST_ROWS = max(tiles.ROWS)
 C_ROW = 4 * WIDTH * ITEM_PANELS
-C_BYTES = 32 * C_ROW
+C_BYTES = MOST_ROWS * C_ROW
 CONFIG_BYTES = 64
 
 
@@ -67,12 +73,6 @@ CONFIG_BYTES = 64
 def panel_at(frame, place):  # type: ignore[no-untyped-def]
     """The panel at `place` in the order of work: `place` itself, or entry `place` of the chosen panels."""
     return vl.read_i32(frame.chosen + 4 * place) if frame.chosen else place
-
-
-@part
-def row_at(frame, place):  # type: ignore[no-untyped-def]
-    """The row of the result at `place` in the order of work."""
-    return vl.read_i64(frame.rows_at + 8 * place) if frame.rows_at else place
 
 
 def _chooser(kernels: dict[int, Any], panels_at_once: dict[int, int]) -> Any:
@@ -156,56 +156,60 @@ def _add_row(at, more, count):  # type: ignore[no-untyped-def]
 def _finish(frame, layout, c, first, panels, row, rows):  # type: ignore[no-untyped-def]
     """Apply extra terms, bias and gate to the products at `c`, and write the results to `out`. The products
     are of `rows` rows from place `row` on and `panels` panels from place `first` on, in the order of work."""
-    step = 2 if layout.gated else 1
-    size = 2 if frame.out_bf16 else 4
-    for r in range(rows):
-        for p in range(0, panels, step):
-            panel = panel_at(frame, first + p)
-            column = panel // step * WIDTH
-            count = min(WIDTH, layout.results - column)
-            if count <= 0:
-                continue
+    # Copies: the compiler must expect that a store changes a field, so it would load them all for every row.
+    gated, results, limit, alpha = layout.gated, layout.results, layout.limit, layout.alpha
+    out, out_row, bf16, add = frame.out, frame.out_row, frame.out_bf16, frame.add
+    rows_at, extras, extra_from = frame.rows_at, frame.extra, frame.extra_from
+    step = 2 if gated else 1
+    size = 2 if bf16 else 4
+    slope = -LOG2_E * alpha if gated == 2 else -LOG2_E
+    for p in range(0, panels, step):
+        panel = panel_at(frame, first + p)
+        column = panel // step * WIDTH
+        count = min(WIDTH, results - column)
+        if count <= 0:
+            continue
+        bias = layout.bias_at + 4 * WIDTH * panel if layout.bias_at else 0
+        for r in range(rows):
+            place = vl.read_i64(rows_at + 8 * (row + r)) if rows_at else row + r
             at = c + r * C_ROW + 4 * WIDTH * p
-            bias = layout.bias_at + 4 * WIDTH * panel
-            if frame.extra:
-                extra = vl.read_i64(frame.extra + 8 * row_at(frame, row + r))
+            if extras:
+                extra = vl.read_i64(extras + 8 * place)
                 if extra:
-                    extra += frame.extra_from
+                    extra += extra_from
                     _add_row(at, extra + 4 * column, count)
-                    if layout.gated:
-                        _add_row(at + 4 * WIDTH, extra + 4 * (layout.results + column), count)
-            to = frame.out + row_at(frame, row + r) * frame.out_row + column * size
+                    if gated:
+                        _add_row(at + 4 * WIDTH, extra + 4 * (results + column), count)
+            to = out + place * out_row + column * size
             for i in range(0, 4 * WIDTH, BYTES):
                 y = vl.load(at + i)
-                if layout.bias_at:
+                if bias:
                     y = vl.add(y, vl.load(bias + i))
-                if layout.gated:
+                if gated:
                     through = vl.load(at + 4 * WIDTH + i)
-                    if layout.bias_at:
+                    if bias:
                         through = vl.add(through, vl.load(bias + 4 * WIDTH + i))
-                    slope = -LOG2_E
-                    if layout.gated == 2:  # packed.PackedWeight.clamp
-                        limit = vl.splat_f32(layout.limit)
-                        y = vl.minimum(y, limit)
-                        through = vl.maximum(vl.minimum(through, limit), vl.splat_f32(-layout.limit))
+                    if gated == 2:  # packed.PackedWeight.clamp
+                        most = vl.splat_f32(limit)
+                        y = vl.minimum(y, most)
+                        through = vl.maximum(vl.minimum(through, most), vl.splat_f32(-limit))
                         through = vl.add(through, vl.splat_f32(1.0))
-                        slope = -LOG2_E * layout.alpha
                     # silu(y) = y / (1 + exp(-y)); from 2**127 on the quotient is 0 either way.
                     power = vl.minimum(vl.mul(y, vl.splat_f32(slope)), vl.splat_f32(127.0))
                     y = vl.mul(vl.div(y, vl.add(vl.splat_f32(1.0), vl.exp2(power))), through)
-                vl.store(at + i, y)
-            if count == WIDTH:
-                for i in range(0, WIDTH, LANES):
-                    y = vl.load(at + 4 * i)
-                    if frame.add:
-                        y = vl.add(y, vl.load_as(to + size * i, frame.out_bf16))
-                    vl.store_as(to + size * i, y, frame.out_bf16)
-            else:
+                if count == WIDTH:
+                    target = to + i // 4 * size
+                    if add:
+                        y = vl.add(y, vl.load_as(target, bf16))
+                    vl.store_as(target, y, bf16)
+                else:
+                    vl.store(at + i, y)
+            if count < WIDTH:
                 for i in range(count):
                     number = vl.read_f32(at + 4 * i)
-                    if frame.add:
-                        number += vl.read_as(to + size * i, frame.out_bf16)
-                    vl.write_as(to + size * i, number, frame.out_bf16)
+                    if add:
+                        number += vl.read_as(to + size * i, bf16)
+                    vl.write_as(to + size * i, number, bf16)
 
 
 @part
@@ -258,27 +262,43 @@ def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
         row += rows
 
 
+@part
+def tile_inputs(layout):  # type: ignore[no-untyped-def]
+    """The inputs of a pair of panels that tiles use for all rows before the next: whole groups and tiles."""
+    least = layout.group if layout.group else 32
+    while least % 32:
+        least += layout.group
+    return min(layout.padded, least * max(1, TILE_INPUTS // least))
+
+
 def _tile_item() -> Any:
     decode_int8, decode_int4, decode_fp8 = (tiles.decoder(form) for form in ("int8", "int4", "fp8"))
     sixteen, thirty_two = tiles.tile_products[16], tiles.tile_products[32]
 
     @part
     def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
-        """Compute one item by tiles: two panels at a time, each pair against all rows."""
-        block, c = scratch, scratch + code.BLOCK_BYTES
+        """Compute one item by tiles: a pair of panels, a part of its inputs at a time, against all rows."""
+        block, c = scratch, scratch + code.BLOCK_BYTES + CONFIG_BYTES
         arguments = code.block_at(block)
-        decoded = c + C_BYTES + CONFIG_BYTES
-        decoded_bytes = 2 * WIDTH * layout.padded
-        ahead = 0 if frame.chosen else 2 * layout.panel_bytes
-        for panel in range(item * ITEM_PANELS, (item + 1) * ITEM_PANELS, 2):
-            for other in range(2):
-                chosen = panel_at(frame, panel + other)
-                at = layout.panels_at + chosen * layout.panel_bytes
+        first = item // frame.row_blocks * PAIR
+        first_row = item % frame.row_blocks * frame.block_rows
+        stop = min(first_row + frame.block_rows, frame.rows)
+        decoded = c + vl.round_up(frame.block_rows, 16) * C_ROW
+        ahead = 0 if frame.chosen else PAIR * layout.panel_bytes
+        most = tile_inputs(layout)
+        for start in range(0, layout.padded, most):
+            inputs = min(most, layout.padded - start)
+            for other in range(PAIR):
+                panel = panel_at(frame, first + other)
+                at = layout.panels_at + panel * layout.panel_bytes
+                at += start * (layout.panel_bytes // layout.padded)
                 if layout.form:
-                    arguments.weights0 = at
-                    arguments.scales0 = layout.scales_at + chosen * layout.scale_bytes
-                    arguments.steps, arguments.ahead0 = layout.group // 8, ahead
-                    at = decoded + other * decoded_bytes
+                    groups = start // layout.group
+                    arguments.weights0, arguments.ahead0 = at, ahead
+                    arguments.scales0 = layout.scales_at + panel * layout.scale_bytes
+                    arguments.scales0 += groups * (layout.scale_bytes // (layout.padded // layout.group))
+                    arguments.groups, arguments.steps = inputs // layout.group, layout.group // 8
+                    at = decoded + other * 2 * WIDTH * most
                     arguments.b0 = at
                     if layout.form == 1:
                         decode_int8(block)
@@ -292,21 +312,23 @@ def _tile_item() -> Any:
                     arguments.b0 = at
             if layout.form:
                 arguments.b0 = decoded
-            arguments.steps, arguments.c = layout.padded // 32, c
+            arguments.steps, arguments.more = inputs // 32, start > 0
             arguments.ahead0 = 0 if layout.form else ahead
-            row = 0
-            while row < frame.rows:
+            row, last = first_row, start + inputs == layout.padded
+            while row < stop:
                 at, x_row = frame.x + row * frame.x_row, frame.x_row
                 if row >= frame.tail_from:
                     at, x_row = frame.tail + (row - frame.tail_from) * 2 * layout.padded, 2 * layout.padded
-                arguments.x, arguments.x_row = at, x_row
+                arguments.x, arguments.x_row = at + 2 * start, x_row
+                arguments.c = c + (row - first_row) * C_ROW
                 rows = 32
-                if frame.rows - row > 16:
+                if stop - row > 16:
                     thirty_two(block)
                 else:
                     sixteen(block)
                     rows = 16
-                _finish(frame, layout, c, panel, 2, row, min(rows, frame.rows - row))
+                if last:
+                    _finish(frame, layout, arguments.c, first, PAIR, row, min(rows, stop - row))
                 row += rows
         return 0
 

@@ -290,7 +290,8 @@ def _tile(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
 
 
 def _tile_product(row_tiles: int) -> Any:
-    """C = x Wᵀ by AMX for 16 or 32 rows and two panels. Here `steps` counts tiles of 32 inputs."""
+    """C = x Wᵀ, or C += x Wᵀ with `more`, by AMX for 16 or 32 rows and two panels. Here `steps` counts tiles
+    of 32 inputs."""
 
     def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
         argument = functools.partial(argument_at, builder, block)
@@ -302,8 +303,18 @@ def _tile_product(row_tiles: int) -> Any:
         panels, ahead = [argument("b0"), argument("b1")], argument("ahead0")
         starts = [builder.add(x, builder.mul(x_row, _i64(16 * tile))) for tile in range(row_tiles)]
         # Registers: sums in 0 to 3, rows in 4 and 5, panels in 6 and 7.
-        for sum_ in range(2 * row_tiles):
-            _tile(builder, "tilezero", _i8(sum_))
+        sums = []
+        for tile in range(row_tiles):
+            for panel in range(2):
+                to = builder.add(c, builder.mul(c_row, _i64(16 * tile)))
+                sums.append((_i8(2 * tile + panel), at(builder.add(to, _i64(4 * WIDTH * panel))), c_row))
+        with builder.if_else(builder.icmp_unsigned("!=", argument("more"), _i64(0))) as (further, first):
+            with further:
+                for sum_ in sums:
+                    _tile(builder, "tileloadd64", *sum_)
+            with first:
+                for register, *_ in sums:
+                    _tile(builder, "tilezero", register)
         with cgutils.for_range(builder, argument("steps")) as loop:
             x_offset, w_offset = builder.shl(loop.index, _i64(6)), builder.shl(loop.index, _i64(10))
             for tile in range(row_tiles):
@@ -316,11 +327,8 @@ def _tile_product(row_tiles: int) -> Any:
             for tile in range(row_tiles):
                 for panel in range(2):
                     _tile(builder, "tdpbf16ps", _i8(2 * tile + panel), _i8(4 + tile), _i8(6 + panel))
-        for tile in range(row_tiles):
-            for panel in range(2):
-                to = builder.add(c, builder.mul(c_row, _i64(16 * tile)))
-                to = builder.add(to, _i64(4 * WIDTH * panel))
-                _tile(builder, "tilestored64", _i8(2 * tile + panel), at(to), c_row)
+        for sum_ in sums:
+            _tile(builder, "tilestored64", *sum_)
 
     return llvm_function(f"ramify_linear_tiles_{row_tiles}", 1, fill)
 
