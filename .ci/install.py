@@ -144,7 +144,7 @@ def main(name: str, *extras: str) -> None:
         return
     started = time.monotonic()
     print(
-        f"Installing into {name}: 0.6 GB to download and 2.4 GB on disk; 3.2 and 5.3 GB with CUDA.",
+        f"Installing into {name}: 0.6 GB to download and 2.2 GB on disk; 3.2 and 5.1 GB with CUDA.",
         flush=True,
     )
     make_environment(venv)
