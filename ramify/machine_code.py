@@ -180,3 +180,47 @@ def keep_outside_the_package() -> None:
 
     Cache._guard_against_spurious_io_errors = guard  # type: ignore[method-assign,assignment]
     CacheImpl._locator_classes = [Locator, *CacheImpl._locator_classes]
+
+
+def part(**options: Any) -> Any:
+    """A decorator, with numba's `options`, for a function that only compiled functions call.
+
+    The function becomes LLVM code, which is optimised and compiled within each compiled function that calls
+    it. numba would do so also for each function alone, with all that it calls, which took half of the time
+    to compile. Called from Python, the function ends the process.
+    """
+    import numba
+
+    compiler = _part_compiler()
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=compiler, **options)
+
+
+@functools.cache
+def _part_compiler() -> Any:
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
+
+    class PartLibrary(JITCodeLibrary):
+        """LLVM code of a part and of the parts that it calls. It has no addresses (an interface of numba)."""
+
+        def finalize(self) -> None:
+            for library in dict.fromkeys(self._linking_libraries):
+                self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+            self._finalized = True
+
+        def get_pointer_to_function(self, name: str) -> int:
+            return 0
+
+        @property
+        def codegen(self) -> Any:
+            return self
+
+        def set_env(self, name: str, environment: object) -> None:
+            """Do nothing: numba would write the address of `environment`, which object mode needs."""
+
+    class PartCompiler(Compiler):
+        def compile_extra(self, function: Any) -> Any:
+            self.state.library = PartLibrary(self.state.targetctx.codegen(), function.__qualname__)
+            return super().compile_extra(function)
+
+    return PartCompiler

@@ -1,7 +1,7 @@
 """Compiles numba functions before they are needed, in parallel processes: at most one for each core.
 
 numba compiles the functions of a module when it is first imported, on one core, and caches the machine code
-on disk. With an empty cache that takes about 40 s. In that case an engine that starts, and `ramify pull`,
+on disk. With an empty cache that takes about 25 s. In that case an engine that starts, and `ramify pull`,
 first import the modules in parallel processes:
 
     core 0   attention, sampling                ──▶ layer_stack, in this process
@@ -43,7 +43,7 @@ _CPU, _AUTOMATON = "ramify.kernels.cpu", "ramify.grammar.automaton"
 
 KERNELS = Modules(
     "CPU kernels",
-    "20 s to 2 minutes",
+    "15 to 90 s",
     (
         (f"{_CPU}.attention", f"{_CPU}.sampling", f"{_CPU}.gated_delta", f"{_CPU}.rowwise"),
         (
@@ -57,12 +57,11 @@ KERNELS = Modules(
     ),
     f"{_CPU}.layer_stack",
 )
-"""The CPU kernels. Their two groups take 15 s and 12 s, and `last` 1 s, on an AMD EPYC (Zen 5). All modules
-together take 57 s of processor time there, and 150 s on Zen 3."""
+"""The CPU kernels. Of 26 s of processor time on a Xeon (AVX-512), their two groups take 12 s each."""
 
 GRAMMARS = Modules(
     "grammar engine",
-    "20 s to 1 minute",
+    "15 to 45 s",
     (
         (f"{_AUTOMATON}.construction.subset_construction",),
         (

@@ -90,7 +90,7 @@ def test_a_script_in_a_clone_finds_the_clone_without_an_editable_installation() 
 
 
 class Clone:
-    """A clone whose ``make`` has a pip that only notes what it is asked to install."""
+    """A clone whose ``make`` only notes what it is asked to install."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "ramify").mkdir(parents=True)
@@ -102,12 +102,11 @@ class Clone:
         self.fails: BaseException | int = 0
 
     def make(self, *extras: str) -> list[str]:
-        """Install as ``make`` does; returns what pip was asked for."""
+        """Install as ``make`` does; returns what is asked for."""
         install = script("install")
         install.ROOT = self.folder
         install.make_environment = self._environment
-        install.pip = self._pip
-        install.install_torch = lambda *_: None
+        install.install = self._install
         self.asked = []
         install.main(str(self.folder / ".venv"), *extras)
         return self.asked
@@ -116,8 +115,8 @@ class Clone:
         (venv / "bin").mkdir(parents=True, exist_ok=True)
         (venv / "bin" / "python").touch()
 
-    def _pip(self, venv: Path, *arguments: str) -> int:
-        self.asked.append(arguments[-1])
+    def _install(self, venv: Path, what: str) -> int:
+        self.asked.append(what)
         if isinstance(self.fails, BaseException):
             raise self.fails
         return self.fails
@@ -166,6 +165,49 @@ def test_a_moved_clone_gets_a_new_environment(tmp_path: Path) -> None:
     clone.folder = clone.folder.rename(tmp_path / "moved")
     assert clone.make() == ["."]
     assert not (clone.folder / ".venv" / "bin" / "ramify").exists()
+
+
+@pytest.mark.parametrize(
+    ("failing", "ways"),
+    [
+        ((), ["uv --torch-backend"]),
+        (("--torch-backend",), ["uv --torch-backend", "uv"]),
+        (("uv",), ["uv --torch-backend", "uv", "pip"]),
+        (("quiet uv",), ["pip"]),
+    ],
+)
+def test_torch_comes_from_pytorch_by_uv_else_from_the_index_else_by_pip(
+    monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...], ways: list[str]
+) -> None:
+    install = script("install")
+    tried: list[str] = []
+
+    def run(command: list[str], settings: dict[str, str]) -> int:
+        words = command[2:]
+        if words[-1] == "uv":
+            return int("quiet uv" in failing)
+        tried.append(" ".join([words[0], *(word for word in words if word == "--torch-backend")]))
+        return int(any(word in words for word in failing))
+
+    monkeypatch.setenv("TORCH_BACKEND", "cpu")
+    install.run = run
+    install.settings_of_pip = lambda python: {}
+    assert install.install(Path("venv"), ".") == 0
+    assert tried == ways
+
+
+def test_uv_gets_the_indexes_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://a/simple\nfind-links = /one\n  /two\n[install]\nconstraint = /c.txt\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://b/simple")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    settings = script("install").settings_of_pip(sys.executable)
+    assert settings["UV_DEFAULT_INDEX"] == "https://a/simple"
+    assert settings["UV_INDEX"] == "https://b/simple"
+    assert settings["UV_FIND_LINKS"] == "/one,/two"
+    assert settings["UV_CONSTRAINT"] == "/c.txt"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 from ramify import machine_code
@@ -63,3 +64,19 @@ def test_code_that_cannot_be_kept_is_compiled_and_kept_code_is_used(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "home"]
     assert imported(tmp_path / "home") == ("0", "")
     assert imported(tmp_path / "home", FULL) == ("1", ""), "a read-only cache serves what is in it"
+
+
+def test_a_part_is_compiled_only_within_the_functions_that_call_it() -> None:
+    @machine_code.part()
+    def double(x: int) -> int:
+        return 2 * x
+
+    @numba.njit
+    def quadruple(x: int) -> int:
+        return double(double(x))
+
+    assert quadruple(3) == 12
+    [result] = double.overloads.values()
+    engine = quadruple.overloads[quadruple.signatures[0]].library.codegen._engine
+    assert engine.is_symbol_defined(quadruple.overloads[quadruple.signatures[0]].fndesc.llvm_func_name)
+    assert not engine.is_symbol_defined(result.fndesc.llvm_func_name)

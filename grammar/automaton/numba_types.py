@@ -8,6 +8,8 @@ from typing import Any
 import numba
 import numpy as np
 
+import ramify.machine_code as machine_code
+
 BYTES = numba.types.Array(numba.uint8, 1, "C", readonly=True)
 INTS = numba.types.Array(numba.int32, 1, "C", readonly=True)
 BOOLS = numba.types.Array(numba.boolean, 1, "C", readonly=True)
@@ -49,20 +51,20 @@ def unpack(packed: np.ndarray) -> list[np.ndarray]:
     return [packed[begin:end] for begin, end in ends]
 
 
-@numba.njit(cache=True)
+@machine_code.part()
 def packed_bytes(packed: np.ndarray, i: int) -> np.ndarray:
     """Array i of those that `pack` packed, as uint8."""
     ends = packed[16 * i : 16 * i + 16].view(np.int64)
     return packed[ends[0] : ends[1]]
 
 
-@numba.njit(cache=True)
+@machine_code.part()
 def packed_ints(packed: np.ndarray, i: int) -> np.ndarray:
     """Array i of those that `pack` packed, as int32."""
     return packed_bytes(packed, i).view(np.int32)
 
 
-@numba.njit(cache=True)
+@machine_code.part()
 def packed_flags(packed: np.ndarray, i: int) -> np.ndarray:
     """Array i of those that `pack` packed, as bool."""
     return packed_bytes(packed, i).view(np.bool_)

@@ -8,6 +8,7 @@ import numpy as np
 from ramify.grammar.automaton.construction.byte_edges import EDGES, Edges
 from ramify.grammar.automaton.construction.costs import UNREACHABLE
 from ramify.grammar.automaton.numba_types import BOOLS, INTS
+from ramify.machine_code import part
 
 
 def pruned(edges: Edges, length: np.ndarray) -> Edges:
@@ -97,7 +98,7 @@ def _reached(edges: Edges, useful: np.ndarray, same: np.ndarray) -> np.ndarray:
     return reached
 
 
-@numba.njit(cache=True)
+@part()
 def _mapped(encoded: int, same: np.ndarray, state: int) -> int:
     """Replace `encoded`, a target or a pushed state, by the representative. A loop to `state` itself gets one
     code in all states, so that loops compare as equal."""
@@ -106,7 +107,7 @@ def _mapped(encoded: int, same: np.ndarray, state: int) -> int:
     return int(same[encoded]) if encoded >= 0 else ~int(same[~encoded])
 
 
-@numba.njit(cache=True)
+@part()
 def _mapped_push(push: int, same: np.ndarray, state: int) -> int:
     return -1 if push < 0 else _mapped(push, same, state)
 

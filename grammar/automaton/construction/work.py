@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+import ramify.machine_code as machine_code
 from ramify.grammar.automaton.construction.nodes import (
     ACCEPTED,
     CALL,
@@ -106,7 +107,7 @@ COMPILED = {"cache": True, "nogil": True, "_nrt": False, "error_model": "numpy"}
 `Work` on costs nothing."""
 
 njit: Any = numba.njit  # its types do not know these options
-part = njit(no_cpython_wrapper=True, **COMPILED)
+part: Any = machine_code.part(_nrt=False, error_model="numpy")
 
 
 @part

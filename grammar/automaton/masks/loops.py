@@ -23,6 +23,7 @@ import numba
 import numpy as np
 
 from ramify.grammar.automaton.numba_types import BYTES, packed_bytes, packed_flags, packed_ints
+from ramify.machine_code import part
 
 DEAD, LOOPS, LEAVES = 0, 1, 2
 """Effects of a byte in a state: the byte cannot be read, it leads back to the state, or it has any other
@@ -43,7 +44,7 @@ class Loop(NamedTuple):
     others: tuple[np.ndarray, np.ndarray] | None
 
 
-@numba.njit(cache=True)
+@part()
 def _edge(offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, first: int, last: int) -> int:
     """The edge of `state` that applies to all bytes from `first` to `last`, or -1 if no single edge does."""
     for edge in range(offsets[state], offsets[state + 1]):
@@ -52,7 +53,7 @@ def _edge(offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, fi
     return -1
 
 
-@numba.njit(cache=True)
+@part()
 def _second_byte(lead: int) -> tuple[int, int]:
     """The range of the second byte of a character whose first byte is `lead` (RFC 3629, section 4)."""
     if lead == 0xE0:
@@ -64,7 +65,7 @@ def _second_byte(lead: int) -> tuple[int, int]:
     return 0x80, 0x8F if lead == 0xF4 else 0xBF
 
 
-@numba.njit(cache=True)
+@part()
 def _more_bytes(lead: int) -> int:
     """Number of bytes after the first byte `lead` of a character."""
     return 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3

@@ -24,6 +24,7 @@ from ramify.grammar.automaton.masks.registers import (
 from ramify.grammar.automaton.masks.walk import allow_tokens, link_stack
 from ramify.grammar.automaton.members import MEMBERS, Members
 from ramify.grammar.automaton.numba_types import BYTES, INTS, packed_bytes, packed_flags, packed_ints
+from ramify.machine_code import part
 
 MOST_STEPS = 4_000_000
 """Most (node, configuration) pairs of one walk, which take about 40 ms. In some grammars each byte doubles
@@ -42,7 +43,7 @@ NO_LIMIT = 1 << 30
 """A limit that no cost of completion exceeds."""
 
 
-@numba.njit(cache=True)
+@part()
 def _write_out(
     offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, edge_on: np.ndarray
 ) -> None:

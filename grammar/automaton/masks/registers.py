@@ -27,6 +27,7 @@ import numpy as np
 from ramify.grammar.automaton.members import END, MEMBERS, NO_LIMIT, Members
 from ramify.grammar.automaton.numba_types import INTS
 from ramify.grammar.rules.expression import UNNAMED
+from ramify.machine_code import part
 
 MISSING, ROOM, FILL, OWED, READ, FRAME, SEEN = range(7)
 
@@ -37,18 +38,18 @@ ROWS = numba.types.Array(numba.int32, 2, "C")
 ROW = numba.types.Array(numba.int32, 1, "C")
 
 
-@numba.njit(cache=True)
+@part()
 def _is_seen(row: np.ndarray, member: int) -> bool:
     return bool(row[SEEN + (member >> 5)] >> (member & 31) & 1)
 
 
-@numba.njit(cache=True)
+@part()
 def _note_numbers(row: np.ndarray, tested: np.ndarray) -> None:
     if row[FRAME] >= 0:
         tested[row[FRAME], 0] = max(tested[row[FRAME], 0], row[READ] + 1)
 
 
-@numba.njit(cache=True)
+@part()
 def _may_come(members: Members, mark: int, row: np.ndarray) -> bool:
     number = members.number[mark]
     if number >= 0 and _is_seen(row, number):
@@ -56,7 +57,7 @@ def _may_come(members: Members, mark: int, row: np.ndarray) -> bool:
     return bool(members.required[mark]) or row[ROOM] == NO_LIMIT or row[ROOM] > row[MISSING]
 
 
-@numba.njit(cache=True)
+@part()
 def _note(members: Members, mark: int, row: np.ndarray, tested: np.ndarray) -> None:
     """Note in `tested` the parts of `row` that `_may_come` depends on."""
     number = members.number[mark]
@@ -76,7 +77,7 @@ def may_be_read(members: Members, mark: int, row: np.ndarray, tested: np.ndarray
     return _may_come(members, mark, row)
 
 
-@numba.njit(cache=True)
+@part()
 def _filling(members: Members, mark: int, row: np.ndarray, fill: int, other: int) -> int:
     """Number of tokens of the first `fill` fillers that were not read yet. The member `other` counts as
     read."""
@@ -94,7 +95,7 @@ def _filling(members: Members, mark: int, row: np.ndarray, fill: int, other: int
     return found
 
 
-@numba.njit(cache=True)
+@part()
 def _owed_after(members: Members, mark: int, row: np.ndarray) -> int:
     """Number of tokens of everything that must come after the member of `mark`; 0 if costs do not matter."""
     if row[OWED] == 0:

@@ -28,9 +28,10 @@ import numba
 import numpy as np
 
 from ramify.grammar.automaton.numba_types import BYTES, INTS, packed_bytes, packed_flags, packed_ints
+from ramify.machine_code import part
 
 
-@numba.njit(cache=True)
+@part()
 def allow_tokens(token_start: np.ndarray, token_ids: np.ndarray, node: int, row: np.ndarray) -> None:
     """Set the bits in `row` of the tokens that `node` of a trie spells."""
     for i in range(token_start[node], token_start[node + 1]):
@@ -38,7 +39,7 @@ def allow_tokens(token_start: np.ndarray, token_ids: np.ndarray, node: int, row:
         row[token >> 5] |= numba.uint32(1) << numba.uint32(token & 31)
 
 
-@numba.njit(cache=True)
+@part()
 def link_stack(
     stack: np.ndarray, cost: np.ndarray, returned: np.ndarray, below: np.ndarray, returning: np.ndarray
 ) -> None:
@@ -56,7 +57,7 @@ def link_stack(
         returning[entry] = returning[entry + 1] - cost[stack[i]]
 
 
-@numba.njit(cache=True)
+@part()
 def _write_out(
     offsets: np.ndarray, low: np.ndarray, high: np.ndarray, target: np.ndarray, push: np.ndarray,
     state: int, row: np.ndarray,
@@ -69,7 +70,7 @@ def _write_out(
             row[byte] = into
 
 
-@numba.njit(cache=True)
+@part()
 def _edge(offsets: np.ndarray, low: np.ndarray, high: np.ndarray, state: int, byte: int) -> int:
     for edge in range(offsets[state], offsets[state + 1]):
         if low[edge] <= byte <= high[edge]:

@@ -15,12 +15,12 @@ import numba
 import numba.extending
 from numba.core.errors import NumbaError
 
+import ramify.machine_code as machine_code
 from ramify.kernels.machine.errors import KernelUnavailable
-from ramify.machine_code import keep_outside_the_package
 
 Decorator = Callable[[Callable[..., Any]], Any]
 
-keep_outside_the_package()
+machine_code.keep_outside_the_package()
 llvm.initialize_native_asmparser()  # for kernels with inline assembly
 
 _REMEDY = "The torch attention backend needs no compiler."
@@ -60,11 +60,8 @@ def callback(signature: Any) -> Decorator:
     return _checked(numba.cfunc(signature, cache=True, error_model="numpy"))
 
 
-def part(function: Callable[..., Any]) -> Any:
-    """Decorate a function that only kernels call. It has no wrappers for Python and C, so it compiles
-    faster."""
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-    return numba.njit(**options)(function)  # type: ignore[call-overload]
+part: Any = machine_code.part(error_model="numpy")
+"""A decorator for functions that only kernels call."""
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
