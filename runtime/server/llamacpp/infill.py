@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.fill import Fill
@@ -16,11 +16,12 @@ from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.request import lora_of, refuse_abort
 from ramify.runtime.server.params import explain_by_field, explained, take_sampling
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, collect, event, while_connected
 from ramify.runtime.server.tables.llamacpp import INFILL, INPUT_EXTRA
 
-router = APIRouter()
+router = Router()
 
 _SPELLING = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")},
