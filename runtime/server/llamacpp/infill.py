@@ -92,12 +92,13 @@ async def _events(parsed: Infill) -> AsyncGenerator[bytes, None]:
     async with aclosing(parsed.chunks) as chunks:
         async for chunk in chunks:
             refuse_abort(chunk.finish)
-            text, usage, now = text + chunk.text, chunk.usage or usage, timings.push(chunk)
+            text, usage = text + chunk.text, chunk.usage or usage
             ids += chunk.ids
+            timings.push(chunk)
             if chunk.text or (chunk.ids and chunk.finish is None):
                 body: Body = {
                     **_piece(chunk.text, chunk.ids, usage, len(ids)),
-                    **({"timings": now} if parsed.timings_per_token else {}),
+                    **({"timings": timings.body()} if parsed.timings_per_token else {}),
                 }
                 yield event(_chosen(body, parsed.response_fields))
             if chunk.finish is not None:
