@@ -1,6 +1,7 @@
 """The scheduler's own time in a decoding step: everything but the model.
 
     python -m benchmarks.host [--steps 300] [--prompt 8000] [--overlap] [--cases free plans]
+    python -m benchmarks.host --server     # the time of all processes for a request: see `host_server`
 
 A real scheduler with its tree, pages, packing and outputs runs on a stand-in for the model, which answers at
 once with the same logits over a small vocabulary. Prints the time of a step at several batch sizes and for
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks import host_server
 from ramify import constraint
 from ramify.engine_messages import Failed, Reply, Submit
 from ramify.grammar.compile.child_jobs import answer
@@ -164,7 +166,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--overlap", action="store_true", help="launch passes ahead, as on CUDA")
+    parser.add_argument("--server", action="store_true", help="measure a whole server: see host_server")
+    parser.add_argument("--requests", type=int, default=300, help="requests of each case, with --server")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all cases, with --server")
     chosen = parser.parse_args(arguments)
+    if chosen.server:
+        host_server.report(chosen.requests, chosen.rounds)
+        return
     torch.set_num_threads(1)
     finish_startup()
     heads = [f"{case + ' ms':>13} {'us/request':>10} {'wall ms':>8}" for case in chosen.cases]

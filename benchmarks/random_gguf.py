@@ -1,4 +1,4 @@
-"""Write a GGUF file of random weights, in the shape of a model of 1, 3 or 8 billion parameters.
+"""Write a GGUF file of random weights: of 1, 3 or 8 billion parameters, or of one layer.
 
     python -m benchmarks.random_gguf 1B Q4_K OUT.gguf
 
@@ -18,8 +18,14 @@ import numpy as np
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
 
-SIZES = {"1B": (16, 2048, 32, 8, 8192), "3B": (28, 3072, 24, 8, 8192), "8B": (32, 4096, 32, 8, 14336)}
-"""(layers, hidden size, query heads, KV heads, inputs of the down projection), as Llama 3 has them."""
+SIZES = {
+    "1B": (16, 2048, 32, 8, 8192),
+    "3B": (28, 3072, 24, 8, 8192),
+    "8B": (32, 4096, 32, 8, 14336),
+    "one-layer": (1, 64, 1, 1, 64),
+}
+"""(layers, hidden size, query heads, KV heads, inputs of the down projection), as Llama 3 has them. One layer
+costs next to nothing."""
 FLOAT16S = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2)}
 """Format → byte offsets of a block's float16 numbers: the scale, and the minimum if the format has one."""
 FACTOR = 0.004

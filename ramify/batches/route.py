@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Request
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from ramify import cache
@@ -24,6 +25,7 @@ from ramify.runtime.server.errors import methods_of
 from ramify.runtime.server.fields import Fields, json_response, page_limit, page_of
 from ramify.runtime.server.openai.responses.endpoint import take_metadata
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.batches import BATCH_FIELDS
 from ramify.spelling import check_word
@@ -54,7 +56,7 @@ MOST_FILES, MOST_BATCHES = 10_000, 100
 class BatchFiles:
     """The store of a server and its runner, opened when they are first needed."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: Starlette) -> None:
         self._app = app
         self._service: Service = app.state.service
         config = self._service.config
@@ -107,7 +109,7 @@ class BatchFiles:
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     app.state.batch_files = files = BatchFiles(app)
     await files.resume()
     try:
@@ -116,7 +118,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await files.aclose()
 
 
-router = APIRouter(lifespan=_lifespan)
+router = Router(lifespan=_lifespan)
 
 
 async def _opened(request: Request) -> tuple[Store, Runner]:
@@ -257,7 +259,7 @@ async def cancel_batch(request: Request, identity: str) -> Response:
     return json_response(_shown(batch))
 
 
-def _served(app: FastAPI) -> list[str]:
+def _served(app: Starlette) -> list[str]:
     return [path for path in ENDPOINTS if "POST" in methods_of(app, path)]
 
 

@@ -10,7 +10,7 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.default_model import tell_of_default_model
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
+    from ramify.runtime.server.router import Router
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run_command(options: argparse.Namespace) -> int:
         return serve(config, _routes, workers, notice=None if "model" in given else tell_of_default_model)
 
 
-def _routes() -> list[APIRouter]:
+def _routes() -> list[Router]:
     from ramify.batches import route as batches
     from ramify.programs import route as programs
 

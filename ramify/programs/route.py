@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -42,13 +42,14 @@ from ramify.model_info import ModelInfo
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.params import take_priority
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, while_connected
 from ramify.runtime.server.sse import event as sse_event
 from ramify.runtime.server.tables.programs import PROGRAMS, RESULTS
 from ramify.sampling_options import read_options
 
-router = APIRouter()
+router = Router()
 
 PATH = "/v1/programs"
 MAX_ROWS = 4096
@@ -86,7 +87,7 @@ def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, lis
 
 
 @router.post(PATH + "/{run}/results")
-async def results(run: str, request: Request) -> Response:
+async def results(request: Request, run: str) -> Response:
     """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
     (place, row, texts), _ = await parse_body(request, RESULTS, _parse_results)
     waiting: list[ToolResults] = Service.serving(request).programs.get(run, [])

@@ -18,11 +18,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import ray
-from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
 
 from ramify.errors import UnsupportedField
 from ramify.ray import listed
@@ -122,13 +122,11 @@ class Frontend:
         self._frontend = RequestFrontend(self._config, make_fleet=make_fleet)
         await self._frontend.start()
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
         from ramify.programs.route import router
         from ramify.runtime.server.app.app import create_app
 
-        app = create_app(self._frontend, self._config)
-        app.include_router(router)
-        return app
+        return create_app(self._frontend, self._config, [router])
 
     async def __del__(self) -> None:
         if hasattr(self, "_frontend"):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import zstandard
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ramify.errors import InvalidRequest
 from ramify.runtime.server.errors import ClientGone
@@ -60,19 +60,18 @@ async def read_body(request: Request) -> bytes:
         raise _too_large()
     size = 0
     parts: list[bytes] = []
-    stream = request.stream()
+    more = True
     try:
-        while True:
+        while more:
             async with asyncio.timeout(BODY_IDLE_S):
-                part = await anext(stream, None)
-            if part is None:
-                break
+                message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("The client went away in the middle of the body.")
+            part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
             if size > MAX_BODY_BYTES:
                 raise _too_large()
             parts.append(part)
-    except ClientDisconnect:
-        raise ClientGone("The client went away in the middle of the body.") from None
     except TimeoutError:
         raise BodyTimeout(
             f"The body brought no byte for {BODY_IDLE_S:g} seconds, and it has not ended after {size} bytes.",

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, UnsupportedField
@@ -24,10 +24,11 @@ from ramify.priority import checked_priority
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import decode
 from ramify.runtime.server.params import check_hint, check_segments
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, event
 
-router = APIRouter()
+router = Router()
 
 PATH = "/v1/calls"
 UNSUPPORTED = ("chat", "tools", "template_kwargs", "thinking")
@@ -44,6 +45,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""
 
 
+@router.post(PATH)
 async def answer_call(request: Request) -> Response:
     service = Service.serving(request)
     body: _Body = decode(await read_body(request), _Body, "")
@@ -55,10 +57,6 @@ async def answer_call(request: Request) -> Response:
             remedy="Run it again.",
         )
     return EventStream(_events(service.generate(body.request, PATH)))
-
-
-# `router.post` is avoided: FastAPI's handling of arguments takes longer than the rest of this endpoint.
-router.add_route(PATH, answer_call, methods=["POST"])
 
 
 def _check(generate: Generate, service: Service) -> None:

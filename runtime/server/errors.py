@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -210,7 +210,7 @@ def log_error(scope: Scope, status: int, message: str, field: str | None = None)
     )
 
 
-def methods_of(app: FastAPI, path: str) -> list[str]:
+def methods_of(app: Starlette, path: str) -> list[str]:
     """The methods that `path` takes."""
     scope = {"type": "http", "path": path, "root_path": "", "headers": []}
     return [
@@ -220,16 +220,16 @@ def methods_of(app: FastAPI, path: str) -> list[str]:
     ]
 
 
-def add_error_handlers(app: FastAPI, paths: Sequence[str]) -> None:
+def add_error_handlers(app: Starlette, paths: Sequence[str]) -> None:
     """Install handlers that give Ramify's errors and the router's errors the same body. `paths`: the paths
     that are suggested for an unknown one."""
 
-    @app.exception_handler(RamifyError)
-    async def ramify_error(request: Request, error: RamifyError) -> Response:
+    async def ramify_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RamifyError)
         return error_response(error, request.scope)
 
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
         path, message, headers = request.url.path, str(error.detail), error.headers or {}
         if error.status_code == 404:
             near = difflib.get_close_matches(path[:100], paths, 1, CLOSE)  # the path without /v1 too
@@ -241,6 +241,9 @@ def add_error_handlers(app: FastAPI, paths: Sequence[str]) -> None:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         log_error(request.scope, error.status_code, message)
         return _response(Problem(error.status_code, code, message), request.scope, headers)
+
+    app.add_exception_handler(RamifyError, ramify_error)
+    app.add_exception_handler(HTTPException, no_route)
 
 
 def type_of(status: int) -> str:

@@ -90,8 +90,7 @@ class Fields:
     def is_null(self, field: str) -> bool:
         """True if the client sent `field` as null."""
         raw = self._values.get(field)
-        # Only null starts with an "n" in JSON.
-        return raw is not None and memoryview(raw)[0] == ord("n")
+        return raw is not None and _is_null(raw)
 
     def mentions(self, field: str, name: str) -> bool:
         """True if `name` occurs as a string anywhere in the JSON of `field`."""
@@ -99,8 +98,9 @@ class Fields:
 
     def take(self, field: str, kind: Any, default: Any = None) -> Any:
         """The value of `field` as `kind` (any type that msgspec decodes); `default` if not given."""
-        raw = self._take_raw(field)
-        return default if raw is None else decode(raw, kind, self.path(field))
+        self.taken.add(field)
+        raw = self._values.get(field)
+        return default if raw is None or _is_null(raw) else decode(raw, kind, self.path(field))
 
     def need(self, field: str, kind: Any = str) -> Any:
         """The value of `field` as `kind`. Raises `InvalidRequest` if it is missing or empty."""
@@ -113,7 +113,7 @@ class Fields:
     def take_text(self, field: str) -> str | None:
         """The JSON text of `field` as the client wrote it, with its key order and numbers; None if not
         given."""
-        raw = self._take_raw(field)
+        raw = self.take(field, msgspec.Raw)
         if raw is None:
             return None
         decode(raw, Any, self.path(field))
@@ -229,9 +229,9 @@ class Fields:
                 remedy=nearest(field, [*self.taken, *unsupported]),
             )
 
-    def _take_raw(self, field: str) -> msgspec.Raw | None:
-        self.taken.add(field)
-        return None if self.is_null(field) else self._values.get(field)
+
+def _is_null(raw: msgspec.Raw) -> bool:
+    return memoryview(raw)[0] == ord("n")  # nothing else begins so in JSON
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:

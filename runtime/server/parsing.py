@@ -47,7 +47,8 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
     data = await read_body(request)
     values: dict[str, msgspec.Raw] = decode(data, dict[str, msgspec.Raw], "")
     strict = service.config.strict_fields
-    fields = Fields(values, body=BodyState(strict=strict, headers=request.headers))
+    headers = dict(reversed(request.headers.items()))  # of equal names the first
+    fields = Fields(values, body=BodyState(strict=strict, headers=headers))
     try:
         schemas = ("response_format", "text", "constraint")
         if len(data) > MAX_PARSED_BYTES or any(fields.mentions(field, "definitions") for field in schemas):
@@ -65,7 +66,7 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
                     if field in left_out
                 }
                 inside = {path for path in left_out if _outermost(path) not in replaced}
-                state = BodyState(strict=strict, headers=request.headers, left_out=inside)
+                state = BodyState(strict=strict, headers=headers, left_out=inside)
                 parse(service, Fields({**values, **replaced}, body=state))
 
             error.others = await asyncio.to_thread(_find_others, error, parse_without)

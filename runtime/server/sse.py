@@ -122,18 +122,26 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     The body of the request must have been read before.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
-    async with cancel_at_end((task, gone)):
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone("The client went away.")
-        return task.result()
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled_before, gone = task.cancelling(), False
 
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
 
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() <= cancelled_before:
+            raise ClientGone("The client went away.") from None
+        raise
+    finally:
+        watching.cancel()
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

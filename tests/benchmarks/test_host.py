@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import host
+from benchmarks import host, host_server
 
 
 @pytest.mark.parametrize("further", [[], ["--overlap"]])
@@ -24,3 +24,15 @@ def test_a_line_for_each_batch_has_the_times_of_each_case(
 def test_a_request_that_is_refused_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="not all requests were decoding"):
         host.step_time(1, "free", 3, prompt=1 << 17)
+
+
+@pytest.mark.slow
+@pytest.mark.weights  # for the tokenizer
+def test_a_server_has_a_line_for_each_case_and_each_token(capsys: pytest.CaptureFixture[str]) -> None:
+    host.main(["--server", "--requests", "2", "--rounds", "1"])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert all(role in head for role in host_server.ROLES)
+    assert [line[:26].rstrip() for line in lines] == [*host_server.CASES, *host_server.TOKENS]
+    for line in lines[: len(host_server.CASES)]:
+        server, tokenizer, _, detokenizer, *_ = (float(figure) for figure in line[26:].split()[:5])
+        assert min(server, tokenizer, detokenizer) > 0

@@ -13,13 +13,15 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from fastapi import APIRouter, Request
+from starlette.requests import Request
+from starlette.responses import Response
 
 import ramify as rm
 from ramify.errors import InvalidRequest
 from ramify.lang.graph.serve import Job, ToolResults
 from ramify.programs.route import _ProgramStream, router
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from tests.lang.remote import ScriptedFrontend
 from tests.server.conftest import LiveServer
@@ -233,11 +235,12 @@ async def test_a_stream_that_never_begins_frees_its_id() -> None:
 
 @pytest.mark.parametrize("retries", [0, 2])
 def test_a_server_that_forgot_the_program_does_not_fail_its_step(retries: int) -> None:
-    forgets = APIRouter()
+    forgets = Router()
 
     @forgets.get("/forget")
-    async def forget(request: Request) -> None:
+    async def forget(request: Request) -> Response:
         Service.serving(request).programs.clear()  # as a restart does
+        return Response()
 
     frontend = ScriptedFrontend({"calls": {**call("Rome"), "name": "forgetting"}, "dry in Rome": "Sunny."})
     with LiveServer(frontend, router, forgets) as server:

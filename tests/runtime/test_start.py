@@ -20,7 +20,7 @@ from ramify.runtime.processes.prestart import ROLES, PrestartedWorkers
 SCHEDULER = """
 import sys
 import ramify.runtime.scheduler.process
-late = ("transformers", "llguidance", "fastapi")
+late = ("transformers", "llguidance", "starlette")
 grammar = ("engine.load", "compile.policy", "automaton.masks.token_trie")
 late += tuple(f"ramify.grammar.{name}" for name in grammar)
 assert not [name for name in late if name in sys.modules]

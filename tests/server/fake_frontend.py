@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import msgspec
-from fastapi import APIRouter
 
 from ramify.decisions.checks import check_decide
 from ramify.engine_messages import (
@@ -45,6 +44,7 @@ from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.server.app.serve import bind, run_server
+from ramify.runtime.server.router import Router
 from tests.fleet.fakes import model_info
 from tests.server.byte_model import EOS, chunks_of, common, prompt_bytes
 
@@ -279,7 +279,7 @@ def aborted(last: TextChunk, tokens: int) -> TextChunk:
 class LiveServer:
     """A server in a thread of its own, with batch files only if `config` has a `batch_dir`."""
 
-    def __init__(self, frontend: FakeFrontend, *routers: APIRouter, **config: Any) -> None:
+    def __init__(self, frontend: FakeFrontend, *routers: Router, **config: Any) -> None:
         self.frontend = frontend
         self.routers = routers
         self.config = ServerConfig(**config if "batch_dir" in config else config | {"batch_gb": 0})

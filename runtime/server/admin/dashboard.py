@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from ramify import __version__
@@ -17,9 +17,10 @@ from ramify.errors import RamifyError
 from ramify.html.template import fill
 from ramify.messages import SchedulerStats
 from ramify.runtime.server.fields import json_response
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import FrontendProtocol, Service
 
-router = APIRouter()
+router = Router()
 
 NODES = 240
 """Maximum number of nodes of the radix tree that are shown."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import EngineClosed, EngineError, RamifyError
 from ramify.messages import Generate, SchedulerStats
 from ramify.runtime.server.fields import json_response
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect
 from ramify.sampling_params import SamplingParams
 
-router = APIRouter()
+router = Router()
 
 GENERATE_LIMIT_S = 20.0
 STATS_LIMIT_S = 2.0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 
-router = APIRouter()
+router = Router()
 
 
 @router.get("/replicas")

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from ramify.errors import NotFound, UnsupportedField
@@ -30,11 +29,12 @@ from ramify.runtime.server.openai.chat import Chat, Dialect, take_chat, without_
 from ramify.runtime.server.openai.request import lora_of, refuse_abort
 from ramify.runtime.server.params import COMMON, explained, take_priority, take_sampling
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, read_all, while_connected
 from ramify.runtime.server.tables.anthropic import COUNT_TOKENS, MESSAGES, METADATA
 
-router = APIRouter()
+router = Router()
 
 _SPELLING = COMMON | {"max_tokens": "max_tokens", "stop_sequences": "stop"}
 
@@ -180,14 +180,14 @@ def _not_continued(field: str, reason: str) -> UnsupportedField:
     )
 
 
-class _AnthropicRoute(APIRoute):
+class _AnthropicRoute(Route):
     """A route of requests that name a version of Anthropic's API. OpenAI's has the same path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return super().matches(scope) if of_anthropic(scope) else (Match.NONE, {})
 
 
-_models = APIRouter(route_class=_AnthropicRoute)
+_models = Router(_AnthropicRoute)
 
 
 @_models.get("/v1/models")
@@ -220,4 +220,4 @@ def _card(service: Service, name: str) -> Body:
     }
 
 
-router.include_router(_models)
+router.routes += _models.routes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
 
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
@@ -30,28 +32,38 @@ from ramify.runtime.server.openai import endpoints as openai
 from ramify.runtime.server.openai.responses import endpoint as responses
 from ramify.runtime.server.openai.responses import stored
 from ramify.runtime.server.openai.responses.store import ResponseStore
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import IGNORED_HEADER, FrontendProtocol, Service
 from ramify.runtime.server.sglang import endpoints as sglang
 
 
-def create_app(frontend: FrontendProtocol, config: ServerConfig) -> FastAPI:
-    """Make the application for `frontend`, to be served on the event loop that started `frontend`."""
-    # No generated schema: bodies are parsed field by field, and FastAPI's pages that show a schema need a
-    # CDN.
-    app = FastAPI(title="Ramify", openapi_url=None, docs_url=None, redoc_url=None)
-    service = Service(frontend, config)
-    app.state.service = service
-    app.state.responses = ResponseStore() if config.store else None
-    app.state.snapshots = dashboard.SnapshotCache(frontend)
+def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequence[Router] = ()) -> Starlette:
+    """Make the application for `frontend`, to be served on the event loop that started `frontend`.
+
+    `routers`: further ones, whose paths are not suggested for an unknown one.
+    """
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
     # models, for requests that name its API, have the paths of OpenAI's.
     dialects = (anthropic, openai, embeddings, responses, stored, sglang, tokenize, infill)
     deciding = (decisions, systemone, rerank)
-    paths: list[str] = []
-    for module in (calls, *dialects, *deciding, ollama, ollama_models, health, replicas, dashboard):
-        app.include_router(module.router)
-        paths += [route.path for route in module.router.routes if isinstance(route, Route)]
-    add_error_handlers(app, paths)
+    modules = (calls, *dialects, *deciding, ollama, ollama_models, health, replicas, dashboard)
+    own = [route for module in modules for route in module.router.routes]
+    further = [route for router in routers for route in router.routes]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for router in routers:
+                if router.lifespan is not None:
+                    await stack.enter_async_context(router.lifespan(app))
+            yield
+
+    app = Starlette(routes=[*own, *further], lifespan=lifespan)
+    service = Service(frontend, config)
+    app.state.service = service
+    app.state.responses = ResponseStore() if config.store else None
+    app.state.snapshots = dashboard.SnapshotCache(frontend)
+    add_error_handlers(app, [route.path for route in own])
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(NameClient)
     # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.

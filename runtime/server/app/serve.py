@@ -25,14 +25,13 @@ from ramify.runtime.host_names import ip_address
 from ramify.spelling import check_word
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
-
     from ramify.runtime.processes.prestart import PrestartedWorkers
+    from ramify.runtime.server.router import Router
     from ramify.runtime.server.service import FrontendProtocol
 
 IN_USE_REMEDY = "Choose another by --port (0: any that is free), or use the server that is there."
 
-Routes = Callable[[], "Sequence[APIRouter]"]
+Routes = Callable[[], "Sequence[Router]"]
 
 LAST_BYTES_S = 2.0
 """Seconds that connections may take to send their last bytes after all generations have ended."""
@@ -111,7 +110,7 @@ async def _serve(
     return 0
 
 
-def _import_application(routes: Routes) -> Sequence[APIRouter]:
+def _import_application(routes: Routes) -> Sequence[Router]:
     """Import the HTTP application. Called while the model is loaded, since importing takes 0.6 s. Returns the
     additional routers."""
     import ramify.runtime.server.app.app  # noqa: F401
@@ -125,15 +124,13 @@ async def run_server(
     listener: socket.socket,
     stopping: StopSignal,
     on_ready: Callable[[], None],
-    routers: Sequence[APIRouter] = (),
+    routers: Sequence[Router] = (),
 ) -> None:
     """Serve a started `frontend` on `listener` until `stopping` is set, then drain."""
     from ramify.runtime.server.app.app import create_app
     from ramify.runtime.server.app.connection import Connection
 
-    app = create_app(frontend, config)
-    for router in routers:
-        app.include_router(router)
+    app = create_app(frontend, config, routers)
     server = _Server(
         uvicorn.Config(
             app,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.runtime.server.decisions.ask import Answers, Asked, answers_of, ask, trained_layout
@@ -18,10 +18,11 @@ from ramify.runtime.server.decisions.state import take_input
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.request import take_header
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.decisions import DECISIONS
 
-router = APIRouter()
+router = Router()
 
 _SPELLED = {"prompt": "input", "messages": "input", "chat": "input"}
 

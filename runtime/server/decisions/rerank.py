@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.decisions.checks import Place
@@ -34,10 +34,11 @@ from ramify.runtime.server.decisions.state import text_state
 from ramify.runtime.server.fields import MAX_OBJECTS, Fields, json_response
 from ramify.runtime.server.openai.request import take_header
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.decisions import RERANK, SCORE
 
-router = APIRouter()
+router = Router()
 
 RELEVANCE = "Does the document answer the query?"
 """The question about each document, unless ``instruction`` has another."""

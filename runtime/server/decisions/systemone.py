@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import NotFound
@@ -25,10 +25,11 @@ from ramify.runtime.server.errors import SYSTEM_ONE_ID
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.request import take_header
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.systemone import SYSTEM_ONE
 
-router = APIRouter()
+router = Router()
 
 _ALIASES = "jev-"
 """Beginning of the names of TypeSafe's models, such as jev-latest, the default of its SDK. They stand for the

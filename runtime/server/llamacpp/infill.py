@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.fill import Fill
@@ -16,11 +16,12 @@ from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.request import lora_of, refuse_abort
 from ramify.runtime.server.params import explain_by_field, explained, take_sampling
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, collect, event, while_connected
 from ramify.runtime.server.tables.llamacpp import INFILL, INPUT_EXTRA
 
-router = APIRouter()
+router = Router()
 
 _SPELLING = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")},
@@ -91,12 +92,13 @@ async def _events(parsed: Infill) -> AsyncGenerator[bytes, None]:
     async with aclosing(parsed.chunks) as chunks:
         async for chunk in chunks:
             refuse_abort(chunk.finish)
-            text, usage, now = text + chunk.text, chunk.usage or usage, timings.push(chunk)
+            text, usage = text + chunk.text, chunk.usage or usage
             ids += chunk.ids
+            timings.push(chunk)
             if chunk.text or (chunk.ids and chunk.finish is None):
                 body: Body = {
                     **_piece(chunk.text, chunk.ids, usage, len(ids)),
-                    **({"timings": now} if parsed.timings_per_token else {}),
+                    **({"timings": timings.body()} if parsed.timings_per_token else {}),
                 }
                 yield event(_chosen(body, parsed.response_fields))
             if chunk.finish is not None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import UnsupportedField
@@ -27,13 +27,14 @@ from ramify.runtime.server.openai.request import refuse_abort, take_logprobs
 from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.runtime.server.params import explain_by_field, explained, take_prompts
 from ramify.runtime.server.parsing import Parser, parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, collect, while_connected
 from ramify.runtime.server.tables import ollama as tables
 from ramify.runtime.server.tables.rows import Endpoint
 from ramify.sampling_params import SamplingParams
 
-router = APIRouter()
+router = Router()
 
 
 class LineStream(EventStream):

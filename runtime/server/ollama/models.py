@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify import __version__
@@ -25,10 +25,11 @@ from ramify.runtime.server.ollama.options import SPELLING, take_model
 from ramify.runtime.server.ollama.writer import line, timestamp
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables import ollama as tables
 
-router = APIRouter()
+router = Router()
 
 API_VERSION = "0.12.11"
 """The release of Ollama whose API this is: the first one with log-probabilities. Clients refuse servers of a
@@ -40,7 +41,7 @@ models whose template has the word."""
 
 
 @router.get("/api/version")
-async def version() -> Response:
+async def version(_: Request) -> Response:
     return json_response({"version": API_VERSION, "ramify": __version__})
 
 
@@ -121,7 +122,7 @@ def _parse_pull(service: Service, fields: Fields) -> None:
 @router.delete("/api/delete")
 @router.post("/api/blobs/{digest}")
 @router.get("/api/blobs/{digest}")
-async def manage(request: Request) -> Response:
+async def manage(request: Request, **_: str) -> Response:
     raise _one_model(Service.serving(request), request.url.path)
 
 

@@ -82,13 +82,18 @@ class Timings:
         self._usage = Usage()
         self._tokens = 0
         self._since = 0.0
+        self._ended = False
 
-    def push(self, chunk: TextChunk) -> Body:
-        """The times up to `chunk`, the next one."""
+    def push(self, chunk: TextChunk) -> None:
+        """Add `chunk`, the next one."""
         self._tokens += len(chunk.ids)
+        self._ended = chunk.finish is not None
         if chunk.usage is not None:
             self._usage, self._since = chunk.usage, time.perf_counter()
-        if chunk.finish is not None:
+
+    def body(self) -> Body:
+        """The times up to the last chunk that was added."""
+        if self._ended:
             return timings_body(self._usage)
         total_s = self._usage.total_s + time.perf_counter() - self._since
         return timings_body(

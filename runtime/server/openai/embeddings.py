@@ -6,7 +6,7 @@ import base64
 from collections.abc import AsyncGenerator
 from typing import Any, Literal, NamedTuple
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import UnsupportedField
@@ -21,12 +21,13 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.params import explain_by_field, take_prompts
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect, while_connected
 from ramify.runtime.server.tables.openai import EMBEDDING
 from ramify.sampling_params import SamplingParams
 
-router = APIRouter()
+router = Router()
 
 Encoding = Literal["float", "base64"]
 

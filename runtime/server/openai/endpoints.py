@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import UnsupportedField
@@ -33,11 +33,12 @@ from ramify.runtime.server.openai.request import (
 )
 from ramify.runtime.server.params import OPENAI_SPELLING, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
 from ramify.runtime.server.tables.openai import CHAT, COMPLETION
 
-router = APIRouter()
+router = Router()
 
 _COMPLETION_SPELLING = OPENAI_SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
@@ -186,23 +187,28 @@ async def _events(parsed: ParsedRequest, formatter: ResponseFormatter) -> AsyncG
     # With include_usage every event has the key `usage`, null in all but the last unless the usage is
     # continuous. Otherwise no event has it.
     usage: Body = {"usage": None} if parsed.include_usage else {}
-    timings, figures = Timings(), {}
+    timings, alone = Timings(), len(parsed.streams) == 1
     async with aclosing(merge(parsed.streams)) as chunks:
         async for index, chunk in chunks:
-            written = usages[index].completion_tokens + len(chunk.ids)
-            usages[index] = chunk.usage or msgspec.structs.replace(usages[index], completion_tokens=written)
+            if chunk.usage is not None:
+                usages[index] = chunk.usage
+            elif parsed.continuous_usage:
+                written = usages[index].completion_tokens + len(chunk.ids)
+                usages[index] = msgspec.structs.replace(usages[index], completion_tokens=written)
             if parsed.continuous_usage:
                 usage = {"usage": formatter.usage(usages, parsed.n)}
             refuse_abort(chunk.finish)
-            if len(usages) == 1:
-                figures = {"timings": timings.push(chunk)}
+            timings.push(chunk)
             choices = formatter.stream_choices(index, chunk)
             for choice in choices:
                 last = choice is choices[-1] and chunk.finish is not None and not parsed.include_usage
-                timed = figures if last or formatter.timings_per_token else {}
+                timed: Body = {}
+                if alone and (last or formatter.timings_per_token):
+                    timed = {"timings": timings.body()}
                 yield event(formatter.stream_body([choice]) | usage | timed)
     if parsed.include_usage:
-        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | figures)
+        timed = {"timings": timings.body()} if alone else {}
+        yield event(formatter.stream_body([]) | {"usage": formatter.usage(usages, parsed.n)} | timed)
     yield DONE
 
 

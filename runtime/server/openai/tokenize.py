@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence, Sized
 from typing import NamedTuple, TypeVar
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.engine_messages import TokenIds
@@ -20,10 +20,11 @@ from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, 
 from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import check_segments
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.openai import DETOKENIZE, TOKENIZE
 
-router = APIRouter()
+router = Router()
 
 PART_TEXTS, PART_SIZE = 256, 65_536
 """Limits of one part of a request (`in_parts`): texts, and characters or ids. A part takes about 20 ms."""

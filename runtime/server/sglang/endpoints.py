@@ -23,7 +23,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify import constraint
@@ -53,6 +53,7 @@ from ramify.runtime.server.params import (
     take_sampling,
 )
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import FrontendProtocol, Service
 from ramify.runtime.server.sglang.bodies import generation_body, model_info, server_info
 from ramify.runtime.server.sse import DONE, EventStream, collect, event, merge, while_connected
@@ -77,7 +78,7 @@ class LoadingNotAllowed(RamifyError):
     status = 403
 
 
-router = APIRouter()
+router = Router()
 
 _SPELLING = {name: name for name in ("n", *COMMON) if name not in SPELLINGS.values()} | SPELLINGS
 _SCORING_SPELLING = {
@@ -107,7 +108,8 @@ class ParsedRequest(NamedTuple):
     """Whether log-probabilities include the texts of the tokens."""
 
 
-@router.api_route("/generate", methods=["POST", "PUT"])
+@router.post("/generate")
+@router.put("/generate")
 async def generate(request: Request) -> Response:
     service = Service.serving(request)
     parsed, headers = await parse_body(request, GENERATE, _parse_request)
@@ -132,7 +134,8 @@ async def get_server_info(request: Request) -> Response:
     return json_response(await server_info(Service.serving(request)))
 
 
-@router.api_route("/flush_cache", methods=["GET", "POST"])
+@router.get("/flush_cache")
+@router.post("/flush_cache")
 async def flush_cache(request: Request) -> Response:
     await Service.serving(request).frontend.control.flush_cache()
     return json_response({"flushed": True})

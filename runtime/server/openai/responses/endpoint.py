@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -38,6 +38,7 @@ from ramify.runtime.server.openai.responses.tools import take_response_tools
 from ramify.runtime.server.openai.responses.writer import ResponseWriter
 from ramify.runtime.server.params import OPENAI_SPELLING, take_sampling
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import EventStream, read_all, while_connected
 from ramify.runtime.server.tables.responses import RESPONSES
@@ -46,7 +47,7 @@ from ramify.text import quoted
 
 logger = logging.getLogger("ramify.server")
 
-router = APIRouter()
+router = Router()
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"

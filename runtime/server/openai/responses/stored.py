@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.errors import InvalidRequest, NotFound, UnsupportedField
@@ -34,11 +34,12 @@ from ramify.runtime.server.openai.responses.store import (
     needed,
 )
 from ramify.runtime.server.parsing import parse_body
+from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.responses import CONVERSATIONS, NEW_ITEMS, RESPONSES, UPDATED_CONVERSATION
 from ramify.spelling import check_word
 
-router = APIRouter()
+router = Router()
 
 MAX_ITEMS = 20
 """Maximum number of items that one request adds to a conversation. It is OpenAI's."""
