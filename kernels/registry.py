@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -20,9 +20,10 @@ from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.reference.kv_store import copy_pages
 from ramify.kernels.reference.lora import lora as reference_lora
+from ramify.kernels.trials import Trial
 from ramify.kernels.weights.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.weights.packed import PackedWeight
-from ramify.kernels.weights.quantised import QuantisedWeight
+from ramify.kernels.weights.quantised import QuantisedWeight, Rounded
 from ramify.kernels.weights.stack import ExpertMatrices, LayerWeights, PackedExperts
 
 if TYPE_CHECKING:
@@ -139,6 +140,34 @@ class QuantisedMatMul(Protocol):
     ) -> Tensor: ...
 
 
+class NormFloat8(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: QuantisedWeight,
+        *,
+        residual: Tensor | None = None,
+    ) -> Rounded: ...
+
+
+class GateFloat8(Protocol):
+    def __call__(self, x: Tensor, matrix: QuantisedWeight, *, gelu: bool = False) -> Rounded: ...
+
+
+class MultiplyFloat8(Protocol):
+    def __call__(
+        self,
+        x: Rounded,
+        matrix: QuantisedWeight,
+        bias: Tensor | None = None,
+        *,
+        out: Tensor,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
 class Mixture(Protocol):
     def __call__(
         self,
@@ -237,6 +266,15 @@ class SamplingOps:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Float8Ops:
+    """Norms and gated activations that round their result to float8 themselves, and products of it."""
+
+    norm_float8: NormFloat8
+    gate_float8: GateFloat8
+    multiply_float8: MultiplyFloat8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Ops:
     """The operations of one backend. An operation has one signature and one meaning in every backend."""
 
@@ -274,6 +312,8 @@ class Ops:
     """Products with unpacked weights; None if torch's own are used."""
     quantised_matmul: QuantisedMatMul | None = None
     """Products with quantised weights in the layout for GPUs; None if the backend has no such layout."""
+    float8: Float8Ops | None = None
+    """Rounding to float8 as part of norms and activations; None if `quantised_matmul` rounds."""
     mixture: Mixture | None = None
     """Mixtures of unpacked experts; None if torch's own products are used."""
     expert_block: ExpertBlock | None = None
@@ -298,6 +338,7 @@ def ops(
     deterministic: bool = False,
     int8: bool = False,
     float8: bool = False,
+    trials: Collection[Trial] = (),
 ) -> Ops:
     """The operations of `backend`.
 
@@ -306,6 +347,7 @@ def ops(
         to int16 for products with any int8 weights. It may round softmax weights to bfloat16.
     float8 : the triton and flashinfer backends may round activations to float8 for products with float8
         weights whose checkpoint asks for it
+    trials : kernels that the triton and flashinfer backends are to use although no card has timed them
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
         them, later calls 0.3 s to load them; no other call compiles.
@@ -369,14 +411,14 @@ def ops(
             )
         return _torch_ops()
     if backend == "triton":
-        return _triton_ops(deterministic, float8)
+        return _triton_ops(deterministic, float8, trials)
     if backend == "flashinfer":
         if deterministic:
             raise KernelUnavailable("the flashinfer attention backend has no deterministic form.")
         from ramify.kernels.flashinfer import FlashInferPlanner, library
 
         library()
-        return dataclasses.replace(_triton_ops(False, float8), planner=None, flashinfer=FlashInferPlanner)
+        return dataclasses.replace(_triton_ops(False, float8, trials), planner=None, flashinfer=FlashInferPlanner)
     raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch', 'triton' or 'flashinfer'.")
 
 
@@ -413,7 +455,7 @@ def _torch_ops() -> Ops:
     )
 
 
-def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
+def _triton_ops(deterministic: bool, rounds: bool, trials: Collection[Trial]) -> Ops:
     try:
         from ramify.kernels.triton.tiles import launch
     except ImportError as error:
@@ -440,7 +482,12 @@ def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
         rope,
     )
     from ramify.kernels.triton import sampling as drawing
+    from ramify.kernels.triton.trials import rounding
 
+    fused = None
+    if "fused-rounding" in trials and rounds:
+        multiply = functools.partial(float8.multiply_float8, by_row=deterministic)
+        fused = Float8Ops(rounding.norm_float8, rounding.gate_float8, multiply)
     return Ops(
         attention.paged_attention,
         kv_store.copy_pages,
@@ -462,6 +509,7 @@ def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
         quantised_matmul=functools.partial(
             float8.rounding_matmul if rounds else quantised.quantised_matmul, by_row=deterministic
         ),
+        float8=fused,
         mixture=functools.partial(experts.mixture, by_row=deterministic),
         lora=lora.lora,
         deterministic=deterministic,

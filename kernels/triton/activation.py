@@ -14,22 +14,27 @@ _BLOCK = 2048
 
 
 @triton.jit
+def gated(gate, up, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """gate · sigmoid(s) · up. s is the gate for silu, a cubic polynomial of the gate for tanh gelu."""
+    s = gate
+    if GELU:
+        s = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    power = tl.exp(-tl.abs(s))
+    return gate * tl.where(s >= 0.0, 1.0, power) / (1.0 + power) * up
+
+
+@triton.jit
 def _gated_mul(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, x_row, out_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     GELU: tl.constexpr,
 ):  # fmt: skip
-    """gate · sigmoid(s) · up. s is the gate for silu, a cubic polynomial of the gate for tanh gelu."""
     program = tl.program_id(0)
     row = (program // PARTS).to(tl.int64)
     column = program % PARTS * BLOCK + tl.arange(0, BLOCK)
     in_bounds = column < SIZE
     gate = tl.load(x_ptr + row * x_row + column, mask=in_bounds).to(tl.float32)
     up = tl.load(x_ptr + row * x_row + SIZE + column, mask=in_bounds).to(tl.float32)
-    s = gate
-    if GELU:
-        s = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
-    power = tl.exp(-tl.abs(s))
-    y = gate * tl.where(s >= 0.0, 1.0, power) / (1.0 + power) * up
+    y = gated(gate, up, GELU)
     tl.store(out_ptr + row * out_row + column, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
 
 

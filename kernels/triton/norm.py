@@ -91,5 +91,10 @@ def _shape(rows: int, x: torch.Tensor) -> tuple[int, int, int, int]:
     if size > LARGEST:
         raise ValueError(f"x has {size} numbers a row; the Triton norm takes at most {LARGEST}.")
     block = padded(size)
+    return rows, block, *rows_of(block, x)
+
+
+def rows_of(block: int, x: torch.Tensor) -> tuple[int, int]:
+    """The rows of a program, padded to `block` numbers each, and its warps."""
     share = max(1, _BLOCK // block)
-    return rows, block, share, warps(block * share, x.element_size(), most=32)
+    return share, warps(block * share, x.element_size(), most=32)

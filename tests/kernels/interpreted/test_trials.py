@@ -1,0 +1,98 @@
+"""Kernels of trials in Triton's interpreter: their twins' results, and what each changes in a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.kernels.reference import float8 as reference
+from ramify.kernels.registry import ops
+from ramify.kernels.triton import float8
+from ramify.kernels.triton.activation import gelu_mul, silu_mul
+from ramify.kernels.triton.norm import add_rms_norm, rms_norm
+from ramify.kernels.triton.trials import rounding
+from ramify.kernels.weights.quantised import Rounded
+from ramify.kernels.weights.rows import Rows
+from ramify.runtime.executor.batch import Extension, pack
+from ramify.runtime.model.layers import Linear
+from tests.kernels.float8_cases import activations, weight_of
+from tests.kernels.interpreted.test_layers import IDS, LAYERS, PAGE, runner_of
+
+HALF = torch.float16
+STEP = [Extension(IDS[0], 0, 3, range(5)), Extension(IDS[1], 0, 1, range(5, 10))]
+
+
+def assert_equal(found: Rounded, wanted: Rounded) -> None:
+    assert torch.equal(found.factors, wanted.factors)
+    assert torch.equal(found.numbers.float(), wanted.numbers.float())
+    assert found.dtype == wanted.dtype
+
+
+@pytest.mark.parametrize("group", [0, 32, 128])
+@pytest.mark.parametrize("size", [300, 2100])
+def test_norms_round_to_the_numbers_of_two_launches(group: int, size: int) -> None:
+    matrix, x = weight_of(3, size, group), activations(5, size, HALF)
+    weight = torch.rand(size) + 0.5
+    assert_equal(rounding.norm_float8(x, weight, 1e-5, matrix), float8.rounded(rms_norm(x, weight, 1e-5), matrix))
+    residual = activations(5, size, HALF).roll(1, 0)
+    other = residual.clone()
+    found = rounding.norm_float8(x, weight, 1e-5, matrix, residual=residual)
+    assert_equal(found, float8.rounded(add_rms_norm(x, other, weight, 1e-5), matrix))
+    assert torch.equal(residual, other), "the sum is stored"
+
+
+@pytest.mark.parametrize("group", [0, 32, 128])
+@pytest.mark.parametrize("size", [300, 4200])
+def test_gates_round_to_the_numbers_of_two_launches(group: int, size: int) -> None:
+    matrix, x = weight_of(3, size, group), activations(3, 2 * size, HALF)
+    assert_equal(rounding.gate_float8(x, matrix), float8.rounded(silu_mul(x), matrix))
+    assert_equal(rounding.gate_float8(x, matrix, gelu=True), float8.rounded(gelu_mul(x), matrix))
+
+
+def test_the_twins_round_what_the_kernels_round() -> None:
+    matrix, x, weight = weight_of(3, 96, 32), activations(3, 96, torch.float32), torch.ones(96)
+    for found, wanted in (
+        (rounding.norm_float8(x, weight, 1e-5, matrix), reference.norm_float8(x, weight, 1e-5, matrix)),
+        (rounding.gate_float8(x.repeat(1, 2), matrix), reference.gate_float8(x.repeat(1, 2), matrix)),
+    ):
+        apart = (found.numbers.float() - wanted.numbers.float()).abs()
+        assert (apart <= wanted.numbers.float().abs() / 8).all(), "one step of three bits"
+        torch.testing.assert_close(found.factors, wanted.factors)
+    out = torch.empty(3, 3)
+    assert torch.equal(
+        reference.multiply_float8(reference.rounded(x, matrix), matrix, out=out),
+        reference.float8_matmul(x, matrix),
+    )
+
+
+def step(shape: dict[str, Any], launches: Any, *, float8: bool = False, **given: Any) -> Tensor:
+    """The hidden states of `STEP`, by a model whose matrices are float8 if `float8`."""
+    runner = runner_of(shape, ops("triton", float8=float8, **given))
+    if float8:
+        for layer in runner.model.layers:
+            for module in layer.modules():
+                if isinstance(module, Linear):
+                    module.lay_out(as_float8, "cpu")
+    launches.clear()
+    return runner.forward(pack(STEP, PAGE))
+
+
+def as_float8(weight: Tensor) -> Rows:
+    factors = weight.abs().amax(1, keepdim=True) / 448
+    numbers = (weight / factors).to(torch.float8_e4m3fn)
+    return Rows(numbers, factors, group=0, float8_activations=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_step_of_a_float8_model_rounds_in_its_norms_and_gates(family: str, launches: Any) -> None:
+    shape = {"model_type": family, "sliding_window": 5}
+    wanted = step(shape, launches, float8=True)
+    assert [launch.kernel for launch in launches].count("_round") == 4 * LAYERS
+    found = step(shape, launches, float8=True, trials=("fused-rounding",))
+    names = [launch.kernel for launch in launches]
+    assert names.count("_round") == LAYERS, "the attention's output alone"
+    assert (names.count("_norm_float8"), names.count("_gate_float8")) == (2 * LAYERS, LAYERS)
+    assert torch.equal(found, wanted)
