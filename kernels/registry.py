@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -418,7 +418,9 @@ def ops(
         from ramify.kernels.flashinfer import FlashInferPlanner, library
 
         library()
-        return dataclasses.replace(_triton_ops(False, float8, trials), planner=None, flashinfer=FlashInferPlanner)
+        return dataclasses.replace(
+            _triton_ops(False, float8, trials), planner=None, flashinfer=FlashInferPlanner
+        )
     raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch', 'triton' or 'flashinfer'.")
 
 
@@ -482,22 +484,25 @@ def _triton_ops(deterministic: bool, rounds: bool, trials: Collection[Trial]) ->
         rope,
     )
     from ramify.kernels.triton import sampling as drawing
-    from ramify.kernels.triton.trials import rounding
+    from ramify.kernels.triton.trials import chunked_delta, rounding, skinny
+
+    def small(kernel: Any) -> Any:
+        return functools.partial(kernel, dependent=True) if "dependent-launch" in trials else kernel
 
     fused = None
     if "fused-rounding" in trials and rounds:
         multiply = functools.partial(float8.multiply_float8, by_row=deterministic)
-        fused = Float8Ops(rounding.norm_float8, rounding.gate_float8, multiply)
+        fused = Float8Ops(small(rounding.norm_float8), small(rounding.gate_float8), multiply)
     return Ops(
         attention.paged_attention,
         kv_store.copy_pages,
-        rope.rope_store_kv,
-        norm.rms_norm,
-        gated_delta.gated_delta_rule,
+        small(rope.rope_store_kv),
+        small(norm.rms_norm),
+        (chunked_delta if "chunked-delta" in trials else gated_delta).gated_delta_rule,
         gated_delta.output_gate,
-        add_rms_norm=norm.add_rms_norm,
-        silu_mul=activation.silu_mul,
-        gelu_mul=activation.gelu_mul,
+        add_rms_norm=small(norm.add_rms_norm),
+        silu_mul=small(activation.silu_mul),
+        gelu_mul=small(activation.gelu_mul),
         sampling=SamplingOps(
             logits.edit_logits,
             logits.restore_logits,
@@ -505,7 +510,7 @@ def _triton_ops(deterministic: bool, rounds: bool, trials: Collection[Trial]) ->
             logits.log_probabilities,
         ),
         planner=planner.Planner,
-        matmul=matmul.matmul if deterministic else None,
+        matmul=skinny.matmul if "skinny-products" in trials else matmul.matmul if deterministic else None,
         quantised_matmul=functools.partial(
             float8.rounding_matmul if rounds else quantised.quantised_matmul, by_row=deterministic
         ),

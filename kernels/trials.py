@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-Trial = Literal[
-    "fused-rounding", "chunked-delta", "skinny-products", "dependent-launch", "library-prompts"
-]
+Trial = Literal["fused-rounding", "chunked-delta", "skinny-products", "dependent-launch", "library-prompts"]
 UNFIXED: frozenset[Trial] = frozenset(("chunked-delta", "skinny-products", "library-prompts"))
 """Trials with which bits depend on the batch or on the chunks of a prompt."""

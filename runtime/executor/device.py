@@ -113,7 +113,9 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
     if the configured backend cannot run on the device.
     """
     backend = config.attention_backend
-    if config.trial and not (backend in ("triton", "flashinfer") or (backend, device.type) == ("auto", "cuda")):
+    if config.trial and not (
+        backend in ("triton", "flashinfer") or (backend, device.type) == ("auto", "cuda")
+    ):
         raise UnsupportedField(
             f"trial is {config.trial[0]!r}, a Triton kernel, and the attention backend is {backend!r} on the "
             f"device {device.type}.",
@@ -165,8 +167,9 @@ def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
     )
 
 
-def check_trials(config: EngineConfig, device: torch.device) -> None:
-    """Raise `UnsupportedField` for a trial that can have no effect on `device`, or contradicts an option."""
+def check_trials(config: EngineConfig, device: torch.device, shape: ModelShape | None = None) -> None:
+    """Raise `UnsupportedField` for a trial that can have no effect on `device` or on a model of `shape`, or that
+    contradicts an option."""
     capability, reasons = capability_of(device), {}
     if config.deterministic:
         reasons |= dict.fromkeys(UNFIXED, "deterministic is set: its bits depend on the batch or on chunks")
@@ -176,6 +179,8 @@ def check_trials(config: EngineConfig, device: torch.device) -> None:
         reasons["fused-rounding"] = "activations are not rounded to float8 here"
     if (capability or 0) < 90:
         reasons["dependent-launch"] = "it needs a GPU of compute capability 9.0 or later"
+    if shape is not None and shape.states is None:
+        reasons["chunked-delta"] = "this model has no linear attention layers"
     for trial in config.trial:
         if trial in reasons:
             raise UnsupportedField(

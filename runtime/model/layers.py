@@ -8,13 +8,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference.activation import gelu_mul, silu_mul
 from ramify.kernels.reference.lora import lora as reference_lora
+from ramify.kernels.reference.matmul import plain_matmul
 from ramify.kernels.reference.norm import rms_norm
 from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.weights.lora import MOST_PARTS, Extra, LoraRows, LoraTable
@@ -147,18 +147,6 @@ class Residual:
             self._term = term
         else:
             x += term
-
-
-def plain_matmul(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
-) -> Tensor:
-    """Matrix product by torch. With `add` the product is added to `out` without a temporary."""
-    if out is None:
-        return F.linear(x, weight, bias)
-    if not add:
-        return out.copy_(F.linear(x, weight, bias))
-    out.addmm_(x, weight.t())
-    return out if bias is None else out.add_(bias)
 
 
 class Adapted:

@@ -11,6 +11,7 @@ from ramify.kernels.arguments.checks import ALL_DTYPES, check_add_norm, check_ga
 from ramify.kernels.triton.activation import gated
 from ramify.kernels.triton.float8 import LEAST, MOST, room_for, to_float8
 from ramify.kernels.triton.norm import rows_of
+from ramify.kernels.triton.tiles.dependent import wait
 from ramify.kernels.triton.tiles.launch import check_device, jit, padded, warps
 from ramify.kernels.weights.quantised import QuantisedWeight, Rounded
 
@@ -39,12 +40,14 @@ def _store(  # type: ignore[no-untyped-def]
 def _norm_float8(  # type: ignore[no-untyped-def]
     x_ptr, residual_ptr, weight_ptr, number_ptr, factor_ptr, rows, x_token, residual_token, eps,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
-    ADD: tl.constexpr,
+    ADD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = row.to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)
     in_bounds = (row < rows)[:, None] & (column < SIZE)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    wait(DEPENDENT)
     total = tl.load(x_ptr + token * x_token + column[None, :], mask=in_bounds, other=0.0).to(tl.float32)
     if ADD:
         residual_at = residual_ptr + token * residual_token + column[None, :]
@@ -52,7 +55,6 @@ def _norm_float8(  # type: ignore[no-untyped-def]
         stored = stored.to(residual_ptr.dtype.element_ty)
         tl.store(residual_at, stored, mask=in_bounds)
         total = stored.to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, axis=1) / SIZE + eps)
     y = (total * scale[:, None] * weight[None, :]).to(x_ptr.dtype.element_ty).to(tl.float32)
     # BLOCK columns hold the row: a factor for all inputs is that of a group of BLOCK.
@@ -72,11 +74,13 @@ def _results(  # type: ignore[no-untyped-def]
 def _gate_float8(  # type: ignore[no-untyped-def]
     x_ptr, number_ptr, factor_ptr, rows, x_row,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, GELU: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (r, i): the i-th BLOCK results of row r, with a factor for each GROUP. With GROUP 0 program
     (r, 0) computes the row's results twice: for the factor of all, and to round them."""
     token = tl.program_id(0)
     x_at = x_ptr + token.to(tl.int64) * x_row
+    wait(DEPENDENT)
     if GROUP == 0:
         column = tl.arange(0, BLOCK)
         number_at = number_ptr + token.to(tl.int64) * WIDTH
@@ -97,9 +101,15 @@ def _gate_float8(  # type: ignore[no-untyped-def]
 
 
 def norm_float8(
-    x: Tensor, weight: Tensor, eps: float, matrix: QuantisedWeight, *, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    matrix: QuantisedWeight,
+    *,
+    residual: Tensor | None = None,
+    dependent: bool = False,
 ) -> Rounded:
-    """As `reference.float8.norm_float8`."""
+    """As `reference.float8.norm_float8`; `dependent` as in `norm.rms_norm`."""
     check_device(x)
     if residual is None:
         check_norm(x, weight, x, dtypes=ALL_DTYPES)
@@ -112,13 +122,16 @@ def norm_float8(
     _norm_float8[(triton.cdiv(len(x), share),)](
         x, added, weight, found.numbers, found.factors, len(x), x.stride(0), added.stride(0), eps,
         SIZE=x.shape[1], WIDTH=matrix.padded, BLOCK=block, ROWS=share, GROUP=matrix.activation_group,
-        ADD=residual is not None, num_warps=number, enable_fp_fusion=False,
+        ADD=residual is not None, DEPENDENT=dependent, num_warps=number, launch_pdl=dependent,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return found
 
 
-def gate_float8(x: Tensor, matrix: QuantisedWeight, *, gelu: bool = False) -> Rounded:
-    """As `reference.float8.gate_float8`."""
+def gate_float8(
+    x: Tensor, matrix: QuantisedWeight, *, gelu: bool = False, dependent: bool = False
+) -> Rounded:
+    """As `reference.float8.gate_float8`; `dependent` as in `norm.rms_norm`."""
     check_device(x)
     check_gated(x, x[:, : x.shape[1] // 2])
     _check_width(x.shape[1] // 2, matrix)
@@ -128,7 +141,8 @@ def gate_float8(x: Tensor, matrix: QuantisedWeight, *, gelu: bool = False) -> Ro
     _gate_float8[(len(x), triton.cdiv(width, block) if group else 1)](
         x, found.numbers, found.factors, len(x), x.stride(0),
         SIZE=matrix.inputs, WIDTH=width, BLOCK=block, GROUP=group, GELU=gelu,
-        num_warps=warps(block, x.element_size(), most=8), enable_fp_fusion=False,
+        DEPENDENT=dependent, num_warps=warps(block, x.element_size(), most=8), launch_pdl=dependent,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return found
 
