@@ -58,6 +58,19 @@ class PagedAttention(Protocol):
     ) -> Tensor: ...
 
 
+class PromptAttention(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_table: Tensor,
+        lens: Sequence[int],
+        *,
+        scale: float,
+    ) -> Tensor: ...
+
+
 class RopeStoreKv(Protocol):
     def __call__(
         self,
@@ -306,6 +319,8 @@ class Ops:
     planner: type[Planner] | None = None
     """Attention in two halves: a plan made on the host once a step, and launches for each layer. None if
     `paged_attention` does both, or with `flashinfer`."""
+    prompt_attention: PromptAttention | None = None
+    """Attention of steps of whole prompts in place of `planner`'s; None if `planner` does them."""
     flashinfer: type[FlashInferPlanner] | None = None
     """FlashInfer's attention in place of `planner`, without cascades and CUDA graphs; else None."""
     matmul: MatMul | None = None
@@ -484,7 +499,7 @@ def _triton_ops(deterministic: bool, rounds: bool, trials: Collection[Trial]) ->
         rope,
     )
     from ramify.kernels.triton import sampling as drawing
-    from ramify.kernels.triton.trials import chunked_delta, rounding, skinny
+    from ramify.kernels.triton.trials import chunked_delta, prompts, rounding, skinny
 
     def small(kernel: Any) -> Any:
         return functools.partial(kernel, dependent=True) if "dependent-launch" in trials else kernel
@@ -510,6 +525,7 @@ def _triton_ops(deterministic: bool, rounds: bool, trials: Collection[Trial]) ->
             logits.log_probabilities,
         ),
         planner=planner.Planner,
+        prompt_attention=prompts.prompt_attention if "library-prompts" in trials else None,
         matmul=skinny.matmul if "skinny-products" in trials else matmul.matmul if deterministic else None,
         quantised_matmul=functools.partial(
             float8.rounding_matmul if rounds else quantised.quantised_matmul, by_row=deterministic

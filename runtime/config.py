@@ -126,8 +126,8 @@ class EngineConfig:
     by FlashInfer, without CUDA graphs; needs ramify-llm[flashinfer]. torch: the reference kernels, slow.
     auto: cpu on the CPU, triton on a CUDA device."""
     trial: Sequence[Trial] = ()
-    """A kernel of the triton and flashinfer backends that no card has timed yet, off by default; the flag may be
-    repeated. fused-rounding: norms and activations round to float8 themselves, for FP8 checkpoints.
+    """A kernel of the triton and flashinfer backends that no card has timed yet, off by default; the flag may
+    be repeated. fused-rounding: norms and activations round to float8 themselves, for FP8 checkpoints.
     chunked-delta: prompts of models with linear attention layers in chunks of 32 tokens. skinny-products: own
     products of at most 32 rows. dependent-launch: small kernels are launched before their predecessor's end.
     library-prompts: cuDNN's attention for prompts without a cached prefix."""

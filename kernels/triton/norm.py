@@ -63,8 +63,8 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None, dependent: bool = False
 ) -> Tensor:
-    """As `reference.norm.rms_norm`; float16 as well. With `dependent` the launch starts before the end of the one
-    before it (`tiles.dependent`)."""
+    """As `reference.norm.rms_norm`; float16 as well. With `dependent` the launch starts before the end of the
+    one before it (`tiles.dependent`)."""
     check_device(x)
     out = check_norm(x, weight, out, dtypes=ALL_DTYPES)
     heads, size = 1 if x.dim() == 2 else x.shape[1], x.shape[-1]

@@ -168,8 +168,8 @@ def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
 
 
 def check_trials(config: EngineConfig, device: torch.device, shape: ModelShape | None = None) -> None:
-    """Raise `UnsupportedField` for a trial that can have no effect on `device` or on a model of `shape`, or that
-    contradicts an option."""
+    """Raise `UnsupportedField` for a trial that can have no effect on `device` or on a model of `shape`, or
+    that contradicts an option."""
     capability, reasons = capability_of(device), {}
     if config.deterministic:
         reasons |= dict.fromkeys(UNFIXED, "deterministic is set: its bits depend on the batch or on chunks")
@@ -181,6 +181,10 @@ def check_trials(config: EngineConfig, device: torch.device, shape: ModelShape |
         reasons["dependent-launch"] = "it needs a GPU of compute capability 9.0 or later"
     if shape is not None and shape.states is None:
         reasons["chunked-delta"] = "this model has no linear attention layers"
+    if shape is not None and (
+        shape.head_dim > 128 or shape.attention_soft_cap or all(shape.sinks or (False,))
+    ):
+        reasons["library-prompts"] = "cuDNN has no heads above 128 numbers, soft cap or sinks"
     for trial in config.trial:
         if trial in reasons:
             raise UnsupportedField(

@@ -202,7 +202,8 @@ def test_the_table_says_what_a_kernel_takes_and_what_does_not_compile():
 
 
 def test_a_dependent_launch_waits_for_the_one_before_it():
-    """As a trial, norms, activations and the rotary store: each reads what others write behind the wait alone."""
+    """As a trial, norms, activations and the rotary store: each reads what others write behind the wait
+    alone."""
     x, weight = torch.zeros(8, 4096, dtype=HALF), torch.zeros(4096, dtype=HALF)
     q, k, v = torch.zeros(8, 48, 128, dtype=HALF).split([32, 8, 8], dim=1)
     pages, slots = torch.zeros(3, 8, 64, 128, dtype=HALF), torch.arange(8)

@@ -7,9 +7,10 @@ Within a chunk, with G the sum of the log-decays up to a token, the differences 
     out = exp(G) · q S + P d,  P[i, j] = exp(G_i - G_j) · qᵢ·kⱼ for j ≤ i
     S ← exp(G_last) · S + (exp(G_last - G) · k)ᵀ d
 
-`_solve` computes T for all chunks at once, as T depends on no state. `_scan` goes over the chunks of a sequence
-in turn, with some columns of a head's state in registers: 32 tokens a round, where `gated_delta._recur` takes one.
-T is 128 bytes a token and head. Products are TF32, so results differ from the twin's by some 1e-3 of their size.
+`_solve` computes T for all chunks at once, as T depends on no state. `_scan` goes over the chunks of a
+sequence in turn, with some columns of a head's state in registers: 32 tokens a round, where
+`gated_delta._recur` takes one. T is 128 bytes a token and head. Products are TF32, so results differ from the
+twin's by some 1e-3 of their size.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from ramify.kernels.triton.gated_delta import convolve, store_histories
 from ramify.kernels.triton.tiles.launch import padded
 
 CHUNK = 32
-"""Tokens of a chunk. Substitution takes a round for each; twice as many would make its tile four times as large."""
+"""Tokens of a chunk. Substitution takes a round for each; twice as many would make its tile four times as
+large."""
 _COLUMNS = 64
-"""Columns of the state in a program of `_scan`: with 128 rows and 8 warps, 32 registers a thread. 32 columns in 4
-warps spill 110 registers in the loop for sm_90, 64 in 8 warps 4; 48 heads are 96 programs."""
+"""Columns of the state in a program of `_scan`: with 128 rows and 8 warps, 32 registers a thread. 32 columns
+in 4 warps spill 110 registers in the loop for sm_90, 64 in 8 warps 4; 48 heads are 96 programs."""
 
 
 @triton.jit
 def _gates(  # type: ignore[no-untyped-def]
     a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, token, there, head, a_row, b_row,
 ):  # fmt: skip
-    """beta, and the sums of log-decays from the chunk's first token on; 0 more for tokens that are not there."""
+    """beta, and the sums of log-decays from the chunk's first token on; 0 more for tokens that are not
+    there."""
     rate = tl.exp(tl.load(a_log_ptr + head))
     a = tl.load(a_ptr + token * a_row + head, mask=there, other=0.0).to(tl.float32) + tl.load(
         dt_bias_ptr + head
@@ -64,8 +67,8 @@ def _solve(  # type: ignore[no-untyped-def]
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHANNELS: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (c, h): T of chunk c and head h. The chunks of sequence s begin at start // CHUNK + s, so that some
-    numbers are no chunk's."""
+    """Program (c, h): T of chunk c and head h. The chunks of sequence s begin at start // CHUNK + s, so that
+    some numbers are no chunk's."""
     place, head = tl.program_id(0), tl.program_id(1)
     low, high = tl.cast(0, tl.int32), sequences
     while low < high:  # the last sequence that begins at `place` or before

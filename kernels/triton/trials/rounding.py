@@ -1,5 +1,5 @@
-"""Norms and gated activations that round their result to float8: a launch less before each product with float8
-weights. The numbers, factors and bits are those of the two launches that each replaces."""
+"""Norms and gated activations that round their result to float8: a launch less before each product with
+float8 weights. The numbers, factors and bits are those of the two launches that each replaces."""
 
 from __future__ import annotations
 

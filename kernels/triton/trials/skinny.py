@@ -1,8 +1,8 @@
 """Products of at most 32 rows with the weights of qkv and o, bound by reading the weights.
 
-A program sums all inputs of 16 or 32 outputs in ascending order, so that no second launch adds parts: 6,144 x 4,096
-are 384 programs for 132 multiprocessors, and 4,096 x 4,096 are 256. W is the left operand, whose outputs fill the
-tensor cores' 16 rows; the rows of x are the narrow side.
+A program sums all inputs of 16 or 32 outputs in ascending order, so that no second launch adds parts: 6,144 x
+4,096 are 384 programs for 132 multiprocessors, and 4,096 x 4,096 are 256. W is the left operand, whose
+outputs fill the tensor cores' 16 rows; the rows of x are the narrow side.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ramify.kernels.triton.tiles.launch import check_device, jit
 
 MOST_ROWS = 32
 MOST_WEIGHTS = 1 << 25
-"""The most numbers of a matrix: qkv and o of an 8B Llama are 25 and 17 million, gate_up 117. Of larger matrices the
-library's products are assumed to read as fast as a copy."""
+"""The most numbers of a matrix: qkv and o of an 8B Llama are 25 and 17 million, gate_up 117. Of larger
+matrices the library's products are assumed to read as fast as a copy."""
 
 
 @jit(do_not_specialize=["rows"])

@@ -15,7 +15,7 @@ from ramify.kernels.registry import ops
 from ramify.kernels.triton import float8
 from ramify.kernels.triton.activation import gelu_mul, silu_mul
 from ramify.kernels.triton.norm import add_rms_norm, rms_norm
-from ramify.kernels.triton.trials import chunked_delta, rounding, skinny
+from ramify.kernels.triton.trials import chunked_delta, prompts, rounding, skinny
 from ramify.kernels.triton.trials.chunked_delta import CHUNK
 from ramify.kernels.weights.quantised import Rounded
 from ramify.kernels.weights.rows import Rows
@@ -117,7 +117,8 @@ SPANS = [
     ids=["random", "one token, long memory"],
 )
 def test_prompts_in_chunks_give_what_the_reference_gives(heads: Heads, alike: bool, launches: Any) -> None:
-    """Of one repeated token whose state hardly fades, powers of A would grow to 1e8: T is no series of them."""
+    """Of one repeated token whose state hardly fades, powers of A would grow to 1e8: T is no series of
+    them."""
     layers = [Layer(heads, (67, 1, 6)) for _ in range(2)]
     for layer in layers:
         layer.reset()
@@ -164,3 +165,24 @@ def test_few_rows_of_small_matrices_alone_are_skinny(launches: Any, monkeypatch:
     launches.clear()
     skinny.matmul(torch.ones(33, 8), torch.ones(8, 8))
     assert not launches
+
+
+def test_whole_prompts_take_the_librarys_attention(launches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps: prompts of three tokens and one, one of them behind a prefix, and one shorter than the
+    least."""
+    monkeypatch.setattr(prompts, "LEAST_TOKENS", 2)
+    longer = [Extension(IDS[0], 0, 13, range(5)), Extension(IDS[1], 0, 6, range(5, 10))]
+    behind, short = (
+        [Extension(IDS[0], 13, 16, range(5))],
+        [*longer[:1], Extension(IDS[1], 0, 1, range(5, 10))],
+    )
+    windows = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    for shape, calls in ((LLAMA, 0), (windows, 1)):
+        found, wanted = (
+            runner_of(shape, ops("triton", trials=trials)) for trials in (("library-prompts",), ())
+        )
+        for extensions, attended in ((longer, calls), (behind, LAYERS), (short, LAYERS)):
+            launches.clear()
+            hidden = found.forward(pack(extensions, PAGE))
+            assert len({id(launch.grid) for launch in launches if launch.kernel == "attend"}) == attended
+            torch.testing.assert_close(hidden, wanted.forward(pack(extensions, PAGE)), atol=1e-4, rtol=0)
