@@ -11,7 +11,7 @@ import torch
 from ramify.errors import UnsupportedField
 from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
-from ramify.kernels.trials import UNFIXED
+from ramify.kernels.trials import UNFIXED, Trial
 from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.shape.config import ModelShape
@@ -170,14 +170,14 @@ def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
 def check_trials(config: EngineConfig, device: torch.device, shape: ModelShape | None = None) -> None:
     """Raise `UnsupportedField` for a trial that can have no effect on `device` or on a model of `shape`, or
     that contradicts an option."""
-    capability, reasons = capability_of(device), {}
+    reasons: dict[Trial, str] = {}
     if config.deterministic:
         reasons |= dict.fromkeys(UNFIXED, "deterministic is set: its bits depend on the batch or on chunks")
     if config.attention_backend == "flashinfer":
         reasons["library-prompts"] = "attention_backend is 'flashinfer'"
     if not _rounds(config, device):
         reasons["fused-rounding"] = "activations are not rounded to float8 here"
-    if (capability or 0) < 90:
+    if (capability_of(device) or 0) < 90:
         reasons["dependent-launch"] = "it needs a GPU of compute capability 9.0 or later"
     if shape is not None and shape.states is None:
         reasons["chunked-delta"] = "this model has no linear attention layers"

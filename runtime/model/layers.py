@@ -243,8 +243,9 @@ class Linear(nn.Module):
         if self.float8 is None or len(self.quantised) != 1 or self.reduce is not None:
             return None
         weight, adapted = self.quantised[0][1], self.adapted.rows is not None and bool(self.lora)
-        fits = isinstance(weight, QuantisedWeight) and multiplies_float8(weight) and not adapted
-        return weight if fits else None
+        if isinstance(weight, Tensor) or adapted or not multiplies_float8(weight):
+            return None
+        return weight
 
     def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """`forward` of norm(x)."""

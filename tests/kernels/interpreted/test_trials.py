@@ -167,22 +167,25 @@ def test_few_rows_of_small_matrices_alone_are_skinny(launches: Any, monkeypatch:
     assert not launches
 
 
-def test_whole_prompts_take_the_librarys_attention(launches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps: prompts of three tokens and one, one of them behind a prefix, and one shorter than the
-    least."""
+def test_whole_prompts_take_the_librarys_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer of two has a window, shorter than one prompt. The other steps: behind a prefix, and beside a
+    prompt that is too short."""
+    windows = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    calls: list[Any] = []
+    right = prompts.prompt_attention
+    recorded = lambda *given, **options: (calls.append(given[4]), right(*given, **options))[1]  # noqa: E731
+    monkeypatch.setattr(prompts, "prompt_attention", recorded)
     monkeypatch.setattr(prompts, "LEAST_TOKENS", 2)
-    longer = [Extension(IDS[0], 0, 13, range(5)), Extension(IDS[1], 0, 6, range(5, 10))]
-    behind, short = (
-        [Extension(IDS[0], 13, 16, range(5))],
-        [*longer[:1], Extension(IDS[1], 0, 1, range(5, 10))],
+    found, wanted = (
+        runner_of(windows, ops("triton", trials=trials)) for trials in (("library-prompts",), ())
     )
-    windows = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
-    for shape, calls in ((LLAMA, 0), (windows, 1)):
-        found, wanted = (
-            runner_of(shape, ops("triton", trials=trials)) for trials in (("library-prompts",), ())
-        )
-        for extensions, attended in ((longer, calls), (behind, LAYERS), (short, LAYERS)):
-            launches.clear()
-            hidden = found.forward(pack(extensions, PAGE))
-            assert len({id(launch.grid) for launch in launches if launch.kernel == "attend"}) == attended
-            torch.testing.assert_close(hidden, wanted.forward(pack(extensions, PAGE)), atol=1e-4, rtol=0)
+    prompt = Extension(IDS[0], 0, 6, range(5))
+    for extensions, lens in (
+        ([prompt, Extension(IDS[1], 0, 2, range(5, 10))], [[6, 2]]),
+        ([Extension(IDS[0], 6, 8, range(5))], []),
+        ([prompt, Extension(IDS[1], 0, 1, range(5, 10))], []),
+    ):
+        calls.clear()
+        hidden = found.forward(pack(extensions, PAGE))
+        assert calls == lens
+        torch.testing.assert_close(hidden, wanted.forward(pack(extensions, PAGE)), atol=1e-4, rtol=0)
