@@ -1,5 +1,4 @@
-"""Programmatic dependent launch (CUDA programming guide): a kernel starts while its predecessor still
-runs."""
+"""Programmatic dependent launch: a kernel starts while its predecessor runs (CUDA programming guide)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Norms and gated activations that round their result to float8: a launch less before each product with
-float8 weights. The numbers, factors and bits are those of the two launches that each replaces."""
+"""Norms and gated activations that round their result to float8, for products with float8 weights.
+
+A launch less before each product. The numbers, factors and bits are those of the two launches that each
+replaces.
+"""
 
 from __future__ import annotations
 
