@@ -150,7 +150,7 @@ def engines(figures: Figures, device: torch.device) -> None:
             continue
         with figures.attempt(trial):
             prompt = trial == "library-prompts"
-            part = dataclasses.replace(sizes, **({"batches": ()} if prompt else {"prompt": 0}))
+            part = dataclasses.replace(sizes, **({"batches": (), "branches": 1} if prompt else {"prompt": 0}))
             for row in measured(figures, part, (trial,), bandwidth, flops):
                 add_row(figures, compared(row, plain[row["case"]], "the speed without it"), of=f"{trial}: ")
         free(device)
