@@ -9,5 +9,5 @@ Shared: arguments/ and their checks, weights/ as kernels read them, machine/.
 This package imports nothing else of Ramify.
 
 Layers, lowest first: machine; cpu.codegen; cpu.parts; weights; arguments; reference; cpu.packed_linear; cpu;
-triton.tiles; triton.plan; triton; own modules.
+triton.tiles; triton.plan; triton; triton.trials; own modules.
 """

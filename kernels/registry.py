@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.reference import logits as reference_logits
 from ramify.kernels.reference.kv_store import copy_pages
 from ramify.kernels.reference.lora import lora as reference_lora
+from ramify.kernels.trials import Trial
 from ramify.kernels.weights.lora import Extra, LoraRows, LoraTable
 from ramify.kernels.weights.packed import PackedWeight
-from ramify.kernels.weights.quantised import QuantisedWeight
+from ramify.kernels.weights.quantised import QuantisedWeight, Rounded
 from ramify.kernels.weights.stack import ExpertMatrices, LayerWeights, PackedExperts
 
 if TYPE_CHECKING:
@@ -54,6 +55,19 @@ class PagedAttention(Protocol):
         soft_cap: float = 0.0,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class PromptAttention(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        page_table: Tensor,
+        lens: Sequence[int],
+        *,
+        scale: float,
     ) -> Tensor: ...
 
 
@@ -135,6 +149,34 @@ class QuantisedMatMul(Protocol):
         bias: Tensor | None = None,
         *,
         out: Tensor | None = None,
+        add: bool = False,
+    ) -> Tensor: ...
+
+
+class NormFloat8(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        matrix: QuantisedWeight,
+        *,
+        residual: Tensor | None = None,
+    ) -> Rounded: ...
+
+
+class GateFloat8(Protocol):
+    def __call__(self, x: Tensor, matrix: QuantisedWeight, *, gelu: bool = False) -> Rounded: ...
+
+
+class MultiplyFloat8(Protocol):
+    def __call__(
+        self,
+        x: Rounded,
+        matrix: QuantisedWeight,
+        bias: Tensor | None = None,
+        *,
+        out: Tensor,
         add: bool = False,
     ) -> Tensor: ...
 
@@ -237,6 +279,15 @@ class SamplingOps:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Float8Ops:
+    """Norms and gated activations that round their result to float8 themselves, and products of it."""
+
+    norm_float8: NormFloat8
+    gate_float8: GateFloat8
+    multiply_float8: MultiplyFloat8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Ops:
     """The operations of one backend. An operation has one signature and one meaning in every backend."""
 
@@ -268,12 +319,16 @@ class Ops:
     planner: type[Planner] | None = None
     """Attention in two halves: a plan made on the host once a step, and launches for each layer. None if
     `paged_attention` does both, or with `flashinfer`."""
+    prompt_attention: PromptAttention | None = None
+    """Attention of steps of whole prompts in place of `planner`'s; None if `planner` does them."""
     flashinfer: type[FlashInferPlanner] | None = None
     """FlashInfer's attention in place of `planner`, without cascades and CUDA graphs; else None."""
     matmul: MatMul | None = None
     """Products with unpacked weights; None if torch's own are used."""
     quantised_matmul: QuantisedMatMul | None = None
     """Products with quantised weights in the layout for GPUs; None if the backend has no such layout."""
+    float8: Float8Ops | None = None
+    """Rounding to float8 as part of norms and activations; None if `quantised_matmul` rounds."""
     mixture: Mixture | None = None
     """Mixtures of unpacked experts; None if torch's own products are used."""
     expert_block: ExpertBlock | None = None
@@ -298,6 +353,7 @@ def ops(
     deterministic: bool = False,
     int8: bool = False,
     float8: bool = False,
+    trials: Collection[Trial] = (),
 ) -> Ops:
     """The operations of `backend`.
 
@@ -306,6 +362,7 @@ def ops(
         to int16 for products with any int8 weights. It may round softmax weights to bfloat16.
     float8 : the triton and flashinfer backends may round activations to float8 for products with float8
         weights whose checkpoint asks for it
+    trials : kernels that the triton and flashinfer backends are to use although no card has timed them
 
     cpu: kernels compiled for this machine's processor. The first call on a machine takes seconds to compile
         them, later calls 0.3 s to load them; no other call compiles.
@@ -369,14 +426,16 @@ def ops(
             )
         return _torch_ops()
     if backend == "triton":
-        return _triton_ops(deterministic, float8)
+        return _triton_ops(deterministic, float8, trials)
     if backend == "flashinfer":
         if deterministic:
             raise KernelUnavailable("the flashinfer attention backend has no deterministic form.")
         from ramify.kernels.flashinfer import FlashInferPlanner, library
 
         library()
-        return dataclasses.replace(_triton_ops(False, float8), planner=None, flashinfer=FlashInferPlanner)
+        return dataclasses.replace(
+            _triton_ops(False, float8, trials), planner=None, flashinfer=FlashInferPlanner
+        )
     raise ValueError(f"there is no backend {backend!r}; choose 'cpu', 'torch', 'triton' or 'flashinfer'.")
 
 
@@ -413,7 +472,7 @@ def _torch_ops() -> Ops:
     )
 
 
-def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
+def _triton_ops(deterministic: bool, rounds: bool, trials: Collection[Trial]) -> Ops:
     try:
         from ramify.kernels.triton.tiles import launch
     except ImportError as error:
@@ -440,17 +499,25 @@ def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
         rope,
     )
     from ramify.kernels.triton import sampling as drawing
+    from ramify.kernels.triton.trials import chunked_delta, prompts, rounding, skinny
 
+    def small(kernel: Any) -> Any:
+        return functools.partial(kernel, dependent=True) if "dependent-launch" in trials else kernel
+
+    fused = None
+    if "fused-rounding" in trials and rounds:
+        multiply = functools.partial(float8.multiply_float8, by_row=deterministic)
+        fused = Float8Ops(small(rounding.norm_float8), small(rounding.gate_float8), multiply)
     return Ops(
         attention.paged_attention,
         kv_store.copy_pages,
-        rope.rope_store_kv,
-        norm.rms_norm,
-        gated_delta.gated_delta_rule,
+        small(rope.rope_store_kv),
+        small(norm.rms_norm),
+        (chunked_delta if "chunked-delta" in trials else gated_delta).gated_delta_rule,
         gated_delta.output_gate,
-        add_rms_norm=norm.add_rms_norm,
-        silu_mul=activation.silu_mul,
-        gelu_mul=activation.gelu_mul,
+        add_rms_norm=small(norm.add_rms_norm),
+        silu_mul=small(activation.silu_mul),
+        gelu_mul=small(activation.gelu_mul),
         sampling=SamplingOps(
             logits.edit_logits,
             logits.restore_logits,
@@ -458,10 +525,12 @@ def _triton_ops(deterministic: bool, rounds: bool) -> Ops:
             logits.log_probabilities,
         ),
         planner=planner.Planner,
-        matmul=matmul.matmul if deterministic else None,
+        prompt_attention=prompts.prompt_attention if "library-prompts" in trials else None,
+        matmul=skinny.matmul if "skinny-products" in trials else matmul.matmul if deterministic else None,
         quantised_matmul=functools.partial(
             float8.rounding_matmul if rounds else quantised.quantised_matmul, by_row=deterministic
         ),
+        float8=fused,
         mixture=functools.partial(experts.mixture, by_row=deterministic),
         lora=lora.lora,
         deterministic=deterministic,

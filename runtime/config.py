@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from ramify.kernels.trials import Trial
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.lora_names import checked_name
 from ramify.runtime.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
@@ -124,6 +125,12 @@ class EngineConfig:
     """cpu: compiled kernels that read pages in place. triton: kernels for NVIDIA GPUs. flashinfer: attention
     by FlashInfer, without CUDA graphs; needs ramify-llm[flashinfer]. torch: the reference kernels, slow.
     auto: cpu on the CPU, triton on a CUDA device."""
+    trial: Sequence[Trial] = ()
+    """A kernel of the triton and flashinfer backends that no card has timed yet, off by default; the flag may
+    be repeated. fused-rounding: norms and activations round to float8 themselves, for FP8 checkpoints.
+    chunked-delta: prompts of models with linear attention layers in chunks of 32 tokens. skinny-products: own
+    products of at most 32 rows. dependent-launch: small kernels are launched before their predecessor's end.
+    library-prompts: cuDNN's attention for prompts without a cached prefix."""
     cascade: bool | None = None
     """Cascade attention: a prefix that several requests share is read once for all of them, if that is
     faster. None: on with the cpu and triton backends."""
@@ -256,6 +263,13 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}."
                     f" {remedy}".rstrip()
                 )
+        named = (self.trial,) if isinstance(self.trial, str) else tuple(self.trial)
+        if unknown := [name for name in named if name not in get_args(Trial)]:
+            remedy = nearest(unknown[0], get_args(Trial)) or ""
+            raise ValueError(
+                f"trial is {unknown[0]!r}; it must be one of {', '.join(get_args(Trial))}. {remedy}".rstrip()
+            )
+        object.__setattr__(self, "trial", tuple(dict.fromkeys(named)))
         sizes = ("context_length", "threads", "page_size", "max_running", "chunk_tokens", "max_waiting")
         ones = dict.fromkeys((*sizes, "max_output_tokens", "replicas", "tensor_parallel"), 1)
         for name, least in [*ones.items(), ("num_pages", 2), ("num_states", 2)]:

@@ -1,4 +1,4 @@
-"""A visit to a machine with a GPU. Calls: A, first contact; B, figures; C, tests.
+"""A visit to a machine with a GPU. Calls: A, first contact; B, figures; C, tests; D, trials.
 
 Each call leaves its log and its figures in the folder, and prints a table last. Status 1: a part failed.
 Status 2: there is no CUDA device.

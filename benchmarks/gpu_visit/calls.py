@@ -43,4 +43,8 @@ CALLS: dict[str, tuple[Part, ...]] = {
         Part("engine_tests", 95, "tests of the engine, alone on the device"),
         Part("kernel_tests", 100, "tests of the kernels, shared out among processes"),
     ),
+    "D": (
+        VERSIONS,
+        Part("trials", 170, "each trial on against off: kernels alone, then whole engines"),
+    ),
 }

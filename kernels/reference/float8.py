@@ -6,32 +6,39 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_float8
-from ramify.kernels.weights.quantised import QuantisedWeight
+from ramify.kernels.reference.activation import gelu_mul, silu_mul
+from ramify.kernels.reference.norm import add_rms_norm, rms_norm
+from ramify.kernels.weights.quantised import QuantisedWeight, Rounded
 
 MOST, LEAST = 448.0, 1e-20
 """The largest float8_e4m3fn, and the lower bound on max |x| over inputs that share a factor."""
 
 
-def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
-    """x as factor * float8, for products with `weight`, rounded to nearest, ties to even.
-
-    Parameters
-    ----------
-    x : (T, inputs) float32, float16 or bfloat16
-
-    Returns
-    -------
-    numbers : (T, weight.padded) float8_e4m3fn, 0 in the padding
-    factors : (groups, T) float32, max |x| / 448 over the inputs of a group
-        A group is `weight.activation_group` inputs, or all inputs if `activation_group` is 0.
-    """
+def rounded(x: Tensor, weight: QuantisedWeight) -> Rounded:
+    """x, (T, inputs) float32, float16 or bfloat16, as factor * float8, rounded to nearest, ties to even."""
     wide = torch.nn.functional.pad(x.float(), (0, weight.padded - weight.inputs))
     groups = wide.unflatten(1, (-1, weight.activation_group or weight.padded))
     top = groups.abs().amax(2).clamp(min=LEAST)
     # Both operands are tensors: with a Python float as either, torch rounds twice on CUDA.
     inverse = top.new_tensor(MOST) / top
     numbers = (groups * inverse[:, :, None]).clamp(-MOST, MOST).to(torch.float8_e4m3fn)
-    return numbers.flatten(1), (top / top.new_tensor(MOST)).t().contiguous()
+    return Rounded(numbers.flatten(1), (top / top.new_tensor(MOST)).t().contiguous(), x.dtype)
+
+
+def norm_float8(
+    x: Tensor, weight: Tensor, eps: float, matrix: QuantisedWeight, *, residual: Tensor | None = None
+) -> Rounded:
+    """The bits of `rounded` after `norm.rms_norm`, or with `residual`, which is changed in place, after
+    `norm.add_rms_norm`. x and residual are (T, matrix.inputs)."""
+    if residual is None:
+        return rounded(rms_norm(x, weight, eps), matrix)
+    return rounded(add_rms_norm(x, residual, weight, eps), matrix)
+
+
+def gate_float8(x: Tensor, matrix: QuantisedWeight, *, gelu: bool = False) -> Rounded:
+    """The bits of `rounded` after `activation.silu_mul`, or with `gelu` after `activation.gelu_mul`. x is
+    (T, 2 matrix.inputs)."""
+    return rounded(gelu_mul(x) if gelu else silu_mul(x), matrix)
 
 
 def float8_matmul(
@@ -55,11 +62,17 @@ def float8_matmul(
     Parameters are those of `reference.quantised.quantised_matmul`; `weight.form` is fp8.
     """
     out = check_float8(x, weight, bias, out, add)
-    numbers, factors = rounded(x, weight)
-    blocks = numbers.float().unflatten(1, (-1, weight.block)).transpose(0, 1)
-    sums = blocks @ weight.numbers.view(torch.float8_e4m3fn).float().transpose(1, 2)
-    of_outputs = weight.factors.float().repeat_interleave(weight.group // weight.block, 0)[: len(sums)]
-    y = (sums * of_outputs[:, None, :] * factors[:, :, None]).sum(0)
+    return multiply_float8(rounded(x, weight), weight, bias, out=out, add=add)
+
+
+def multiply_float8(
+    x: Rounded, matrix: QuantisedWeight, bias: Tensor | None = None, *, out: Tensor, add: bool = False
+) -> Tensor:
+    """`float8_matmul` of activations that are rounded already, for products with `matrix`."""
+    blocks = x.numbers.float().unflatten(1, (-1, matrix.block)).transpose(0, 1)
+    sums = blocks @ matrix.numbers.view(torch.float8_e4m3fn).float().transpose(1, 2)
+    of_outputs = matrix.factors.float().repeat_interleave(matrix.group // matrix.block, 0)[: len(sums)]
+    y = (sums * of_outputs[:, None, :] * x.factors[:, :, None]).sum(0)
     if bias is not None:
         y += bias.float()
     return out.copy_(y + out.float() if add else y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_matmul
@@ -27,3 +28,15 @@ def matmul(
     if bias is not None:
         y += bias.float()
     return out.copy_(y + out.float() if add else y)
+
+
+def plain_matmul(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """Matrix product by torch. With `add` the product is added to `out` without a temporary."""
+    if out is None:
+        return F.linear(x, weight, bias)
+    if not add:
+        return out.copy_(F.linear(x, weight, bias))
+    out.addmm_(x, weight.t())
+    return out if bias is None else out.add_(bias)

@@ -17,7 +17,7 @@ from ramify.kernels.triton.matmul import PART, finish, gather, place
 from ramify.kernels.triton.plan.attention_config import device_of
 from ramify.kernels.triton.quantised import quantised_matmul
 from ramify.kernels.triton.tiles.launch import ProductTile, check_device, jit, padded, warps
-from ramify.kernels.weights.quantised import QuantisedWeight, multiplies_float8
+from ramify.kernels.weights.quantised import QuantisedWeight, Rounded, multiplies_float8
 
 _FEW_ROWS, _SPREAD_ROWS = 16, 64
 """Rows up to which tiles have 16 rows, and up to which parts are spread over programs, as in `quantised`."""
@@ -142,17 +142,23 @@ def _float8_product(  # type: ignore[no-untyped-def]
         finish(total, out_ptr, bias_ptr, row, row_there, output, output_there, out_row, BIASED, ADD)
 
 
-def rounded(x: Tensor, weight: QuantisedWeight) -> tuple[Tensor, Tensor]:
-    """As `reference.float8.rounded`."""
+def room_for(x: Tensor, weight: QuantisedWeight) -> Rounded:
+    """Memory for the rows of x, rounded for products with `weight`."""
     rows, width, group = len(x), weight.padded, weight.activation_group
     numbers = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     factors = torch.empty(width // group if group else 1, rows, dtype=torch.float32, device=x.device)
+    return Rounded(numbers, factors, x.dtype)
+
+
+def rounded(x: Tensor, weight: QuantisedWeight) -> Rounded:
+    """As `reference.float8.rounded`."""
+    found, width, group = room_for(x, weight), weight.padded, weight.activation_group
     block = min(_BLOCK, padded(width))
-    _round[(rows, triton.cdiv(width, block) if group else 1)](
-        x, numbers, factors, rows, weight.inputs, width, x.stride(0), BLOCK=block, GROUP=group,
+    _round[(len(x), triton.cdiv(width, block) if group else 1)](
+        x, found.numbers, found.factors, len(x), weight.inputs, width, x.stride(0), BLOCK=block, GROUP=group,
         num_warps=warps(block, x.element_size(), most=8), enable_fp_fusion=False,
     )  # fmt: skip
-    return numbers, factors
+    return found
 
 
 def float8_matmul(
@@ -167,21 +173,36 @@ def float8_matmul(
     """As `reference.float8.float8_matmul`; `by_row` is as in `quantised_matmul`."""
     check_device(x)
     out = check_float8(x, weight, bias, out, add)
-    rows, outputs = len(x), weight.outputs
+    if not out.numel():
+        return out
+    return multiply_float8(rounded(x, weight), weight, bias, out=out, add=add, by_row=by_row)
+
+
+def multiply_float8(
+    x: Rounded,
+    matrix: QuantisedWeight,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor,
+    add: bool = False,
+    by_row: bool = False,
+) -> Tensor:
+    """As `reference.float8.multiply_float8`; `by_row` is as in `quantised_matmul`."""
+    numbers, factors, _ = x
+    rows, outputs = out.shape
     if not rows or not outputs:
         return out
-    numbers, factors = rounded(x, weight)
-    bytes_, group = weight.block, weight.activation_group
-    tile = _tile(rows, by_row=by_row, shared_bytes=device_of(x.device).shared_bytes)
-    length = PART if by_row or rows <= _SPREAD_ROWS else weight.padded
-    parts, across = triton.cdiv(weight.padded, length), triton.cdiv(outputs, tile.outputs)
-    spread = parts > 1 and rows <= _SPREAD_ROWS and across < 2 * device_of(x.device).processors
+    bytes_, group, device = matrix.block, matrix.activation_group, device_of(out.device)
+    tile = _tile(rows, by_row=by_row, shared_bytes=device.shared_bytes)
+    length = PART if by_row or rows <= _SPREAD_ROWS else matrix.padded
+    parts, across = triton.cdiv(matrix.padded, length), triton.cdiv(outputs, tile.outputs)
+    spread = parts > 1 and rows <= _SPREAD_ROWS and across < 2 * device.processors
     room = parts * rows * outputs if spread else 0
-    sums = torch.empty(room, dtype=torch.float32, device=x.device)
+    sums = torch.empty(room, dtype=torch.float32, device=out.device)
     biased = bias is not None
     _float8_product[(triton.cdiv(rows, tile.rows) * across, parts if spread else 1)](
-        numbers, weight.numbers.view(torch.float8_e4m3fn), factors, weight.factors, bias if biased else x,
-        out, sums, rows, outputs, weight.padded, weight.group // bytes_, length,
+        numbers, matrix.numbers.view(torch.float8_e4m3fn), factors, matrix.factors,
+        bias if biased else factors, out, sums, rows, outputs, matrix.padded, matrix.group // bytes_, length,
         1 if spread else parts, out.stride(0),
         ROWS=tile.rows, OUTPUTS=tile.outputs, BYTES=bytes_, SPREAD=spread,
         GROUP=_GROUP, GROUPED=group > 0, BIASED=biased, ADD=add,

@@ -14,7 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import ALL_DTYPES
-from ramify.kernels.arguments.gated_delta import L2_EPS, DeltaWeights, check_gated_delta, check_output_gate
+from ramify.kernels.arguments.gated_delta import (
+    L2_EPS,
+    DeltaSizes,
+    DeltaWeights,
+    check_gated_delta,
+    check_output_gate,
+)
 from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 
 _CHANNELS = 512
@@ -89,6 +95,23 @@ def _store_history(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def store_histories(  # type: ignore[no-untyped-def]
+    qkv_ptr, conv_ptr, count, first, row, values, in_value, queries, in_key, conv_channel, conv_tap, kept,
+    keys, KEYS: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Write the last TAPS rows of the channels `values`, and if `keys` those of a head's queries and keys."""
+    _store_history(
+        qkv_ptr, conv_ptr, count, first, row, values, in_value, conv_channel, conv_tap, kept, TAPS
+    )  # fmt: skip
+    if keys:
+        for part in tl.static_range(2):
+            _store_history(
+                qkv_ptr, conv_ptr, count, first, row, part * KEYS + queries, in_key,
+                conv_channel, conv_tap, kept, TAPS,
+            )  # fmt: skip
+
+
+@triton.jit
 def _recur(  # type: ignore[no-untyped-def]
     qkv_ptr, mixed_ptr, b_ptr, a_ptr, a_log_ptr, dt_bias_ptr, conv_ptr, recurrent_ptr,
     slot_ptr, start_ptr, len_ptr, out_ptr,
@@ -137,16 +160,10 @@ def _recur(  # type: ignore[no-untyped-def]
             tl.store(to, result.to(out_ptr.dtype.element_ty), mask=in_value)
             token += 1
         tl.store(state_at, state, mask=in_state)
-        conv_at = conv_ptr + slot * conv_slot
-        _store_history(
-            qkv_ptr, conv_at, count, first, row, values, in_value, conv_channel, conv_tap, kept, TAPS
+        store_histories(
+            qkv_ptr, conv_ptr + slot * conv_slot, count, first, row, values, in_value, queries, in_key,
+            conv_channel, conv_tap, kept, (block == 0) & (head % GROUP == 0), KEYS, TAPS,
         )  # fmt: skip
-        if (block == 0) & (head % GROUP == 0):
-            for part in tl.static_range(2):
-                _store_history(
-                    qkv_ptr, conv_at, count, first, row, part * KEYS + queries, in_key,
-                    conv_channel, conv_tap, kept, TAPS,
-                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -191,12 +208,7 @@ def gated_delta_rule(
     )
     if not sizes.tokens:
         return out
-    mixed = torch.empty(qkv.shape, dtype=torch.float32, device=qkv.device)
-    _convolve[(sizes.tokens, triton.cdiv(sizes.channels, _CHANNELS))](
-        qkv, weights.conv, conv, slots, query_starts, kv_lens, mixed, len(slots),
-        qkv.stride(0), *conv.stride(),
-        CHANNELS=sizes.channels, WIDTH=sizes.width, BLOCK=_CHANNELS, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
+    mixed = convolve(qkv, weights, conv, slots, query_starts, kv_lens, sizes)
     _recur[(triton.cdiv(sizes.value_dim, _COLUMNS), sizes.heads, len(slots))](
         qkv, mixed, b, a, weights.a_log, weights.dt_bias, conv, recurrent,
         slots, query_starts, kv_lens, out,
@@ -207,6 +219,25 @@ def gated_delta_rule(
         enable_fp_fusion=True,
     )  # fmt: skip
     return out
+
+
+def convolve(
+    qkv: Tensor,
+    weights: DeltaWeights,
+    conv: Tensor,
+    slots: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    sizes: DeltaSizes,
+) -> Tensor:
+    """Queries, keys and values after convolution and SiLU: like qkv, contiguous float32."""
+    mixed = torch.empty(qkv.shape, dtype=torch.float32, device=qkv.device)
+    _convolve[(sizes.tokens, triton.cdiv(sizes.channels, _CHANNELS))](
+        qkv, weights.conv, conv, slots, query_starts, kv_lens, mixed, len(slots),
+        qkv.stride(0), *conv.stride(),
+        CHANNELS=sizes.channels, WIDTH=sizes.width, BLOCK=_CHANNELS, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return mixed
 
 
 def output_gate(

@@ -10,6 +10,7 @@ from torch import Tensor
 from ramify.kernels.arguments.checks import ALL_DTYPES, FLOAT8, check_head_norms, check_rope, check_store
 from ramify.kernels.triton.float8 import to_float8
 from ramify.kernels.triton.kv_store import head_block
+from ramify.kernels.triton.tiles.dependent import wait
 from ramify.kernels.triton.tiles.launch import check_device, padded, warps
 
 
@@ -35,7 +36,7 @@ def _rope_store(  # type: ignore[no-untyped-def]
     q_token, k_token, v_token, page_stride, head_stride, row_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr, PAGE_SIZE: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
-    TO_FLOAT8: tl.constexpr,
+    TO_FLOAT8: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program p of a token: BLOCK_H query heads or, after these, BLOCK_H heads of keys and values."""
     Q_PARTS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
@@ -44,6 +45,7 @@ def _rope_store(  # type: ignore[no-untyped-def]
     token, part = (program // PARTS).to(tl.int64), program % PARTS
     dim = tl.arange(0, BLOCK_D)
     within = tl.arange(0, BLOCK_H)
+    wait(DEPENDENT)
     cos_sin = tl.load(rotation_ptr + token * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
     cos, sin = tl.split(tl.reshape(cos_sin, [BLOCK_D // 2, 2]))
     if part < Q_PARTS:
@@ -88,8 +90,9 @@ def rope_store_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    dependent: bool = False,
 ) -> None:
-    """As `reference.rope.rope_store_kv`; float16 as well."""
+    """As `reference.rope.rope_store_kv`; float16 as well. `dependent` as in `norm.rms_norm`."""
     check_device(q)
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
@@ -104,6 +107,6 @@ def rope_store_kv(
         q.stride(0), k.stride(0), v.stride(0), *k_pages.stride()[:3], eps,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_D=block, BLOCK_H=share,
         PAGE_SIZE=page_size, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
-        TO_FLOAT8=k_pages.dtype == FLOAT8,
+        TO_FLOAT8=k_pages.dtype == FLOAT8, DEPENDENT=dependent, launch_pdl=dependent,
         num_warps=warps(share * block, q.element_size(), vectors=1, most=8), enable_fp_fusion=False,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,6 +90,20 @@ class QuantisedWeight:
             wide += of_inputs(self.offsets)
         wide = wide[:, : self.inputs]
         return wide if self.order is None else wide[:, torch.argsort(self.order)]
+
+
+class Rounded(NamedTuple):
+    """Activations rounded to float8 for products with one `QuantisedWeight`.
+
+    numbers : (T, weight.padded) float8_e4m3fn, 0 in the padding
+    factors : (groups, T) float32, max |x| / 448 over the inputs of a group
+        A group is `weight.activation_group` inputs, or all inputs if `activation_group` is 0.
+    dtype : of the activations, and of products with them
+    """
+
+    numbers: Tensor
+    factors: Tensor
+    dtype: torch.dtype
 
 
 def lay_out(rows: Rows, *, inputs: int, device: torch.device | str) -> QuantisedWeight | None:

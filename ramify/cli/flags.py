@@ -193,6 +193,9 @@ def _how_to_parse(hint: Any) -> dict[str, Any]:
     if typing.get_origin(hint) is Mapping:
         return {"action": _Pairs, "metavar": "NAME=PATH"}
     if typing.get_origin(hint) is Sequence:
+        (kind,) = typing.get_args(hint)
+        if typing.get_origin(kind) is typing.Literal:
+            return {"action": "append", "choices": typing.get_args(kind)}
         return {"action": "append", "metavar": "NAME"}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}

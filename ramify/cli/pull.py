@@ -22,6 +22,7 @@ FORM_OPTIONS = (
     "quantization",
     "exact_activations",
     "deterministic",
+    "trial",
     "cascade",
     "page_size",
     "kv_cache_dtype",

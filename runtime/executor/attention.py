@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.machine.transfers import to_device
-from ramify.kernels.registry import Ops
+from ramify.kernels.registry import Ops, PromptAttention
 from ramify.runtime.executor.batch import ForwardBatch
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.model.shape.config import ModelShape
@@ -54,13 +54,35 @@ class PlannedAttention:
     """Attention planned on the host. A step has one plan for each window size; all layers of that size share
     the plan and only launch kernels."""
 
-    def __init__(self, planners: Mapping[int, Planner], model: ModelShape) -> None:
-        self.planners = planners
+    def __init__(
+        self, planners: Mapping[int, Planner], model: ModelShape, prompts: PromptAttention | None = None
+    ) -> None:
+        self.planners, self._prompts = planners, prompts
         self.scale, self.soft_cap = model.score_scale, model.attention_soft_cap
         self._forms = set(zip(model.windows, model.sinks or (False,) * model.num_layers, strict=True))
 
     def step(self, batch: ForwardBatch, device: torch.device) -> StepAttention:
-        return self.planned(self.plans(batch, None), to_device(batch.page_table, device))
+        table = to_device(batch.page_table, device)
+        planned = self.planned(self.plans(batch, None), table)
+        lens: list[int] = batch.kv_lens.tolist()
+        if self._prompts is None or self.soft_cap or not self._are_prompts(batch):
+            return planned
+        prompts, scale = self._prompts, self.scale
+
+        def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int, sinks: Tensor | None) -> Tensor:
+            if sinks is not None or 0 < window < max(lens):
+                return planned(q, k_pages, v_pages, window, sinks)
+            return prompts(q, k_pages, v_pages, table, lens, scale=scale)
+
+        return attend
+
+    @staticmethod
+    def _are_prompts(batch: ForwardBatch) -> bool:
+        """Whether every sequence is a long prompt whose tokens are all new."""
+        from ramify.kernels.triton.trials.prompts import LEAST_TOKENS
+
+        new = batch.query_starts.diff()
+        return bool((new == batch.kv_lens).all() and new.min() >= LEAST_TOKENS)
 
     def warm_up(self, k_pages: Tensor, v_pages: Tensor) -> None:
         """Compile every kernel that a plan can launch; pages are neither read nor written."""
@@ -158,7 +180,8 @@ def attention_of(
     if (make := ops.planner) is None:
         return CalledAttention(ops, scale, soft_cap, cascade=cascade)
     shape |= {"page_dtype": pool.k.dtype, "deterministic": ops.deterministic, "cascade": cascade}
-    return PlannedAttention({window: make(window=window, **shape) for window in set(model.windows)}, model)
+    planners = {window: make(window=window, **shape) for window in set(model.windows)}
+    return PlannedAttention(planners, model, ops.prompt_attention)
 
 
 def index_select(tensor: Tensor, rows: Sequence[int]) -> Tensor:

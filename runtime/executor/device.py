@@ -11,6 +11,7 @@ import torch
 from ramify.errors import UnsupportedField
 from ramify.kernels.machine.errors import KernelUnavailable
 from ramify.kernels.registry import Ops, ops
+from ramify.kernels.trials import UNFIXED, Trial
 from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.shape.config import ModelShape
@@ -112,6 +113,15 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
     if the configured backend cannot run on the device.
     """
     backend = config.attention_backend
+    if config.trial and not (
+        backend in ("triton", "flashinfer") or (backend, device.type) == ("auto", "cuda")
+    ):
+        raise UnsupportedField(
+            f"trial is {config.trial[0]!r}, a Triton kernel, and the attention backend is {backend!r} on the "
+            f"device {device.type}.",
+            field="trial",
+            remedy="Leave it out, or choose triton on a CUDA device.",
+        )
     if backend == "auto":
         if device.type == "cuda":
             return "triton", triton_ops(config, device)
@@ -148,7 +158,38 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
 def triton_ops(config: EngineConfig, device: torch.device) -> Ops:
     """The Triton kernels, with the options of `config`. Activations become float8 if `device` multiplies
     float8 natively, from compute capability 8.9 on."""
-    return ops("triton", deterministic=bool(config.deterministic), float8=_rounds(config, device))
+    check_trials(config, device)
+    return ops(
+        "triton",
+        deterministic=bool(config.deterministic),
+        float8=_rounds(config, device),
+        trials=config.trial,
+    )
+
+
+def check_trials(config: EngineConfig, device: torch.device, shape: ModelShape | None = None) -> None:
+    """Raise `UnsupportedField` for a trial that can have no effect on `device` or on a model of `shape`, or
+    that contradicts an option."""
+    reasons: dict[Trial, str] = {}
+    if config.deterministic:
+        reasons |= dict.fromkeys(UNFIXED, "deterministic is set: its bits depend on the batch or on chunks")
+    if config.attention_backend == "flashinfer":
+        reasons["library-prompts"] = "attention_backend is 'flashinfer'"
+    if not _rounds(config, device):
+        reasons["fused-rounding"] = "activations are not rounded to float8 here"
+    if (capability_of(device) or 0) < 90:
+        reasons["dependent-launch"] = "it needs a GPU of compute capability 9.0 or later"
+    if shape is not None and shape.states is None:
+        reasons["chunked-delta"] = "this model has no linear attention layers"
+    if shape is not None and (
+        shape.head_dim > 128 or shape.attention_soft_cap or all(shape.sinks or (False,))
+    ):
+        reasons["library-prompts"] = "cuDNN has no heads above 128 numbers, soft cap or sinks"
+    for trial in config.trial:
+        if trial in reasons:
+            raise UnsupportedField(
+                f"trial is {trial!r}, and {reasons[trial]}.", field="trial", remedy="Leave it out."
+            )
 
 
 def _rounds(config: EngineConfig, device: torch.device) -> bool:
@@ -172,7 +213,8 @@ def flashinfer_ops(config: EngineConfig, device: torch.device) -> Ops:
             remedy="Choose triton.",
         )
     try:
-        return ops("flashinfer", float8=_rounds(config, device))
+        check_trials(config, device)
+        return ops("flashinfer", float8=_rounds(config, device), trials=config.trial)
     except KernelUnavailable as error:
         raise UnsupportedField(
             f"attention_backend is 'flashinfer', and {error}",

@@ -24,6 +24,7 @@ OPTIONS = (
     "quantization",
     "exact_activations",
     "attention_backend",
+    "trial",
     "deterministic",
     "context_length",
     "rope_scaling",

@@ -102,6 +102,7 @@ OPTIONS = (
     "quantization",
     "exact_activations",
     "attention_backend",
+    "trial",
     "deterministic",
     "tensor_parallel",
     "jump_forward",

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from ramify.kernels import registry
 from ramify.kernels.reference import experts as reference
+from ramify.kernels.reference.matmul import plain_matmul
 from ramify.kernels.weights.packed import PackedWeight, Stack, pack, unstacked
 from ramify.kernels.weights.rows import Rows
 from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
-from ramify.runtime.model.layers import GatedMLP, Residual, RMSNorm, Slot, Slots, plain_matmul, under
+from ramify.runtime.model.layers import GatedMLP, Residual, RMSNorm, Slot, Slots, under
 from ramify.runtime.model.shape.config import Experts, ModelConfig
 
 log = logging.getLogger(__name__)

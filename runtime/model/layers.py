@@ -8,18 +8,18 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.kernels import registry
 from ramify.kernels.reference import linear as reference
 from ramify.kernels.reference.activation import gelu_mul, silu_mul
 from ramify.kernels.reference.lora import lora as reference_lora
+from ramify.kernels.reference.matmul import plain_matmul
 from ramify.kernels.reference.norm import rms_norm
 from ramify.kernels.reference.quantised import quantised_matmul
 from ramify.kernels.weights.lora import MOST_PARTS, Extra, LoraRows, LoraTable
 from ramify.kernels.weights.packed import PackedWeight, pack
-from ramify.kernels.weights.quantised import QuantisedWeight, lay_out
+from ramify.kernels.weights.quantised import QuantisedWeight, Rounded, lay_out, multiplies_float8
 from ramify.kernels.weights.rows import Rows
 from ramify.kernels.weights.stack import Norm
 from ramify.runtime.model.shape.config import Activation
@@ -133,6 +133,13 @@ class Residual:
         term, self._term = self._term, None
         return self._add_norm(term, self._x, norm.weight, norm.eps, out=term)
 
+    def rounded(self, norm: RMSNorm, op: registry.NormFloat8, matrix: QuantisedWeight) -> Rounded:
+        """`normed`, rounded to float8 for products with `matrix`."""
+        term, self._term = self._term, None
+        if term is None:
+            return op(self._x, norm.weight, norm.eps, matrix)
+        return op(term, norm.weight, norm.eps, matrix, residual=self._x)
+
     def add(self, term: Tensor) -> None:
         """Add `term`, (T, hidden), to the stream, which may later overwrite the memory of `term`."""
         x = self.value()
@@ -140,18 +147,6 @@ class Residual:
             self._term = term
         else:
             x += term
-
-
-def plain_matmul(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
-) -> Tensor:
-    """Matrix product by torch. With `add` the product is added to `out` without a temporary."""
-    if out is None:
-        return F.linear(x, weight, bias)
-    if not add:
-        return out.copy_(F.linear(x, weight, bias))
-    out.addmm_(x, weight.t())
-    return out if bias is None else out.add_(bias)
 
 
 class Adapted:
@@ -201,6 +196,7 @@ class Linear(nn.Module):
         self.op: registry.Linear = reference.linear
         self.matmul: registry.MatMul = plain_matmul
         self.quantised_matmul: registry.QuantisedMatMul = quantised_matmul
+        self.float8: registry.Float8Ops | None = None
         self.activation: registry.GatedActivation | None = None
         if gate is not None:
             self.activation = silu_mul if gate == "silu" else gelu_mul
@@ -221,12 +217,15 @@ class Linear(nn.Module):
         self.op = ops.layer_linear or ops.linear or self.op
         self.matmul = ops.matmul or self.matmul
         self.quantised_matmul = ops.quantised_matmul or self.quantised_matmul
+        self.float8 = ops.float8
         if self.gate is not None:
             op = ops.silu_mul if self.gate == "silu" else ops.gelu_mul
             self.activation = op or self.activation
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Rounded) -> Tensor:
         """(T, inputs) -> (T, outputs), or (T, outputs / 2) with a gate."""
+        if isinstance(x, Rounded):
+            return self._gated(self._product(x))
         if self.reduce is not None:
             return self.reduce(self._term(x)).to(x.dtype)
         if len(self.packed) == 1:
@@ -237,17 +236,46 @@ class Linear(nn.Module):
         self._parts(x, y, add=False)
         return self._gated(y)
 
+    @property
+    def takes_float8(self) -> QuantisedWeight | None:
+        """The matrix for which the operation before this product rounds its result to float8; None where
+        the product rounds its input itself, or an adapter or another rank needs the input."""
+        if self.float8 is None or len(self.quantised) != 1 or self.reduce is not None:
+            return None
+        weight, adapted = self.quantised[0][1], self.adapted.rows is not None and bool(self.lora)
+        if isinstance(weight, Tensor) or adapted or not multiplies_float8(weight):
+            return None
+        return weight
+
     def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """`forward` of norm(x)."""
         if len(self.packed) == 1 and not norm.offset:
             value = x.value()
             extra = self._extra(value, norm.fused)
             return self._gated(self.op(value, self.packed[0], norm=norm.fused, extra=extra))
+        if self.takes_float8 is not None:
+            return self._gated(self._of_normed(x, norm))
         return self.forward(x.normed(norm))
 
-    def add_to(self, residual: Residual, x: Tensor) -> None:
+    def forward_normed_for(self, then: Linear, x: Residual, norm: RMSNorm) -> Tensor | Rounded:
+        """`forward_normed` of a matrix with a gate whose result `then` alone takes: rounded to float8 where
+        `then` takes that."""
+        if (matrix := then.takes_float8) is None or self.float8 is None:
+            return self.forward_normed(x, norm)
+        return self.float8.gate_float8(self._of_normed(x, norm), matrix, gelu=self.gate != "silu")
+
+    def _of_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
+        """The product with norm(x), without the gate, for matrices that are not packed."""
+        if self.float8 is not None and (matrix := self.takes_float8) is not None:
+            return self._product(x.rounded(norm, self.float8.norm_float8, matrix))
+        y = x.normed(norm)
+        return self._adapt(y, self._product(y))
+
+    def add_to(self, residual: Residual, x: Tensor | Rounded) -> None:
         """residual += x Wᵀ + b."""
-        if self.reduce is not None:
+        if isinstance(x, Rounded):
+            residual.add(self._product(x))
+        elif self.reduce is not None:
             total = self.reduce(self._term(x))
             if self.packed:
                 residual.value().add_(total)
@@ -269,8 +297,14 @@ class Linear(nn.Module):
         self._parts(x, y, add=False)
         return y
 
-    def _product(self, x: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
+    def _product(self, x: Tensor | Rounded, out: Tensor | None = None, *, add: bool = False) -> Tensor:
         """x Wᵀ + b for matrices that are not packed."""
+        if isinstance(x, Rounded):
+            ((_, weight, bias),) = self.quantised
+            assert self.float8 is not None
+            assert isinstance(weight, QuantisedWeight)
+            out = torch.empty(len(x.numbers), weight.outputs, dtype=x.dtype, device=x.numbers.device)
+            return self.float8.multiply_float8(x, weight, bias, out=out)
         if not self.quantised:
             return self.matmul(x, self.weight, self.bias, out=out, add=add)
         if out is None:
@@ -432,14 +466,14 @@ class GatedMLP(nn.Module):
 
     def forward_normed(self, x: Residual, norm: RMSNorm) -> Tensor:
         """mlp(norm(x)), (T, hidden)."""
-        return self.down.forward(self.gate_up.forward_normed(x, norm))  # (T, intermediate)
+        return self.down.forward(self.gate_up.forward_normed_for(self.down, x, norm))  # (T, intermediate)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down.forward(self.gate_up.forward(x))  # (T, intermediate)
 
     def add_to(self, residual: Residual, norm: RMSNorm) -> None:
         """residual += mlp(norm(residual))."""
-        self.down.add_to(residual, self.gate_up.forward_normed(residual, norm))  # (T, intermediate)
+        self.down.add_to(residual, self.gate_up.forward_normed_for(self.down, residual, norm))
 
     def weights(self) -> tuple[PackedWeight, PackedWeight] | None:
         """The packed matrices gate_up and down; None unless each is packed as one part."""

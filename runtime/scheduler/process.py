@@ -25,7 +25,12 @@ from ramify.runtime.compile_ahead import compile_grammars, grammars_are_compiled
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor.build import build_runners
-from ramify.runtime.executor.device import check_attention, resolve_device, resolve_dtype
+from ramify.runtime.executor.device import (
+    check_attention,
+    check_trials,
+    resolve_device,
+    resolve_dtype,
+)
 from ramify.runtime.executor.load import loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states, with_defaults_of
 from ramify.runtime.executor.runner import Runner
@@ -86,6 +91,7 @@ def main() -> None:
         device = resolve_device(config)
         config = with_defaults_of(check_states(config, shape), device)
         check_attention(config, shape, resolve_dtype(config, device))
+        check_trials(config, device, shape)
         folder = Path(orders.tokenizer)
         shape, about_ends = with_end_tokens(shape, folder)
         if about_ends is not None:

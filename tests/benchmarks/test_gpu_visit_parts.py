@@ -56,6 +56,13 @@ CASES = {
     "library": ["decode 1 x 20", "decode 2 x 20", "prefill 24"],
     "kernels": ["decode 64 x 4k", "all cases"],
     "long": ["decode 2 x 40", "decode 1 x 80", "deterministic decode 1 x 8"],
+    "trials": [
+        "fused-rounding: gate + down, 2 rows, a factor a row",
+        "skinny-products: qkv, 2 rows",
+        "chunked-delta: a prompt of 40",
+        "skinny-products: decode 1 x 20",
+        "library-prompts: prefill 24",
+    ],
     "serve": ["ready", "4 requests", "end"],
 }
 

@@ -24,12 +24,14 @@ from ramify.kernels.triton import (
     rope,
     sampling,
 )
+from ramify.kernels.triton.trials import chunked_delta, rounding, skinny
 from ramify.kernels.weights.lora import LoraRows, LoraTable, LoraWeight
 from ramify.kernels.weights.quantised import lay_out
 from ramify.kernels.weights.routing import ClampedGate
 from ramify.kernels.weights.rows import Rows
 from ramify.kernels.weights.stack import ExpertMatrices
 from tests.kernels.delta_cases import Heads, Layer
+from tests.kernels.float8_cases import weight_of
 from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
 
 Case = tuple[str, Callable[[], object]]
@@ -170,6 +172,24 @@ def float8_cases() -> Iterator[Case]:
         )
 
 
+def trial_cases(capability: int) -> Iterator[Case]:
+    """Kernels that no card has timed, at the sizes of Llama-3.1-8B and Qwen3.5 27B."""
+    x, weight = torch.zeros(300, 4096, dtype=HALF), torch.ones(4096, dtype=HALF)
+    matrix, double = torch.zeros(6144, 4096, dtype=HALF), torch.zeros(300, 28672, dtype=HALF)
+    for rows in (1, 32):
+        yield f"trial, {rows} rows", lambda rows=rows: skinny.matmul(x[:rows], matrix)
+    layer = Layer(Heads(16, 48, 128, 128), (70,), HALF)
+    yield "trial", lambda: layer.step(chunked_delta.gated_delta_rule, [(0, 0, 70)], [0])
+    for group in (0, 128) if capability >= 89 else ():
+        case, hidden, inner = (
+            f"trial, float8 in groups of {group or 'all'}",
+            *(weight_of(8, size, group) for size in (4096, 14336)),
+        )
+        yield case, lambda hidden=hidden: rounding.norm_float8(x, weight, 1e-5, hidden)
+        yield case, lambda hidden=hidden: rounding.norm_float8(x, weight, 1e-5, hidden, residual=x)
+        yield case, lambda inner=inner: rounding.gate_float8(double, inner)
+
+
 def expert_cases() -> Iterator[Case]:
     """Mixtures: Qwen3-30B-A3B's experts, and gpt-oss's with biases and their gate."""
     for hidden, size, gpt_oss in ((2048, 768, False), (2880, 2880, True)):
@@ -225,6 +245,7 @@ def cases(capability: int) -> Iterator[Case]:
     yield from quantised_cases()
     if capability >= 89:  # before, no instruction multiplies float8
         yield from float8_cases()
+    yield from trial_cases(capability)
     yield from expert_cases()
     yield from lora_cases()
     yield from sampling_cases()

@@ -52,7 +52,16 @@ def parameters(function: ast.FunctionDef) -> dict[str, str]:
 
 
 def test_every_operation_has_a_reference() -> None:
-    others = {"flat_attention", "layer_linear", "layer_stack", "sampling", "planner", "flashinfer"}
+    others = {
+        "flat_attention",
+        "prompt_attention",
+        "float8",
+        "layer_linear",
+        "layer_stack",
+        "sampling",
+        "planner",
+        "flashinfer",
+    }
     flags = {"prefers_packed", "deterministic"}
     assert TYPES.keys() - REFERENCE.keys() == others | flags
     assert len(OPERATIONS) > 20

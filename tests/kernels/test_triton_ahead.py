@@ -140,6 +140,7 @@ OTHERS: dict[str, object] = {
     "dtype": "float32",
     "quantization": "int8",
     "deterministic": True,
+    "trial": ("dependent-launch",),
     "cascade": False,
     "page_size": 16,
     "kv_cache_dtype": "fp8",

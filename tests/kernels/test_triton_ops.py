@@ -23,6 +23,7 @@ from ramify.kernels.triton import (
 )
 from ramify.kernels.weights.stack import ExpertMatrices
 from tests.kernels.delta_cases import Heads, Layer
+from tests.kernels.float8_cases import weight_of
 from tests.kernels.kernel_compiler import GENERATIONS, Compiled, compiling, usage
 from tests.kernels.kernel_forms import cases, float8_cases, line, measure, quantised_cases, row_cases
 
@@ -198,3 +199,32 @@ def test_the_table_says_what_a_kernel_takes_and_what_does_not_compile():
     assert name in line(row)
     assert "FAULT: ValueError: out of resources" in line(fault)
     assert len([case for case, _ in cases(90) if "deterministic" in case]) >= 8
+
+
+def test_a_dependent_launch_waits_for_the_one_before_it():
+    """As a trial, norms, activations and the rotary store: each reads what others write behind the wait
+    alone."""
+    x, weight = torch.zeros(8, 4096, dtype=HALF), torch.zeros(4096, dtype=HALF)
+    q, k, v = torch.zeros(8, 48, 128, dtype=HALF).split([32, 8, 8], dim=1)
+    pages, slots = torch.zeros(3, 8, 64, 128, dtype=HALF), torch.arange(8)
+    turn, matrix = torch.zeros(8, 64, dtype=torch.complex64), weight_of(8, 4096, 128)
+    for trials in ((), ("dependent-launch",)):
+        with compiling(90) as launches:
+            kernels = ops("triton", float8=True, trials=("fused-rounding", *trials))
+            assert kernels.add_rms_norm is not None
+            assert kernels.silu_mul is not None
+            assert kernels.float8 is not None
+            kernels.rms_norm(x, weight, 1e-5)
+            kernels.add_rms_norm(x, x.clone(), weight, 1e-5)
+            kernels.silu_mul(x)
+            kernels.rope_store_kv(q, k, v, turn, pages, pages.clone(), slots)
+            kernels.float8.norm_float8(x, weight, 1e-5, matrix)
+            kernels.float8.gate_float8(x.repeat(1, 2), matrix)
+        for launch in launches:
+            lines = launch.ptx.splitlines()
+            waits = [at for at, line in enumerate(lines) if "griddepcontrol.wait" in line]
+            writes = [at for at, line in enumerate(lines) if "st.global" in line]
+            assert len(waits) == len(trials), launch.name
+            assert launch.kernel.metadata.launch_pdl == bool(trials)
+            assert "griddepcontrol.launch_dependents" in launch.ptx or not trials
+            assert all(wait < write for wait in waits for write in writes), launch.name

@@ -324,3 +324,48 @@ def test_activations_become_float8_where_the_device_multiplies_it(
     of_capability(capability)
     devices.triton_ops(EngineConfig(exact_activations=exact), CUDA)
     assert asked == [rounds]
+
+
+@pytest.mark.parametrize(
+    ("trial", "capability", "options", "said"),
+    [
+        ("fused-rounding", (8, 6), {}, "activations are not rounded"),
+        ("fused-rounding", (9, 0), {"exact_activations": True}, "activations are not rounded"),
+        ("dependent-launch", (8, 9), {}, "capability 9.0"),
+        ("skinny-products", (9, 0), {"deterministic": True}, "deterministic is set"),
+        ("chunked-delta", (9, 0), {"deterministic": True}, "deterministic is set"),
+        ("library-prompts", (9, 0), {"deterministic": True}, "deterministic is set"),
+        ("skinny-products", (9, 0), {"attention_backend": "torch"}, "the attention backend is 'torch'"),
+    ],
+)
+def test_a_trial_without_effect_is_refused(
+    trial: Any, capability: tuple[int, int], options: Any, said: str, of_capability: Any
+) -> None:
+    of_capability(capability)
+    with pytest.raises(UnsupportedField, match=said):
+        devices.resolve_ops(EngineConfig(trial=(trial,), **options), CUDA)
+
+
+def test_the_trials_of_the_configuration_reach_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, of_capability: Any
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(devices, "ops", lambda *_, **options: asked.append(options["trials"]))
+    of_capability((9, 0))
+    devices.resolve_ops(EngineConfig(trial=["dependent-launch", "dependent-launch"]), CUDA)  # type: ignore[list-item]
+    assert asked == [("dependent-launch",)]
+    with pytest.raises(ValueError, match=r"trial is 'skinny'; it must be one of .* skinny-products"):
+        EngineConfig(trial="skinny")
+
+
+@pytest.mark.parametrize(
+    ("trial", "changes"), [("chunked-delta", {"states": None}), ("library-prompts", {"head_dim": 256})]
+)
+def test_a_trial_that_a_model_has_no_use_for_is_refused(trial: Any, changes: Any, of_capability: Any) -> None:
+    of_capability((9, 0))
+    shape = SimpleNamespace(states=object(), head_dim=128, attention_soft_cap=0.0, sinks=())
+    config = EngineConfig(trial=trial)
+    devices.check_trials(config, CUDA, shape)  # type: ignore[arg-type]
+    vars(shape).update(changes)
+    with pytest.raises(UnsupportedField, match=f"trial is '{trial}'"):
+        devices.check_trials(config, CUDA, shape)  # type: ignore[arg-type]
