@@ -362,15 +362,11 @@ def derivable(expression: Expression, rules: Collection[str], *, characters: boo
     if kind is Text or kind is Chars:
         return characters
     if kind is Seq:
-        for part in expression.parts:  # type: ignore[union-attr]
-            if not derivable(part, rules, characters=characters):
-                return False
-        return True
+        parts = expression.parts  # type: ignore[union-attr]
+        return all(derivable(part, rules, characters=characters) for part in parts)
     if kind is Alt:
-        for option in expression.options:  # type: ignore[union-attr]
-            if derivable(option, rules, characters=characters):
-                return True
-        return False
+        options = expression.options  # type: ignore[union-attr]
+        return any(derivable(option, rules, characters=characters) for option in options)
     match expression:
         case Call(rule):
             return rule in rules

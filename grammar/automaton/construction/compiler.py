@@ -8,10 +8,8 @@ nondeterministic.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -75,19 +73,6 @@ Called = tuple[set[str], frozenset[str]]
 """The rules that are called, and those of them that are recursive."""
 
 
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    # Compiling makes some 100,000 objects and no cycles; looking for cycles takes a third of the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@_without_collecting()
 def compile_rules(
     rules: Mapping[str, Expression],
     vocabulary: Vocabulary,
@@ -286,8 +271,8 @@ def _worth_calling(body: Expression, states: int, times: int) -> bool:
 def _count_calls(
     expression: Expression, times: int, last: bool, inner_calls: Counter[str], last_calls: set[str]
 ) -> None:
-    """Add the rules that `expression` calls at its end to `last_calls` if `last` is True. Add the number of all
-    other calls, `times` each with repetitions written out, to `inner_calls`."""
+    """Add the rules that `expression` calls at its end to `last_calls` if `last` is True. Add the number of
+    all other calls, `times` each with repetitions written out, to `inner_calls`."""
     if expression.is_regular:
         return
     kind = type(expression)

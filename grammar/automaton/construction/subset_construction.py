@@ -273,8 +273,8 @@ def _class(work: Work, bits: np.ndarray) -> int:
 
 @part
 def _add_group(work: Work, groups: int, parent: int, position: int, first: int) -> int:
-    """Add a group without atoms whose positions are `position` and those of the split `parent`. `first` is the
-    index of its first position. Returns the number of groups."""
+    """Add a group whose positions are `position` and those of the split `parent`. `first` is the index of its
+    first position. Returns the number of groups."""
     work.groups[groups].split = _split(work, parent, position)
     work.groups[groups].first = first
     return groups + 1

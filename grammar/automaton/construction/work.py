@@ -102,7 +102,17 @@ _RECORDS = {
     "groups": record("split", "first", "key", "order", "target"),
 }
 _DTYPES = array_dtypes(Work, flags=("nullable",)) | _RECORDS
-for _name in ("first", "atom_first", "class_bits", "class_first", "group_bits", "rest_bits", "node_bits", "masks", "going_on"):
+for _name in (
+    "first",
+    "atom_first",
+    "class_bits",
+    "class_first",
+    "group_bits",
+    "rest_bits",
+    "node_bits",
+    "masks",
+    "going_on",
+):
     _DTYPES[_name] = np.dtype(np.uint64)
 _DTYPES["counts"] = np.dtype(np.int64)
 WORK = tuple_type(Work, _DTYPES)
@@ -197,14 +207,15 @@ def room_for(nodes: Nodes, room: int) -> Work:
     atoms = int(nodes.atoms[0])
     words = (atoms + 63) // 64
     many, few = 4 * room + atoms, room + atoms
-    table = 1 << (2 * many).bit_length()
+    table = 1 << many.bit_length()
     sizes = {
         "counts": COUNTS, "nullable": len(nodes.node), "first": len(nodes.node) * WORDS,
         "atom_first": words * 64 * WORDS, "rules": len(nodes.rules), "states": room,
         "then_table": table, "at_table": table, "set_table": table, "class_table": table,
-        "sets": many + 1, "set_items": 8 * many, "found": 8 * many,
+        "sets": many + 1, "set_items": 2 * many, "found": 2 * many,
         "class_bits": few * words, "class_first": few * WORDS, "groups": atoms, "group_bits": atoms * words,
-        "rest_bits": words, "node_bits": len(nodes.node) * words, "masks": 2 * WORDS, "going_on": room * WORDS,
+        "rest_bits": words, "node_bits": len(nodes.node) * words, "masks": 2 * WORDS,
+        "going_on": room * WORDS,
     }  # fmt: skip
     # np.zeros leaves the memory untouched until it is written, which matters after a fork.
     return Work(**{name: np.zeros(sizes.get(name, many), dtype) for name, dtype in _DTYPES.items()})
