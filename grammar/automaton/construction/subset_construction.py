@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ramify.grammar.automaton.construction.groups import divide, sort_groups
 from ramify.grammar.automaton.construction.nodes import (
     CALL,
     CHARS,
@@ -272,63 +273,6 @@ def _class(work: Work, bits: np.ndarray) -> int:
 
 
 @part
-def _add_group(work: Work, groups: int, parent: int, position: int, first: int) -> int:
-    """Add a group whose positions are `position` and those of the split `parent`. `first` is the index of its
-    first position. Returns the number of groups."""
-    work.groups[groups].split = _split(work, parent, position)
-    work.groups[groups].first = first
-    return groups + 1
-
-
-@part
-def _split(work: Work, parent: int, position: int) -> int:
-    new = work.counts[SPLITS]
-    if new == work.splits.size:
-        work.counts[STATUS] = FULL
-        return 0
-    work.counts[SPLITS] += 1
-    work.splits[new].parent, work.splits[new].position = parent, position
-    return int(new)
-
-
-@part
-def _divide(work: Work, groups: int, index: int, position: int, words: int) -> int:
-    """Divide the groups of atoms by the atoms in `work.rest_bits`, which `position`, the one at `index` in
-    ``work.parts``, reads. Returns the number of groups."""
-    bits, rest = work.group_bits, work.rest_bits
-    for group in range(groups):
-        begin = group * words
-        some = False
-        whole = True
-        for word in range(words):
-            inside = bits[begin + word] & rest[word]
-            some |= inside != 0
-            whole &= inside == bits[begin + word]
-        if not some:
-            continue
-        split = work.groups[group].split
-        if whole:
-            for word in range(words):
-                rest[word] &= ~bits[begin + word]
-            work.groups[group].split = _split(work, split, position)
-            continue
-        new = groups * words
-        for word in range(words):
-            bits[new + word] = bits[begin + word] & rest[word]
-            bits[begin + word] &= ~rest[word]
-            rest[word] &= ~bits[new + word]
-        groups = _add_group(work, groups, split, position, work.groups[group].first)
-    left = False
-    for word in range(words):
-        left |= rest[word] != 0
-    if left:
-        for word in range(words):
-            bits[groups * words + word] = rest[word]
-        groups = _add_group(work, groups, 0, position, index)
-    return groups
-
-
-@part
 def _target(nodes: Nodes, work: Work, split: int) -> int:
     """The state after a character that all positions of `split` read."""
     if work.splits[split].parent == 0:
@@ -340,24 +284,6 @@ def _target(nodes: Nodes, work: Work, split: int) -> int:
     after = interned(work, work.found[begun : work.counts[FOUND]])
     work.counts[FOUND] = begun
     return int(_state(work, after))
-
-
-@part
-def _sort_groups(work: Work, groups: int, words: int) -> None:
-    """Sort the groups by their first position and their lowest atom: their indices are then in the field
-    `order`."""
-    atoms = work.groups.size
-    for group in range(groups):
-        lowest = 0
-        while not work.group_bits[group * words + (lowest >> 6)] >> np.uint64(lowest & 63) & np.uint64(1):
-            lowest += 1
-        key = work.groups[group].first * atoms + lowest
-        work.groups[group].key = key
-        place = group
-        while place > 0 and work.groups[work.groups[place - 1].order].key > key:
-            work.groups[place].order = work.groups[place - 1].order
-            place -= 1
-        work.groups[place].order = group
 
 
 @part
@@ -380,10 +306,10 @@ def _read(nodes: Nodes, work: Work, parts: int) -> None:
         else:
             for word in range(words):
                 work.rest_bits[word] = work.node_bits[node * words + word]
-        groups = _divide(work, groups, i, position, words)
+        groups = divide(work, groups, i, position, words)
         if count[STATUS] != DONE:
             return
-    _sort_groups(work, groups, words)
+    sort_groups(work, groups, words)
     for i in range(groups):
         group = work.groups[i].order
         work.groups[group].target = _target(nodes, work, work.groups[group].split)
