@@ -41,7 +41,7 @@ class Term:
         if self is other:
             return True
         kind = type(self)
-        if kind is not type(other) or self._hash != other._hash:  # type: ignore[attr-defined]
+        if kind is not type(other) or self._hash != other._hash:
             return False
         return bool(kind._compared(self) == kind._compared(other))
 
