@@ -37,6 +37,14 @@ class Term:
     def __hash__(self) -> int:
         return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        kind = type(self)
+        if kind is not type(other) or self._hash != other._hash:
+            return False
+        return bool(kind._compared(self) == kind._compared(other))
+
 
 T = TypeVar("T", bound=Term)
 
@@ -44,9 +52,8 @@ T = TypeVar("T", bound=Term)
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def term(cls: type[T]) -> type[T]:
     """Make a subclass of `Term` a frozen dataclass with slots, whose hash is computed once."""
-    made: Any = dataclasses.dataclass(frozen=True, slots=True)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, slots=True, eq=False)(cls)
     made._compared = attrgetter(*(field.name for field in dataclasses.fields(made) if field.compare))
-    made.__hash__ = Term.__hash__
     return cast(type[T], made)
 
 
@@ -64,19 +71,23 @@ class CharAutomaton:
 
 class _Node(Term):
     """Base of expressions. `is_regular` is True if no part, at any depth, is a `Call`, `UniqueItem`,
-    `MemberMark` or `ObjectEnd`."""
+    `MemberMark` or `ObjectEnd`; `has_unique_items` is True if some part is a `UniqueItem`."""
 
-    __slots__ = ("is_regular",)
+    __slots__ = ("has_unique_items", "is_regular")
     is_regular: bool
+    has_unique_items: bool
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         kind = type(self)
-        regular = kind is not Call and kind is not UniqueItem
-        regular = regular and kind is not MemberMark and kind is not ObjectEnd
+        object.__setattr__(self, "_hash", hash((kind, kind._compared(self))))
+        unique = kind is UniqueItem
+        regular = not unique and kind is not Call and kind is not MemberMark and kind is not ObjectEnd
         for part in parts_of(self):
-            regular = regular and part.is_regular
+            if not part.is_regular:
+                regular = False
+                unique = unique or part.has_unique_items
         object.__setattr__(self, "is_regular", regular)
+        object.__setattr__(self, "has_unique_items", unique)
 
 
 @term
@@ -347,17 +358,22 @@ def nullable(expression: Expression, rules: Collection[str] = ()) -> bool:
 def derivable(expression: Expression, rules: Collection[str], *, characters: bool) -> bool:
     """Whether some text matches `expression`, provided that each of `rules` has a text and no other rule has
     any. Without `characters`, only the empty text counts."""
+    kind = type(expression)  # a match statement takes three times as long
+    if kind is Text or kind is Chars:
+        return characters
+    if kind is Seq:
+        parts = expression.parts  # type: ignore[union-attr]
+        return all(derivable(part, rules, characters=characters) for part in parts)
+    if kind is Alt:
+        options = expression.options  # type: ignore[union-attr]
+        return any(derivable(option, rules, characters=characters) for option in options)
     match expression:
-        case Seq(parts):
-            return all(derivable(part, rules, characters=characters) for part in parts)
-        case Alt(options):
-            return any(derivable(option, rules, characters=characters) for option in options)
+        case Call(rule):
+            return rule in rules
         case Repeat(item, low, _):
             return low == 0 or derivable(item, rules, characters=characters)
         case Accepted(automaton, state):
             return characters or automaton.final[state]
-        case Call(rule):
-            return rule in rules
         case UniqueItem(item):
             return derivable(item, rules, characters=characters)
         case MemberMark():

@@ -145,11 +145,17 @@ def components(rules: Mapping[str, Expression]) -> dict[str, str]:
 
 def calls_of(expression: Expression) -> dict[str, None]:
     """The names of the rules that `expression` calls, in order."""
-    if expression.is_regular:
-        return {}
-    if isinstance(expression, Call):
-        return {expression.rule: None}
-    return {rule: None for part in parts_of(expression) for rule in calls_of(part)}
+    found: dict[str, None] = {}
+    _add_calls(expression, found)
+    return found
+
+
+def _add_calls(expression: Expression, found: dict[str, None]) -> None:
+    if type(expression) is Call:
+        found[expression.rule] = None
+    elif not expression.is_regular:
+        for part in parts_of(expression):
+            _add_calls(part, found)
 
 
 def _pruned(expression: Expression, kept: set[str]) -> Expression:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 
-from ramify.grammar.automaton.construction.nodes import has_unique_items
 from ramify.grammar.rules.expression import (
     Accepted,
     Alt,
@@ -29,7 +28,7 @@ class Recogniser:
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
         self._rules = rules
-        self._array_rules = {name for name, body in rules.items() if has_unique_items(body)}
+        self._array_rules = {name for name, body in rules.items() if body.has_unique_items}
 
     def accepts(self, text: str) -> bool:
         self._text = text

@@ -5,6 +5,7 @@ counted               turns long repetitions into rules that count with the stac
 nodes                 the rules as arrays, and the atoms (sets of characters that no rule tells apart)
 work                  room for the states and positions of `subset_construction`
 positions             parts of a rule that may be read next, and what follows them (Glushkov's positions)
+groups                characters that the same positions of a state read
 subset_construction   sets of positions become states over characters, which may call rules
 byte_edges            characters become the bytes of their UTF-8
 pruning               dead states are removed, equal ones merged

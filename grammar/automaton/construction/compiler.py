@@ -8,10 +8,8 @@ nondeterministic.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -26,7 +24,6 @@ from ramify.grammar.automaton.construction.nodes import (
     TooLarge,
     ends_object,
     flatten,
-    has_unique_items,
     remembers,
 )
 from ramify.grammar.automaton.construction.runs import runs
@@ -43,6 +40,7 @@ from ramify.grammar.rules.expression import (
     Seq,
     Text,
     UniqueItem,
+    parts_of,
 )
 from ramify.grammar.rules.rule_set import ROOT, components
 from ramify.grammar.vocabulary import Vocabulary
@@ -75,19 +73,6 @@ Called = tuple[set[str], frozenset[str]]
 """The rules that are called, and those of them that are recursive."""
 
 
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    # Compiling makes some 100,000 objects and no cycles; looking for cycles takes a third of the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@_without_collecting()
 def compile_rules(
     rules: Mapping[str, Expression],
     vocabulary: Vocabulary,
@@ -140,7 +125,7 @@ def compile_grammar(
     """
     called = called_rules(rules)
     recursive = called[1]
-    unique = any(map(has_unique_items, rules.values()))
+    unique = any(body.has_unique_items for body in rules.values())
     in_any_order = any(map(ends_object, rules.values()))
     may_be_nondeterministic = bool(recursive) or unique or in_any_order
     most_states = MAX_STATES if may_be_nondeterministic else MAX_UNCALLED_STATES
@@ -244,11 +229,7 @@ def called_rules(rules: Mapping[str, Expression]) -> tuple[set[str], frozenset[s
     inner_calls: dict[str, Counter[str]] = {name: Counter() for name in rules}
     last_calls: dict[str, set[str]] = {name: set() for name in rules}
     for name, body in rules.items():
-        for inner, times, last in _calls(body):
-            if last:
-                last_calls[name].add(inner)
-            else:
-                inner_calls[name][inner] += times
+        _count_calls(body, 1, True, inner_calls[name], last_calls[name])
     called = {
         inner for name, calls in inner_calls.items() for inner in calls if component[name] == component[inner]
     }
@@ -287,35 +268,47 @@ def _worth_calling(body: Expression, states: int, times: int) -> bool:
     return states >= CALLED_SIZE and (times - 1) * states >= CALLED_SAVING and not isinstance(body, Repeat)
 
 
-def _calls(expression: Expression, times: int = 1, last: bool = True) -> Iterator[tuple[str, int, bool]]:
-    """The calls in `expression`: the rule, the number of calls with repetitions written out, and whether the
-    call ends the expression."""
+def _count_calls(
+    expression: Expression, times: int, last: bool, inner_calls: Counter[str], last_calls: set[str]
+) -> None:
+    """Add the rules that `expression` calls at its end to `last_calls` if `last` is True. Add the number of
+    all other calls, `times` each with repetitions written out, to `inner_calls`."""
     if expression.is_regular:
         return
-    match expression:
-        case Call(rule):
-            yield rule, times, last
-        case Seq(parts):
-            for i, part in enumerate(parts):
-                yield from _calls(part, times, last and i == len(parts) - 1)
-        case Alt(options):
-            for option in options:
-                yield from _calls(option, times, last)
-        case Repeat(item, low, high):
-            yield from _calls(item, min(_MANY, times * max(1, low, high or 0)), last and high == 1)
-        case UniqueItem(item):
-            yield from _calls(item, times, False)
+    kind = type(expression)
+    if kind is Call:
+        if last:
+            last_calls.add(expression.rule)  # type: ignore[union-attr]
+        else:
+            inner_calls[expression.rule] += times  # type: ignore[union-attr]
+    elif kind is Seq:
+        *parts, end = expression.parts  # type: ignore[union-attr]
+        for part in parts:
+            _count_calls(part, times, False, inner_calls, last_calls)
+        _count_calls(end, times, last, inner_calls, last_calls)
+    elif kind is Alt:
+        for option in expression.options:  # type: ignore[union-attr]
+            _count_calls(option, times, last, inner_calls, last_calls)
+    elif kind is UniqueItem:
+        _count_calls(expression.item, times, False, inner_calls, last_calls)  # type: ignore[union-attr]
+    elif isinstance(expression, Repeat):
+        times = min(_MANY, times * max(1, expression.low, expression.high or 0))
+        _count_calls(expression.item, times, last and expression.high == 1, inner_calls, last_calls)
 
 
 def _states(expression: Expression, sizes: Mapping[str, int]) -> int:
     """Approximate number of states of `expression`; `sizes` has the number of states of each rule."""
+    kind = type(expression)
+    if kind is Call:
+        return sizes[expression.rule]  # type: ignore[union-attr]
+    if kind is Text:
+        return len(expression.text)  # type: ignore[union-attr]
+    if kind is Seq or kind is Alt:
+        found = 0
+        for part in parts_of(expression):
+            found += _states(part, sizes)
+        return found
     match expression:
-        case Call(rule):
-            return sizes[rule]
-        case Text(literal):
-            return len(literal)
-        case Seq(parts) | Alt(parts):
-            return sum(_states(part, sizes) for part in parts)
         case Repeat(item, low, high):
             return min(_MANY, _states(item, sizes) * max(1, low, high or 0))
         case Accepted(automaton):

@@ -21,6 +21,7 @@ from ramify.grammar.rules.expression import (
     Call,
     Expression,
     Repeat,
+    Text,
     intersection,
     optional,
     parts_of,
@@ -150,7 +151,8 @@ def _has_clear_end(item: Expression) -> bool:
 
 def longest_repetition(expression: Expression) -> int:
     """The greatest bound of a repetition in `expression`; 0 if nothing is repeated."""
-    inner = max(map(longest_repetition, parts_of(expression)), default=0)
-    if isinstance(expression, Repeat):
-        return max(expression.low, expression.high or 0, inner)
-    return inner
+    longest = max(expression.low, expression.high or 0) if isinstance(expression, Repeat) else 0
+    for part in parts_of(expression):
+        if type(part) is not Text and type(part) is not Call:
+            longest = max(longest, longest_repetition(part))
+    return longest

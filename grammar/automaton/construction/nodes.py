@@ -29,7 +29,6 @@ from ramify.grammar.rules.expression import (
     Text,
     UniqueItem,
     alt,
-    parts_of,
     size,
 )
 from ramify.grammar.rules.rule_set import ROOT
@@ -297,7 +296,7 @@ class _Flattening:
             if isinstance(item, Call) and not self._is_called(item.rule) and size(self._body(item)) > 1:
                 large: list[Expression] = [item]
             else:
-                large = [o for o in options if not isinstance(o, Chars | Call) and not has_unique_items(o)]
+                large = [o for o in options if not isinstance(o, Chars | Call) and not o.has_unique_items]
             known = item
             if sum(size(self._body(o)) for o in large) >= SHARED_SIZE:
                 small = [option for option in options if option not in large]
@@ -318,13 +317,6 @@ def _records(name: str, *fields: Any) -> np.ndarray:
     return np.array(fields, np.int32).T.reshape(-1, len(fields)).copy().view(dtype).ravel()
 
 
-def has_unique_items(expression: Expression) -> bool:
-    """Whether `expression` contains a `UniqueItem`. The rules that `expression` calls are not searched."""
-    if expression.is_regular:
-        return False
-    return isinstance(expression, UniqueItem) or any(map(has_unique_items, parts_of(expression)))
-
-
 def ends_object(body: Expression) -> bool:
     """Whether `body` is a rule for an object whose members come in any order."""
     return isinstance(body, Seq) and bool(body.parts) and isinstance(body.parts[-1], ObjectEnd)
@@ -332,13 +324,10 @@ def ends_object(body: Expression) -> bool:
 
 def remembers(body: Expression) -> bool:
     """Whether the text that may come in a rule with this body depends on the text read in it before."""
-    return ends_object(body) or has_unique_items(body)
+    return body.has_unique_items or ends_object(body)
 
 
 def _lead_bytes(chars: np.ndarray) -> np.ndarray:
     """The first byte of the UTF-8 of each character."""
-    return np.select(
-        [chars < 0x80, chars < 0x800, chars < 0x10000],
-        [chars, 0xC0 | chars >> 6, 0xE0 | chars >> 12],
-        0xF0 | chars >> 18,
-    )
+    several = np.where(chars < 0x10000, 0xE0 | chars >> 12, 0xF0 | chars >> 18)
+    return np.where(chars < 0x80, chars, np.where(chars < 0x800, 0xC0 | chars >> 6, several))

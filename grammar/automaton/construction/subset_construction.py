@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ramify.grammar.automaton.construction.groups import divide, sort_groups
 from ramify.grammar.automaton.construction.nodes import (
     CALL,
     CHARS,
@@ -70,7 +71,6 @@ from ramify.grammar.automaton.construction.work import (
     STATES,
     STATUS,
     TOO_LARGE,
-    TOUCHED,
     WORDS,
     WORK,
     Work,
@@ -273,85 +273,67 @@ def _class(work: Work, bits: np.ndarray) -> int:
 
 
 @part
-def _split(work: Work, atom: int, position: int) -> None:
-    """Add `position` to the positions that read `atom`."""
-    count = work.counts
-    known = work.atoms[atom].split
-    if work.splits[known].by != position:
-        new = count[SPLITS]
-        if new == work.splits.size:
-            count[STATUS] = FULL
-            return
-        count[SPLITS] += 1
-        work.splits[known].by = position
-        work.splits[known].into = new
-        work.splits[new].parent, work.splits[new].position = known, position
-        work.splits[new].by = work.splits[new].target = -1
-    if known == 0:
-        work.atoms[count[TOUCHED]].touched = atom
-        count[TOUCHED] += 1
-    work.atoms[atom].split = work.splits[known].into
-
-
-@part
-def _split_target(nodes: Nodes, work: Work, split: int) -> int:
+def _target(nodes: Nodes, work: Work, split: int) -> int:
     """The state after a character that all positions of `split` read."""
-    if work.splits[split].target < 0:
-        if work.splits[split].parent == 0:
-            after = after_char(nodes, work, work.splits[split].position)
-        else:
-            begun = work.counts[FOUND]
-            here = split
-            while here > 0:
-                note_set(work, after_char(nodes, work, work.splits[here].position))
-                here = work.splits[here].parent
-            after = interned(work, work.found[begun : work.counts[FOUND]])
-            work.counts[FOUND] = begun
-        work.splits[split].target = _state(work, after)
-    return int(work.splits[split].target)
+    if work.splits[split].parent == 0:
+        return int(_state(work, after_char(nodes, work, work.splits[split].position)))
+    begun = work.counts[FOUND]
+    while split > 0:
+        note_set(work, after_char(nodes, work, work.splits[split].position))
+        split = work.splits[split].parent
+    after = interned(work, work.found[begun : work.counts[FOUND]])
+    work.counts[FOUND] = begun
+    return int(_state(work, after))
 
 
 @part
 def _read(nodes: Nodes, work: Work, parts: int) -> None:
-    """Append the edges of the first `parts` positions in `work.parts`. No position there is a call."""
+    """Append the edges of the first `parts` positions in `work.parts`. No position there is a call.
+
+    A group has the atoms that the same positions read. Each position divides the groups before it.
+    """
     count = work.counts
-    count[TOUCHED], count[SPLITS] = 0, 1
-    work.splits[0].by = -1
+    count[SPLITS] = 1
+    words = work.rest_bits.size
+    groups = 0
     for i in range(parts):
         position = work.parts[i]
         node = work.at[position].node
         if nodes.node[node].kind == TEXT:
-            _split(work, nodes.letters[work.at[position].letter], position)
+            atom = nodes.letters[work.at[position].letter]
+            work.rest_bits[:] = 0
+            work.rest_bits[atom >> 6] = np.uint64(1) << np.uint64(atom & 63)
         else:
-            for member in range(nodes.node[node].first, nodes.node[node].last):
-                _split(work, nodes.set_atoms[member], position)
+            for word in range(words):
+                work.rest_bits[word] = work.node_bits[node * words + word]
+        groups = divide(work, groups, i, position, words)
         if count[STATUS] != DONE:
             return
+    sort_groups(work, groups, words)
+    for i in range(groups):
+        group = work.groups[i].order
+        work.groups[group].target = _target(nodes, work, work.groups[group].split)
     # All atoms that lead to the same state make one edge.
     count[ROUND] += 1
-    words = work.group_bits.size // work.atoms.size
-    groups = 0
-    for i in range(count[TOUCHED]):
-        atom = work.atoms[i].touched
-        target = _split_target(nodes, work, work.atoms[atom].split)
-        work.atoms[atom].split = 0
-        if work.states[target].seen != count[ROUND]:
-            work.states[target].seen = count[ROUND]
-            work.states[target].group = groups
-            work.atoms[groups].group_target = target
-            work.group_bits[groups * words : (groups + 1) * words] = 0
-            groups += 1
-        work.group_bits[work.states[target].group * words + (atom >> 6)] |= np.uint64(1) << np.uint64(
-            atom & 63
-        )
     if count[EDGES] + groups > work.edges.size:
         count[STATUS] = FULL
         return
-    for group in range(groups):
-        edge = count[EDGES]
+    begun = count[EDGES]
+    for i in range(groups):
+        group = work.groups[i].order
+        target = work.groups[group].target
+        if work.states[target].seen != count[ROUND]:
+            work.states[target].seen = count[ROUND]
+            work.states[target].group = group
+            work.edges[count[EDGES]].target = target
+            count[EDGES] += 1
+        else:
+            leader = work.states[target].group
+            for word in range(words):
+                work.group_bits[leader * words + word] |= work.group_bits[group * words + word]
+    for edge in range(begun, count[EDGES]):
+        group = work.states[work.edges[edge].target].group
         work.edges[edge].class_ = _class(work, work.group_bits[group * words : (group + 1) * words])
-        work.edges[edge].target = work.atoms[group].group_target
-        count[EDGES] += 1
 
 
 @part
@@ -522,7 +504,6 @@ def construct(
         count[MOST_STATES], count[POSITIONS_LEFT] = most_states, most_positions
         count[NONDETERMINISTIC] = nondeterministic
         _construct(nodes, work)
-        assert count[TOUCHED] <= work.atoms.size
         if count[STATUS] == TOO_LARGE:
             raise TooLarge
         if count[STATUS] == NOT_COUNTED:
@@ -533,7 +514,7 @@ def construct(
     states = work.states[: count[STATES]]
     edges = work.edges[: count[EDGES]]
     calls = work.calls[: count[CALLS]]
-    words = len(work.group_bits) // len(work.atoms)
+    words = len(work.rest_bits)
     begin, end = work.sets["begin"][states["set"]], work.sets["begin"][states["set"] + 1]
     return States(
         (end > begin) & (work.set_items[begin] == END),

@@ -30,8 +30,8 @@ WORDS = 4
 
 # Indices of `Work.counts`.
 STATUS, CONTINUATIONS, POSITIONS, SETS, STATES, EDGES, CALLS, CLASSES, FOUND, ROUND = range(10)
-INLINES, POSITIONS_LEFT, MOST_STATES, NONDETERMINISTIC, TOUCHED, SPLITS = range(10, 16)
-COUNTS = 16
+INLINES, POSITIONS_LEFT, MOST_STATES, NONDETERMINISTIC, SPLITS = range(10, 15)
+COUNTS = 15
 
 
 class Work(NamedTuple):
@@ -48,7 +48,11 @@ class Work(NamedTuple):
     found, parts, called            scratch: positions
     stack           scratch: nodes to look into
     splits          scratch: the positions that read an atom: `position` and those of `parent`
-    group_bits      scratch: the atoms that lead to a state
+    groups          scratch: groups of atoms that the same positions read (`split`); the first of these is at
+                    `first` in `parts`
+    group_bits      scratch: the atoms of each group
+    rest_bits       scratch: the atoms of a position that are in no group yet
+    node_bits       by node of the kind CHARS, its atoms
     """
 
     counts: np.ndarray
@@ -75,8 +79,10 @@ class Work(NamedTuple):
     called: np.ndarray
     stack: np.ndarray
     splits: np.ndarray
-    atoms: np.ndarray
+    groups: np.ndarray
     group_bits: np.ndarray
+    rest_bits: np.ndarray
+    node_bits: np.ndarray
     masks: np.ndarray
     going_on: np.ndarray
 
@@ -93,11 +99,21 @@ _RECORDS = {
     "edges": record("class_", "target"),
     "calls": record("rule", "start", "after"),
     "stack": record("node", "times", "after"),
-    "splits": record("parent", "position", "by", "into", "target"),
-    "atoms": record("split", "touched", "group_target"),
+    "splits": record("parent", "position"),
+    "groups": record("split", "first", "key", "order", "target"),
 }
 _DTYPES = array_dtypes(Work, flags=("nullable",)) | _RECORDS
-for _name in ("first", "atom_first", "class_bits", "class_first", "group_bits", "masks", "going_on"):
+for _name in (
+    "first",
+    "atom_first",
+    "class_bits",
+    "class_first",
+    "group_bits",
+    "rest_bits",
+    "node_bits",
+    "masks",
+    "going_on",
+):
     _DTYPES[_name] = np.dtype(np.uint64)
 _DTYPES["counts"] = np.dtype(np.int64)
 WORK = tuple_type(Work, _DTYPES)
@@ -140,6 +156,12 @@ def learn_nodes(nodes: Nodes, work: Work) -> None:
             work.atom_first[nodes.ranges[i].atom * WORDS + (byte >> 6)] |= np.uint64(1) << np.uint64(
                 byte & 63
             )
+    words = work.rest_bits.size
+    for node in range(nodes.node.size):
+        if nodes.node[node].kind == CHARS:
+            for member in range(nodes.node[node].first, nodes.node[node].last):
+                atom = nodes.set_atoms[member]
+                work.node_bits[node * words + (atom >> 6)] |= np.uint64(1) << np.uint64(atom & 63)
     work.nullable[INLINED] = True
     changed = True
     while changed:
@@ -186,14 +208,15 @@ def room_for(nodes: Nodes, room: int) -> Work:
     atoms = int(nodes.atoms[0])
     words = (atoms + 63) // 64
     many, few = 4 * room + atoms, room + atoms
-    table = 1 << (2 * many).bit_length()
+    table = 1 << many.bit_length()
     sizes = {
         "counts": COUNTS, "nullable": len(nodes.node), "first": len(nodes.node) * WORDS,
         "atom_first": words * 64 * WORDS, "rules": len(nodes.rules), "states": room,
         "then_table": table, "at_table": table, "set_table": table, "class_table": table,
-        "sets": many + 1, "set_items": 8 * many, "found": 8 * many,
-        "class_bits": few * words, "class_first": few * WORDS, "atoms": atoms, "group_bits": atoms * words,
-        "masks": 2 * WORDS, "going_on": room * WORDS,
+        "sets": many + 1, "set_items": 2 * many, "found": 2 * many,
+        "class_bits": few * words, "class_first": few * WORDS, "groups": atoms, "group_bits": atoms * words,
+        "rest_bits": words, "node_bits": len(nodes.node) * words, "masks": 2 * WORDS,
+        "going_on": room * WORDS,
     }  # fmt: skip
     # np.zeros leaves the memory untouched until it is written, which matters after a fork.
     return Work(**{name: np.zeros(sizes.get(name, many), dtype) for name, dtype in _DTYPES.items()})

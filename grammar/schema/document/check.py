@@ -308,7 +308,11 @@ def _draft(schema: Any, pointer: str = "") -> int:
 
 def _children(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The subschemas in a keyword's value, each with its pointer relative to the keyword."""
-    if keyword in _ONE_SCHEMA | _UNEVALUATED or (keyword == "items" and not isinstance(value, list)):
+    if (
+        keyword in _ONE_SCHEMA
+        or keyword in _UNEVALUATED
+        or (keyword == "items" and not isinstance(value, list))
+    ):
         yield "", value
     elif keyword in _SCHEMA_LISTS or keyword == "items":
         for i, child in enumerate(value):

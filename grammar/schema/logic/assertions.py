@@ -311,11 +311,16 @@ class Properties(_OfKinds):
     named: tuple[tuple[str, Formula], ...]
     keyed: tuple[tuple[Formula, Formula], ...]
     others: Formula
+    by_name: dict[str, Formula] = dataclasses.field(init=False, compare=False, repr=False)
     kinds: ClassVar[frozenset[str]] = OBJECT
+
+    def __post_init__(self) -> None:
+        _OfKinds.__post_init__(self)  # slots make another class, which super() would not know
+        object.__setattr__(self, "by_name", dict(self.named))
 
     def formula_of(self, name: str, test: Test) -> Formula:
         """The formula for the value of the property `name`. `test` decides whether `name` satisfies a key."""
-        found = [value for known, value in self.named if known == name]
+        found = [self.by_name[name]] if name in self.by_name else []
         found += [value for key, value in self.keyed if test(key, name)]
         return conjunction(*found) if found else self.others
 

@@ -20,7 +20,7 @@ from ramify.grammar.schema.logic.assertions import (
     UpperBound,
 )
 from ramify.grammar.schema.logic.clauses import AnyProperty
-from ramify.grammar.schema.logic.formula import TYPES, Assertion, Formula, Test, conjunction
+from ramify.grammar.schema.logic.formula import TRUE, TYPES, Assertion, Formula, Test, conjunction
 
 AnyAssertion = TypeVar("AnyAssertion", bound=Assertion)
 
@@ -53,7 +53,25 @@ class Disjunct:
 
     def property_formula(self, name: str, test: Test) -> Formula:
         """Formula of the property `name` of an object."""
-        return conjunction(*(assertion.formula_of(name, test) for assertion in self.asserted(Properties)))
+        general, naming = self._about_properties
+        return conjunction(*(each.formula_of(name, test) for each in naming.get(name, general)))
+
+    @functools.cached_property
+    def _about_properties(self) -> tuple[list[Properties], dict[str, list[Properties]]]:
+        """The `Properties` that restrict also properties without a name in them; and, by name, those that
+        restrict the property."""
+        general: list[Properties] = []
+        naming: dict[str, list[Properties]] = {}
+        for each in self.asserted(Properties):
+            if each.keyed or each.others != TRUE:
+                for known in naming.values():
+                    known.append(each)
+                naming |= {name: [*general, each] for name in each.by_name if name not in naming}
+                general.append(each)
+            else:
+                for name in each.by_name:
+                    naming.setdefault(name, general.copy()).append(each)
+        return general, naming
 
     @functools.cached_property
     def named_properties(self) -> dict[str, None]:

@@ -67,23 +67,33 @@ FALSE = Or(())
 
 def conjunction(*parts: Formula) -> Formula:
     """The conjunction of `parts`, flattened and without repetitions."""
+    if len(parts) == 1:
+        return parts[0]
     if FALSE in parts:
         return FALSE
-    pieces = tuple(
-        dict.fromkeys(piece for part in parts for piece in (part.parts if isinstance(part, And) else (part,)))
-    )
+    flat: list[Formula] = []
+    for part in parts:
+        if type(part) is And:
+            flat += part.parts
+        else:
+            flat.append(part)
+    pieces = tuple(dict.fromkeys(flat))
     return pieces[0] if len(pieces) == 1 else And(pieces)
 
 
 def disjunction(*options: Formula) -> Formula:
     """The disjunction of `options`, flattened and without repetitions."""
+    if len(options) == 1:
+        return options[0]
     if TRUE in options:
         return TRUE
-    pieces = tuple(
-        dict.fromkeys(
-            piece for part in options for piece in (part.options if isinstance(part, Or) else (part,))
-        )
-    )
+    flat: list[Formula] = []
+    for option in options:
+        if type(option) is Or:
+            flat += option.options
+        else:
+            flat.append(option)
+    pieces = tuple(dict.fromkeys(flat))
     return pieces[0] if len(pieces) == 1 else Or(pieces)
 
 

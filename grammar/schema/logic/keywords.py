@@ -75,6 +75,7 @@ class SchemaFormulas:
         self._shared = shared
         self._refuted = refuted
         self._formulas: dict[str, Formula] = {}
+        self._subschemas: dict[str, Formula] = {}
 
     def subschema(self, pointer: str) -> Formula:
         """The formula for the subschema at `pointer`, not expanded.
@@ -82,6 +83,12 @@ class SchemaFormulas:
         A subschema without assertions becomes TRUE. A subschema that has only a ``$ref`` is replaced by its
         target.
         """
+        known = self._subschemas.get(pointer)
+        if known is None:
+            known = self._subschemas[pointer] = self._subschema(pointer)
+        return known
+
+    def _subschema(self, pointer: str) -> Formula:
         for _ in range(100):
             schema = self.document.at(pointer)
             if isinstance(schema, bool):
@@ -99,6 +106,9 @@ class SchemaFormulas:
 
     def keywords(self, pointer: str) -> dict[str, Any]:
         """The keywords of the subschema at `pointer` that assert something, without the ignored ones."""
+        if not self._ignored:
+            keywords = self.document.keywords(pointer)
+            return {keyword: value for keyword, value in keywords.items() if keyword in HANDLERS}
         here = place(pointer)
         known = HANDLERS.keys() - CHOICES if here in self._ignored else HANDLERS.keys()
         return {

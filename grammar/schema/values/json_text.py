@@ -61,6 +61,7 @@ def plain_number(value: Decimal) -> str:
 
 _ESCAPED: Ranges = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _PLAIN: Ranges = complement(_ESCAPED)
+_ESCAPES = {point: json.dumps(chr(point))[1:-1] for low, high in _ESCAPED for point in range(low, high + 1)}
 _BACKSLASH: Ranges = ((0x5C, 0x5C),)
 
 QUOTE = Text('"')
@@ -95,20 +96,20 @@ def _escaped_chars(ranges: Ranges) -> Expression:
 def _spellings(ranges: Ranges) -> tuple[Ranges, tuple[str, ...]]:
     """The characters in `ranges` that are written as themselves, and the escapes of all others."""
     points = (point for low, high in intersection(ranges, _ESCAPED) for point in range(low, high + 1))
-    return intersection(ranges, _PLAIN), tuple(json.dumps(chr(point))[1:-1] for point in points)
+    return intersection(ranges, _PLAIN), tuple(_ESCAPES[point] for point in points)
 
 
 def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
     """Turn an automaton over the characters of a string into an automaton over JSON text. The states of
     `automaton` come first, then the states inside escapes."""
     inside: list[list[tuple[Ranges, int]]] = []
-    number: dict[tuple[tuple[str, int], ...], int] = {}
+    number: dict[_Escapes, int] = {}
 
-    def behind_backslash(escapes: tuple[tuple[str, int], ...]) -> int:
+    def behind_backslash(escapes: _Escapes) -> int:
         if escapes not in number:
             start = number[escapes] = len(automaton.edges) + len(inside)
             targets = list(dict.fromkeys(after for _, after in escapes))
-            rows = _escape_tree(tuple((escape, targets.index(after)) for escape, after in escapes))
+            rows = _escape_tree(tuple((group, targets.index(after)) for group, after in escapes))
             inside.extend(
                 [(ranges, start + to if to >= 0 else targets[~to]) for ranges, to in row] for row in rows
             )
@@ -117,20 +118,24 @@ def escaped_automaton(automaton: CharAutomaton) -> CharAutomaton:
     edges: list[list[tuple[Ranges, int]]] = []
     for row in automaton.edges:
         found: list[tuple[Ranges, int]] = []
-        escapes: list[tuple[str, int]] = []
+        escapes: list[tuple[tuple[str, ...], int]] = []
         for ranges, after in row:
             plain, others = _spellings(ranges)
             found += [(plain, after)] if plain else []
-            escapes += [(escape[1:], after) for escape in others]
+            escapes += [(others, after)] if others else []
         edges.append([*found, (_BACKSLASH, behind_backslash(tuple(escapes)))] if escapes else found)
     return CharAutomaton([*edges, *inside], [*automaton.final, *[False] * len(inside)])
 
 
+_Escapes = tuple[tuple[tuple[str, ...], int], ...]
+"""Pairs of a group of escapes and the state, or the number of the target, after any of them."""
+
+
 @lru_cache(maxsize=256)
-def _escape_tree(escapes: tuple[tuple[str, int], ...]) -> list[list[tuple[Ranges, int]]]:
-    """The edges of the states that read `escapes`, pairs of an escape without its backslash and the number of
-    its target. The state ~n in an edge stands for target n."""
-    tree = [escapes]
+def _escape_tree(escapes: _Escapes) -> list[list[tuple[Ranges, int]]]:
+    """The edges of the states that read `escapes` behind the backslash. The state ~n in an edge stands for
+    target n."""
+    tree = [tuple((escape[1:], target) for group, target in escapes for escape in group)]
     rows: list[list[tuple[Ranges, int]]] = []
     for possible in tree:
         going_on: dict[str, tuple[tuple[str, int], ...]] = {}

@@ -145,8 +145,11 @@ class _Object:
             return None
         spelling, colon = text(spelled(name)), self._grammar.marks.colon
         start = seq(spelling, colon)
-        wanted = [condition.by(name, self._test) for condition in self._conditions]
-        ways = self._ways(formula, wanted, lambda met: start)
+        if self._conditions:
+            wanted = [condition.by(name, self._test) for condition in self._conditions]
+            ways = self._ways(formula, wanted, lambda met: start)
+        else:
+            ways = (Way(frozenset(), seq(start, value)),)
         required = name in self._disjunct.required
         return Member(required, spelling, seq(colon, value), ways, self._met_by_absence(name))
 
