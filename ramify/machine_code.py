@@ -192,7 +192,8 @@ def part(**options: Any) -> Any:
     import numba
 
     compiler = _part_compiler()
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=compiler, **options)
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": compiler}
+    return numba.njit(**options)
 
 
 @functools.cache
@@ -220,7 +221,8 @@ def _part_compiler() -> Any:
 
     class PartCompiler(Compiler):
         def compile_extra(self, function: Any) -> Any:
-            self.state.library = PartLibrary(self.state.targetctx.codegen(), function.__qualname__)
-            return super().compile_extra(function)
+            codegen = self.state.targetctx.codegen()
+            self.state.library = PartLibrary(codegen, function.__qualname__)  # type: ignore[no-untyped-call]
+            return super().compile_extra(function)  # type: ignore[no-untyped-call]
 
     return PartCompiler

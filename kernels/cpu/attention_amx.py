@@ -127,7 +127,7 @@ def _turn(builder: ir.IRBuilder, *args: ir.Value) -> None:
         for row in range(2):
             lanes = [8 * row + i + 16 * half for half in range(2) for i in range(8)]
             to = builder.add(out, builder.mul(out_row, _i64(2 * pair + row)))
-            store_vector(builder, to, mixed(*halves, lanes))
+            store_vector(builder, to, mixed(halves[0], halves[1], lanes))
 
 
 @part

@@ -110,7 +110,8 @@ def plan_from_page_tables(
     if not shape.window:
         groups = find_groups(page_table, query_starts, kv_lens, shape.page_size)
         if groups:
-            new = np.diff(np.asarray(query_starts, np.int64))
+            starts = np.asarray(query_starts, np.int64)
+            new = starts[1:] - starts[:-1]
             groups = choose(groups, new, np.asarray(kv_lens, np.int64), shape)
         if groups:
             return plan_cascade(query_starts, kv_lens, groups, shape, device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,11 +108,12 @@ def find_groups(
     starts, lens = np.asarray(query_starts, np.int64), np.asarray(kv_lens, np.int64)
     new = starts[1:] - starts[:-1]
     pages = np.where(new > 0, (lens - new) // page_size, 0)
-    rows = np.flatnonzero(pages)
-    parent, depth = np.zeros_like(rows), np.zeros_like(rows)  # of each row: its node above, the node's end
+    rows: Ints = np.flatnonzero(pages)
+    # Of each row: its node above, and the end of that node.
+    parent, depth = (np.zeros(len(rows), np.int64) for _ in range(2))
     found: list[tuple[Ints, Ints, Ints, Ints]] = []
     while len(rows):  # once for each level of the tree
-        page = page_table[rows, depth]
+        page: Any = page_table[rows, depth]
         order = np.lexsort((rows, page, parent))
         rows, page, parent, depth = (each[order] for each in (rows, page, parent, depth))
         differs = np.ones(len(rows), bool)
@@ -242,7 +243,8 @@ def time_of(tiles: Ints, padded: Ints, tokens: Ints, shape: Shape) -> NDArray[np
     again = np.where(read <= device.cache_bytes, device.cache, device.memory)
     moving = read / device.memory + (tiles - 1) * read / again
     computing = 4.0 * padded * shape.kv_heads * tokens * shape.head_dim / device.flops
-    return np.where(tiles > 0, np.maximum(moving, computing), 0.0)
+    seconds: NDArray[np.float64] = np.where(tiles > 0, np.maximum(moving, computing), 0.0)
+    return seconds
 
 
 def _state_time(tokens: Ints, shape: Shape) -> NDArray[np.float64]:
