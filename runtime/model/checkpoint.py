@@ -72,6 +72,15 @@ def open_shard(path: Path, framework: Literal["pt", "numpy"] = "pt") -> Iterator
         ) from None
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """The names of all tensors of a checkpoint folder."""
+    names: set[str] = set()
+    for path in weight_files(folder):
+        with open_shard(path, "numpy") as shard:
+            names.update(shard.keys())
+    return names
+
+
 def splits_of(path: Path) -> list[Path]:
     """The files of the model of which `path` is a split, in order; `[path]` if the name is not that of a
     split in llama.cpp."""

@@ -232,7 +232,7 @@ class StepResults:
                 if request.wants_logprobs:
                     self.appender.report_computed(request, hidden[first_row:next_row], start, stop)
                 if request.pooled is not None:
-                    request.pooled.take(hidden[first_row:next_row], start)
+                    request.pooled.take(self._runner.final(hidden[first_row:next_row]), start)
                 prefilled = start < request.prompt_len
                 request.computed_len = min(stop, request.length)
                 requests.programs.serve(request, stop - start)

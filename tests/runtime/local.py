@@ -24,6 +24,7 @@ from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import load_model
+from ramify.runtime.model.shape.heads import eagle3_head, is_eagle3, own_head
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.parts import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler
@@ -125,8 +126,9 @@ class LocalScheduler:
             kv_tokens=(config.num_pages - 2) * config.page_size,
             max_output_tokens=config.max_output_tokens,
         )
+        # The draft model first: a draft head says which layers of the model it reads.
+        draft_model = None if draft is None else self._loaded_draft(draft, model)
         self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
-        draft_model = None if draft is None else self._loaded(draft)
         self.draft_runner = draft_model and WatchedRunner(draft_model, self._pool(draft_model), self._kernels)
         for each in (runner, self.draft_runner) if graphs else ():
             if each is not None:
@@ -152,13 +154,26 @@ class LocalScheduler:
         )
         self._count = itertools.count()
 
-    def _loaded(self, model: torch.nn.Module | Path) -> Any:
+    def _loaded_draft(self, draft: torch.nn.Module | Path, model: Any) -> Any:
+        head = None
+        if isinstance(draft, Path):
+            head = (
+                eagle3_head(draft, "head", model.config)
+                if is_eagle3(draft)
+                else own_head(draft, model.config)
+            )
+        loaded = self._loaded(draft, head)
+        if head is not None:
+            loaded.attach(model)
+        return loaded
+
+    def _loaded(self, model: torch.nn.Module | Path, shape: Any = None) -> Any:
         if not isinstance(model, Path):
             return model
         files = ModelFiles(name="tiny", weights=model, tokenizer=model)
         whole = self._kernels.deterministic
         dtype = getattr(torch, self.config.dtype)
-        return load_model(files, dtype=dtype, packed=whole, deterministic=whole)
+        return load_model(files, shape=shape, dtype=dtype, packed=whole, deterministic=whole)
 
     def _pool(self, model: Any) -> KvPool:
         config = self.config

@@ -37,7 +37,7 @@ class TransformersModel(CausalLM):
         """Ignore `ops`: the library's code computes all but attention, which the executor passes in."""
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, hidden: Tensor | None = None) -> Tensor:
         ids, positions = ids[None], positions[None]
         mask = torch.ones_like(ids, dtype=torch.bool)
         tensors = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
