@@ -95,11 +95,23 @@ def has_tokenizer(folder: Path) -> bool:
     return (folder / TOKENIZER_FILE).is_file()
 
 
+def is_eagle3(folder: Path) -> bool:
+    """Whether `folder` holds an EAGLE-3 head, by the architecture in its `config.json`. Such a head has no
+    tokenizer of its own."""
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    found = content.get("architectures") if isinstance(content, dict) else None
+    return any("eagle3" in str(name).lower() for name in found or ())
+
+
 def missing_file(folder: Path, *, weights: bool = True) -> str | None:
     """The first required file that `folder` lacks; None if it is complete."""
     if not (folder / "config.json").is_file():
         return "config.json"
-    if not has_tokenizer(folder):
+    if not has_tokenizer(folder) and not is_eagle3(folder):
         return TOKENIZER_FILE
     if not weights:
         return None

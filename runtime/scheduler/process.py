@@ -89,7 +89,7 @@ def main() -> None:
         for note in context_notes(shape, config.context_length):
             log.warning(note)
         device = resolve_device(config)
-        config = with_defaults_of(check_states(config, shape), device)
+        config = with_defaults_of(check_states(config, shape, device.type), device)
         check_attention(config, shape, resolve_dtype(config, device))
         check_trials(config, device, shape)
         folder = Path(orders.tokenizer)

@@ -259,6 +259,9 @@ class StepResults:
                 self._choose(predicting, hidden, now, planned_ahead)
             except Exception as error:
                 self.fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
+        if pages.states.present:
+            for request, *_ in plan:
+                pages.states.settle(request)
 
     def _choose(
         self, predicting: Predicting, hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead

@@ -16,6 +16,8 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from tests.model.architectures import tiny_config, tiny_model
+from tests.model.checkpoints import Case
+from tests.model.hybrids import build_hybrid
 
 
 class Reference(NamedTuple):
@@ -110,6 +112,38 @@ def write_glm(folder: Path) -> Reference:
         ),
         lambda state: model.lm_head(norms["n"](state)),
     )
+
+
+def write_qwen(folder: Path, case: Case) -> Reference:
+    """Qwen3-Next or Qwen3.5 with the tensors `mtp.`."""
+    model = build_hybrid(case)
+    model.save_pretrained(folder)
+    config = copy.deepcopy(model.config)
+    place = config.layer_types.index("full_attention")
+    if hasattr(config, "mlp_only_layers"):
+        config.mlp_only_layers = []
+    one = model.model.layers[place]
+    layer = _randomise(type(one)(config, place), 5)
+    norms = {name: type(one.input_layernorm)(config.hidden_size, config.rms_norm_eps) for name in "ehn"}
+    for part in (layer, *norms.values()):
+        for name, parameter in part.named_parameters():
+            if "norm" in name or part is not layer:
+                parameter.requires_grad_(False).copy_(0.1 * torch.randn(parameter.shape))
+    fc = _randomise(nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False), 9)
+    _add(
+        folder,
+        _stored("mtp.layers.0.", layer)
+        | _stored("mtp.pre_fc_norm_embedding.", norms["e"])
+        | _stored("mtp.pre_fc_norm_hidden.", norms["h"])
+        | _stored("mtp.norm.", norms["n"])
+        | _stored("mtp.fc.", fc),
+    )
+
+    def states(hidden: Tensor, embedding: Tensor) -> Tensor:
+        x = fc(torch.cat([norms["e"](embedding), norms["h"](hidden)], 1))
+        return norms["n"](_run(layer, model.model, x))
+
+    return Reference(model, lambda output: output.last_hidden_state[0], states, model.lm_head)
 
 
 def llama(layers: int = 5, **fields: Any) -> Any:

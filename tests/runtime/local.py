@@ -22,9 +22,9 @@ from ramify.runtime.executor.kv_pool import KvPool, StatePool
 from ramify.runtime.executor.memory import states_in, with_defaults
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
-from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles, is_eagle3
 from ramify.runtime.model.loading.load import load_model
-from ramify.runtime.model.shape.heads import eagle3_head, is_eagle3, own_head
+from ramify.runtime.model.shape.heads import eagle3_head, own_head
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.parts import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler

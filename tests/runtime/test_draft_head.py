@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ramify.errors import UnsupportedField
+from ramify.runtime.config import EngineConfig
+from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.loading.load import read_shape
+from ramify.runtime.model.shape.heads import HeadConfig
 from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.scheduler.speculation import drafter
-from tests.runtime.head_files import Reference, write_eagle3, write_glm
+from ramify.runtime.scheduler.speculation.checks import read_draft
+from tests.model import hybrids
+from tests.runtime.head_files import Reference, write_eagle3, write_glm, write_qwen
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_draft_model import Forks
 from tests.runtime.test_overlap import told
@@ -44,6 +53,8 @@ def _eagle3(folder: Path, **options: Any) -> Case:
 CASES: dict[str, Callable[[Path], Case]] = {
     "glm": _glm,
     "eagle3": _eagle3,
+    "qwen3_next": lambda folder: Case(folder, folder, write_qwen(folder, hybrids.NEXT)),
+    "qwen3_5": lambda folder: Case(folder, folder, write_qwen(folder, hybrids.DENSE)),
     "eagle3-named": lambda folder: _eagle3(folder, part=False, first=True),
 }
 
@@ -64,23 +75,23 @@ def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["plain", "chunks", "packed", "torch"],
 )
 def test_drafts_are_those_of_transformers_layers(case: Case, options: Any) -> None:
-    """Of each step, all drafts of a chain. The second prompt begins in the tree, where the head's last row was
-    computed with the next token of the first prompt."""
+    """Of each step, the first drafts of a chain. The second prompt begins in the tree, where the head's last row
+    was computed with the next token of the first prompt."""
     local = case.local(**options)
     prompt = [*b"a prompt of some length, which takes several pages and chunks of a prefill"]
-    compared = [0, 0]
+    compared: list[list[int]] = [[], []]
     for number, ids in enumerate((prompt, [*prompt[:50], *b"!! and another end"])):
-        rid = local.submit(ids, max_tokens=12, ignore_eos=True)
+        rid = local.submit(ids, max_tokens=9, ignore_eos=True)
         while local.scheduler.busy:
             local.step()
             request = local.scheduler.requests.open.get(rid)
             draft = request and request.speculation.model_draft
             if request is not None and draft:
-                before, other = request.ids[: draft.position].tolist(), {50: prompt[50]}
-                expected = case.reference.drafts(before, len(draft.tokens), other)
-                assert draft.tokens == expected
-                compared[number] += len(draft.tokens)
-    assert min(compared) > 10
+                before, first = request.ids[: draft.position].tolist(), draft.tokens[:3]
+                other = {50: prompt[50]} if request.stats.cached_tokens == 50 else {}
+                assert first == case.reference.drafts(before, len(first), other)
+                compared[number].append(draft.position)
+    assert all(len(set(steps)) > 3 for steps in compared), "after rejected drafts too"
 
 
 def _silence(tensors: dict[str, torch.Tensor], at: str) -> None:
@@ -173,3 +184,39 @@ def test_hidden_states_without_those_that_the_head_reads(case: Case) -> None:
         found.append((results[0].embedding, results[1].logprobs, results[1].prompt_logprobs))
     assert len(found[0][0]) == 4 * 64
     assert found[0] == found[1]
+
+
+def test_the_head_in_the_checkpoint_is_found(case: Case) -> None:
+    shape, files = read_shape(case.model), ModelFiles("model", case.model, case.model)
+    eagle3 = case.draft != case.model
+    config = EngineConfig(draft_model="head" if eagle3 else None)
+    found = read_draft(config, shape, files, ModelFiles("head", case.draft, case.draft) if eagle3 else None)
+    assert isinstance(found, HeadConfig)
+    assert (found.num_layers, found.behind, found.states) == (1, shape.depth, None)
+    assert len(found.captures) == 3 * eagle3
+    if not eagle3:
+        for options in ({"speculation": False}, {"tensor_parallel": 2}, {"load_format": "dummy"}):
+            assert read_draft(EngineConfig(**options), shape, files, None) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_size": 128}, "a model whose hidden size is 128, and the model's is 64"),
+        ({"vocab_size": 400}, "a model whose vocabulary is 400, and the model's is 320"),
+        ({"num_hidden_layers": 2}, "has 2 layers, and 1 is supported"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}, r"layers \[2, 3, 5\].* 5 layers"),
+        ({"eagle_config": None}, r"reads the inputs of layers \[2, 2, 2\]"),
+    ],
+    ids=["hidden-size", "vocabulary", "layers", "captures", "default-captures"],
+)
+def test_an_unfit_head_is_refused_by_name(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    case = _eagle3(tmp_path)
+    path = case.draft / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    config = EngineConfig(draft_model="some/head")
+    files, head = (ModelFiles("", folder, folder) for folder in (case.model, case.draft))
+    with pytest.raises(UnsupportedField, match=f"'some/head' .*{reason}") as refused:
+        read_draft(config, read_shape(case.model), files, head)
+    assert refused.value.field == "draft_model"
+    assert resolve(str(case.draft)).weights == case.draft, "a head needs no tokenizer"

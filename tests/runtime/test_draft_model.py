@@ -16,7 +16,6 @@ from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.executor.memory import check_states
 from ramify.runtime.model.loading.load import read_shape
 from ramify.runtime.model.shape.config import StateShape
 from ramify.runtime.scheduler.requests.limits import Tuning
@@ -200,8 +199,6 @@ def test_what_cannot_draft_is_refused_by_name(tiny_folder: Path, tmp_path: Path)
     hybrid = dataclasses.replace(shape, states=states)
     with pytest.raises(UnsupportedField, match="linear attention"):
         check_draft(config, shape, hybrid, tiny_folder, tiny_folder)
-    with pytest.raises(UnsupportedField, match="draft_model is set"):
-        check_states(config, hybrid)
     other = write_tiny(tmp_path)
     path = other / "tokenizer.json"
     content = json.loads(path.read_text())

@@ -6,9 +6,9 @@ proposes the token after that.
     head         h0, b  h1, c  g1, d  g2, e       g1 is the head's own state: it goes on without the model
     proposes       c      d      e      f
 
-The embedding is the model's, and so is the head of multi-token prediction: DeepSeek-V3's, whose layer, as
-GLM-4.5's, repeats both tensors in its checkpoint. An EAGLE-3 head has a projection of its own, which may be to
-a part of the vocabulary.
+The embedding is the model's. For multi-token prediction so is the projection to logits: the layer of
+DeepSeek-V3 and GLM-4.5 repeats both tensors in the checkpoint. An EAGLE-3 head has a projection of its own,
+which may be to a part of the vocabulary.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ torch.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +64,6 @@ def own_head(folder: Path, shape: ModelShape) -> HeadConfig | None:
     sparse = any(name.startswith(f"{layer}mlp.experts.") for name in names)
     experts = dataclasses.replace(shape.experts, sparse=(True,)) if shape.experts and sparse else None
     return _head(shape, shape, form=form, experts=experts)
-
-
-def is_eagle3(folder: Path) -> bool:
-    """Whether `folder` holds an EAGLE-3 head, by the architecture in its `config.json`."""
-    path = folder / "config.json"
-    return path.is_file() and any("eagle3" in str(name).lower() for name in _architectures(read_json(path)))
 
 
 def eagle3_head(folder: Path, name: str, shape: ModelShape) -> HeadConfig:
@@ -135,10 +128,6 @@ def _head(config: ModelConfig, shape: ModelConfig, **more: Any) -> HeadConfig:
         "behind": shape.depth,
     }
     return HeadConfig(**fields | more)
-
-
-def _architectures(config: Mapping[str, Any]) -> list[Any]:
-    return list(config.get("architectures") or ())
 
 
 def _unfit(name: str, reason: str) -> UnsupportedField:

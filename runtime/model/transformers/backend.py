@@ -44,8 +44,8 @@ class TransformersModel(CausalLM):
         inputs = self.config.body_inputs.items()
         given = {key: tensors[value] if isinstance(value, str) else value for key, value in inputs}
         with calling(_Pass(self.config, attend, ids.shape[1], ids.device)):
-            hidden: Tensor = self.body(**given)[0]
-        return hidden[0]
+            states: Tensor = self.body(**given)[0]
+        return states[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles, is_eagle3
 from ramify.runtime.model.loading.load import read_shape
 from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.shape.context import with_context
-from ramify.runtime.model.shape.heads import eagle3_head, is_eagle3, own_head
+from ramify.runtime.model.shape.heads import eagle3_head, own_head
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 
 

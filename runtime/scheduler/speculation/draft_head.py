@@ -1,4 +1,4 @@
-"""The draft head: a layer that drafts from the model's own hidden states, for multi-token prediction or EAGLE-3.
+"""The draft head: a layer that drafts from the model's own hidden states (`families.draft_heads`).
 
     sequence      a    b    c    d              d was chosen by the last step, and is computed by the next
     model        h0   h1   h2                   the hidden states of computed tokens
@@ -53,17 +53,24 @@ class HeadKv(DraftKv):
 
     def keep(self, start: int, states: Tensor, row: int, count: int) -> None:
         """Keep the states of `count` positions from `start` on, in place of those kept for them before."""
+        again = self.computed - start
+        if 0 < again < count:  # a state went back to before these positions, which are computed already
+            start, row, count = self.computed, row + again, count - again
         if not self.computed <= start <= self.end:
             self.states.clear()
             self.computed = self.end = start
-        while self.end > start:
+        self.cut(start)
+        self.states.append((states, row, count))
+        self.end += count
+
+    def cut(self, stop: int) -> None:
+        """Drop the states of the positions from `stop` on."""
+        while self.states and self.end > stop:
             held, first, length = self.states.pop()
-            left = max(0, length - (self.end - start))
+            left = max(0, length - (self.end - stop))
             self.end -= length - left
             if left:
                 self.states.append((held, first, left))
-        self.states.append((states, row, count))
-        self.end += count
 
     def take(self, stop: int) -> list[Tensor]:
         """Remove the states of positions ``[computed, stop)``, and return them. The caller moves
@@ -133,7 +140,7 @@ class HeadRunner(DraftModel):
 
     def missing(self, request: Request) -> int:
         kv = self._ready(request)
-        if kv is None or request.known_len or not kv.computed < kv.end == request.length - 1:
+        if kv is None or request.known_len or kv.end != request.length - 1:
             return NEVER
         return kv.end - kv.computed
 
@@ -159,7 +166,7 @@ class HeadRunner(DraftModel):
         if requests[0].draft_len:
             spans = [(one, one.target_len - 2, one.target_len - 1) for one in requests]
         else:
-            spans = [(one, self._head_kv(one).computed, one.length - 1) for one in requests]
+            spans = [(one, self._kv_of(one).computed, one.length - 1) for one in requests]
         last = self._compute_rows(spans)
         self._own = {one.rid: last[row : row + 1] for row, one in enumerate(requests)}
         return last, sum(stop - start for _, start, stop in spans)
@@ -169,7 +176,7 @@ class HeadRunner(DraftModel):
         the head's own. Returns the head's states of each one's last row, (requests, hidden size)."""
         extensions, shifts, taken, own = [], [], [], []
         for request, start, stop in spans:
-            kv, shift = self._head_kv(request), 0
+            kv = self._kv_of(request)
             pages, shift = self._table(request, kv, stop)
             ids = request.target_ids
             extensions.append(Extension(ids, start - shift, stop - shift, pages, first=-shift - 1))
@@ -189,7 +196,7 @@ class HeadRunner(DraftModel):
         right behind the model's pass."""
         began = self._clock()
         kv.keep(start, read, 0, len(read))
-        if self._ready(request) is None:
+        if self._aligned(request) is None:
             return
         first, stop = kv.computed, start + len(read)
         while kv.computed < stop:
@@ -210,22 +217,23 @@ class HeadRunner(DraftModel):
         return np.concatenate([whole, table[page : -(-stop // size)]]), (page - len(whole)) * size
 
     def _ready(self, request: Request) -> HeadKv | None:
+        """`_aligned`, without the states of rejected draft tokens."""
+        valid = request.computed_len + request.speculation.again
+        self._kv_of(request).cut(min(request.length - 1, valid))
+        return self._aligned(request)
+
+    def _aligned(self, request: Request) -> HeadKv | None:
         """The `HeadKv` of `request`, whose next row can be computed; None without states for such a row.
 
         If the rows before it on its page are missing, goes on at the next page.
         """
-        kv, size = self._head_kv(request), self._pages.page_size
+        kv, size = self._kv_of(request), self._pages.page_size
         page, row = divmod(kv.computed, size)
         if row and self._rows[request.pages.ids[page]] < row:
             kv.skip_to((page + 1) * size)
             if kv.computed % size:
                 return None
         return kv if kv.computed < kv.end else None
-
-    def _head_kv(self, request: Request) -> HeadKv:
-        kv = self._kv_of(request)
-        assert isinstance(kv, HeadKv)
-        return kv
 
     def _kv_of(self, request: Request) -> HeadKv:
         kv = request.speculation.kv
