@@ -179,8 +179,8 @@ def check_states(config: EngineConfig, model: ModelShape, device: str) -> Engine
         return config
     if config.overlap:
         raise UnsupportedField(
-            f"overlap is set; {model.family} has linear attention layers, and its state would have to go back "
-            "behind a token that ends a request.",
+            f"overlap is set; {model.family} has linear attention layers, and its state would have to go back"
+            " behind a token that ends a request.",
             field="overlap",
             remedy="Leave it out.",
         )

@@ -22,7 +22,7 @@ from ramify.runtime.executor.kv_pool import KvPool, StatePool
 from ramify.runtime.executor.memory import states_in, with_defaults
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
-from ramify.runtime.model.checkpoint import ModelFiles, is_eagle3
+from ramify.runtime.model.checkpoint import ModelFiles, is_eagle3, tensor_names
 from ramify.runtime.model.loading.load import load_model
 from ramify.runtime.model.shape.heads import eagle3_head, own_head
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
@@ -131,7 +131,7 @@ class LocalScheduler:
         self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
         self.draft_runner = draft_model and WatchedRunner(draft_model, self._pool(draft_model), self._kernels)
         for each in (runner, self.draft_runner) if graphs else ():
-            if each is not None:
+            if each is not None and not each.model.reads:
                 each.capture_graphs(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
         self.results: dict[str, Result] = {}
@@ -156,12 +156,11 @@ class LocalScheduler:
 
     def _loaded_draft(self, draft: torch.nn.Module | Path, model: Any) -> Any:
         head = None
-        if isinstance(draft, Path):
-            head = (
-                eagle3_head(draft, "head", model.config)
-                if is_eagle3(draft)
-                else own_head(draft, model.config)
-            )
+        if isinstance(draft, Path) and is_eagle3(draft):
+            head = eagle3_head(draft, "head", model.config)
+        elif isinstance(draft, Path):
+            names = tensor_names(draft)
+            head = own_head(model.config, lambda: names)
         loaded = self._loaded(draft, head)
         if head is not None:
             loaded.attach(model)

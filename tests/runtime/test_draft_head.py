@@ -75,8 +75,8 @@ def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["plain", "chunks", "packed", "torch"],
 )
 def test_drafts_are_those_of_transformers_layers(case: Case, options: Any) -> None:
-    """Of each step, the first drafts of a chain. The second prompt begins in the tree, where the head's last row
-    was computed with the next token of the first prompt."""
+    """Of each step, the first drafts of a chain. The second prompt begins in the tree, where the head's last
+    row was computed with the next token of the first prompt."""
     local = case.local(**options)
     prompt = [*b"a prompt of some length, which takes several pages and chunks of a prefill"]
     compared: list[list[int]] = [[], []]

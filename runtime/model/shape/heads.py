@@ -10,13 +10,12 @@ torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ramify.errors import UnsupportedField
-from ramify.runtime.model.checkpoint import tensor_names
 from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 from ramify.runtime.model.shape.hf_config import config_from_hf, read_json
 
@@ -48,17 +47,20 @@ FORMS: Mapping[str, HeadForm] = {
 """The form of the heads that a family's checkpoints hold."""
 
 
-def own_head(folder: Path, shape: ModelShape) -> HeadConfig | None:
+def own_head(shape: ModelShape, tensor_names: Callable[[], Collection[str]]) -> HeadConfig | None:
     """The first draft head for multi-token prediction in the checkpoint of a model of `shape`; None if there
-    is none."""
+    is none.
+
+    tensor_names : returns the names of the checkpoint's tensors
+    """
     form = FORMS.get(shape.family)
-    if form is None or not isinstance(shape, ModelConfig) or not folder.is_dir():
+    if form is None or not isinstance(shape, ModelConfig):
         return None
     projection, layer = "mtp.fc.", "mtp.layers.0."
     if form == "nextn":
         layer = f"model.layers.{shape.depth}."
         projection = f"{layer}eh_proj."
-    names = tensor_names(folder)
+    names = tensor_names()
     if not any(name.startswith(projection) for name in names):
         return None
     sparse = any(name.startswith(f"{layer}mlp.experts.") for name in names)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.model.checkpoint import ModelFiles, is_eagle3
+from ramify.runtime.model.checkpoint import ModelFiles, is_eagle3, tensor_names
 from ramify.runtime.model.loading.load import read_shape
 from ramify.runtime.model.shape.config import ModelShape
 from ramify.runtime.model.shape.context import with_context
@@ -26,7 +26,9 @@ def read_draft(
     """
     if draft is None:
         unused = config.speculation is False or config.tensor_parallel > 1 or config.load_format == "dummy"
-        return None if unused else own_head(files.weights, shape)
+        if unused or not files.weights.is_dir():
+            return None
+        return own_head(shape, lambda: tensor_names(files.weights))
     if is_eagle3(draft.weights):
         return eagle3_head(draft.weights, config.draft_model or draft.name, shape)
     found = read_shape(draft.weights, rope_scaling=config.rope_scaling)
