@@ -176,7 +176,7 @@ def test_hidden_states_without_those_that_the_head_reads(case: Case) -> None:
     """Embeddings and log-probabilities of prompts are the same beside a head."""
     prompt = [*b"some prompt"]
     found = []
-    for local in (case.local(), LocalScheduler(case.model)):
+    for local in (case.local(deterministic=True), LocalScheduler(case.model, deterministic=True)):
         rids = [local.submit(prompt, max_tokens=0, pooling="mean")]
         rids.append(local.submit(prompt, max_tokens=4, logprobs=2, prompt_logprobs_start=0))
         local.run()

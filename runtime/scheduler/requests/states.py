@@ -156,6 +156,7 @@ class RequestStates:
         request.speculation.again = 0
         if pages.saved is None or pages.state is None:
             return
+        request.drop_draft()  # some are left if a known token came between
         if request.computed_len < pages.state_len:
             request.speculation.again = request.computed_len - pages.saved_len
             request.computed_len = pages.state_len = pages.saved_len
