@@ -116,7 +116,7 @@ def write_glm(folder: Path) -> Reference:
 
 def write_qwen(folder: Path, case: Case) -> Reference:
     """Qwen3-Next or Qwen3.5 with the tensors `mtp.`."""
-    model = build_hybrid(case)
+    model = build_hybrid(case, eos_token_id=256)
     model.save_pretrained(folder)
     config = copy.deepcopy(model.config)
     place = config.layer_types.index("full_attention")
