@@ -162,4 +162,4 @@ def test_a_draft_head_beside_graphs(kind: str, tmp_path: Path, monkeypatch: pyte
     alone = LocalScheduler(model, attention_backend="triton", num_pages=16, page_size=PAGE)
     assert found[0] == found[1]
     assert found[0][0] == [one.ids for one in alone.complete(prompts, max_tokens=4, ignore_eos=True)]
-    assert found[0][1] > 4
+    assert found[0][1] > 2
