@@ -110,9 +110,8 @@ class HeadRunner(DraftModel):
         size = self._pages.page_size
         most, place = max(KEPT, 2 * size), 0
         parts: list[tuple[HeadKv, int, int, int]] = []
-        for request, stop, wave in plan:
-            first, start = place, request.computed_len
-            place += sum(part.stop - part.start for part in wave) if wave else stop - start
+        for request, start, stop, tokens, wave in plan:
+            first, place = place, place + tokens
             if wave or request.scoring is not None or request.budget_left < 2:
                 continue
             kv = self._kv_of(request)
