@@ -55,6 +55,8 @@ class ForwardBatch:
         writes it after its last one. A request whose first token is at position 0 begins from zeros.
     lora : LoraRows, optional
         The LoRA adapters of the tokens; None if no request has an adapter.
+    hidden : (T, `CausalLM.reads`), optional
+        For a draft head: the hidden states of the tokens before, on the model's device.
     """
 
     tokens: Tensor
@@ -65,6 +67,7 @@ class ForwardBatch:
     next_ids: Tensor | None = None
     states: Tensor | None = None
     lora: LoraRows | None = None
+    hidden: Tensor | None = None
 
     @property
     def ids(self) -> Tensor:

@@ -41,6 +41,7 @@ from ramify.runtime.executor.token_graphs import PLANNED, buckets, space_bytes
 from ramify.runtime.executor.triton_forms import compile_warm_up
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.families.draft_heads import DraftHead
 from ramify.runtime.parallel.ranks import Ranks
 
 log = logging.getLogger("ramify")
@@ -78,8 +79,11 @@ def build_runners(
     kept = resolve_page_dtype(config, backend, device, dtype)
     compiled: dict[int, Compiled] = {}  # by the model's id
 
-    def loaded(load: LoadModel) -> CausalLM:
+    def loaded(load: LoadModel, main: CausalLM | None = None) -> CausalLM:
         model = load(dtype, device, ops)
+        if isinstance(model, DraftHead):
+            assert isinstance(main, Model)
+            model.attach(main)
         # All ranks launch the same kernels. The others wait in `connect`.
         if device.type == "cuda" and backend != "torch" and (ranks is None or ranks.index == 0):
             compiled[id(model)] = done = compile_warm_up(config, model, ops, dtype, device)
@@ -95,7 +99,7 @@ def build_runners(
     draft: CausalLM | None = None
     if load_draft is not None:
         with fitting("The draft model's weights", device):
-            draft = loaded(load_draft)
+            draft = loaded(load_draft, model)
     shape, draft_shape = model.config, None if draft is None else draft.config
     size = page_bytes(shape, config.page_size, kept, draft_shape)
     pages = pages_in(config, shape, kept, device, draft_shape)
@@ -138,7 +142,7 @@ def build_runners(
         if (device.type == "cuda" and backend != "torch") or model is draft:
             runner.warm_up()
         # transformers' code may read values of the device on the host, which a graph cannot capture.
-        if graphs and isinstance(model, Model):
+        if graphs and isinstance(model, Model) and not model.reads:
             longest = min(shape.context_length, pages * pool.page_size)
             tokens = [] if states is not None else _buckets(config, longest)
             runner.capture_graphs(sizes, -(-longest // pool.page_size), tokens)

@@ -159,9 +159,11 @@ def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: to
     return slots
 
 
-def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
-    """`config` without the options that linear attention states rule out: a state cannot be rolled back to
-    before a rejected token.
+def check_states(config: EngineConfig, model: ModelShape, device: str) -> EngineConfig:
+    """`config` without the options that linear attention states rule out. On a CUDA device, where steps of
+    several tokens a request of such models are no CUDA graphs, draft tokens are off by default.
+
+    device : "cpu" or "cuda"
 
     Raises `UnsupportedField` if such an option was asked for, or if options of states are set for a model
     without states.
@@ -175,19 +177,18 @@ def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
                 remedy="Leave it out.",
             )
         return config
-    for name, reason in (
-        ("draft_model", "its state would have to go back behind draft tokens that are not accepted"),
-        ("speculation", "its state would have to go back behind draft tokens that are not accepted"),
-        ("overlap", "its state would have to go back behind a token that ends a request"),
-    ):
-        if getattr(config, name):
-            raise UnsupportedField(
-                f"{name} is set; {model.family} has linear attention layers, and {reason}.",
-                field=name,
-                remedy="Leave it out.",
-            )
-    log.info("%s has states: speculation and overlap are off", model.family)
-    return dataclasses.replace(config, speculation=False, overlap=False)
+    if config.overlap:
+        raise UnsupportedField(
+            f"overlap is set; {model.family} has linear attention layers, and its state would have to go back"
+            " behind a token that ends a request.",
+            field="overlap",
+            remedy="Leave it out.",
+        )
+    log.info("%s has states: overlap is off", model.family)
+    speculation = config.speculation
+    if speculation is None and device == "cuda" and config.draft_model is None:
+        speculation = False
+    return dataclasses.replace(config, speculation=speculation, overlap=False)
 
 
 def enough(num_pages: int) -> int:

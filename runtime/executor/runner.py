@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -82,14 +83,17 @@ class Runner:
         self.device = pool.k.device
         self.ops = ops
         self.attention = attention_of(ops, model.config, pool, cascade=cascade)
-        self._stack: LayerStack | None = None
-        if ops.layer_stack is not None and isinstance(model, Model):
-            weights = model.layer_weights()
-            if weights is not None:
-                heads = model.config.num_heads
-                self._stack = ops.layer_stack(weights, pool.k, pool.v, heads=heads, cascade=cascade)
-        self.stacked = self._stack is not None
-        """Whether all layers are computed in one call."""
+        self._stacks: list[LayerStack] = []
+        """Stacks of all layers, cut before each of the model's `captures`."""
+        weights = model.layer_weights() if isinstance(model, Model) and not model.reads else None
+        if ops.layer_stack is not None and weights is not None:
+            heads = model.config.num_heads
+            cuts = [0, *model.captures, len(weights)]
+            for part in map(slice, cuts, cuts[1:]):
+                pages = pool.k[part], pool.v[part]
+                self._stacks.append(ops.layer_stack(weights[part], *pages, heads=heads, cascade=cascade))
+        self.stacked = bool(self._stacks)
+        """Whether the layers are computed in one call, or in one call between captured layers."""
         self.cascades = cascade and has_cascade(ops)
         """Whether attention reads shared prefixes once where this is faster."""
         self._graphs: DecodeGraphs | None = None
@@ -194,12 +198,15 @@ class Runner:
                 return hidden
         tokens = to_device(batch.tokens, self.device)
         ids = tokens[0] if batch.next_ids is None else batch.next_ids
-        if self._stack is not None:
-            return self._compute_stack(self._stack, ids, tokens[1], tokens[2], batch)
+        if self._stacks:
+            return self._compute_stacks(ids, tokens[1], tokens[2], batch)
+        hidden = batch.hidden
+        if hidden is None and self.model.reads:  # a warm-up
+            hidden = torch.zeros(len(ids), self.model.reads, dtype=self.pool.dtype, device=self.device)
         self.model.adapted.rows = batch.lora
         try:
             attention = self.attention.step(batch, self.device)
-            return self._compute(ids, tokens[1], tokens[2], attention, self._step_states(batch))
+            return self._compute(ids, tokens[1], tokens[2], attention, self._step_states(batch), hidden)
         finally:
             self.model.adapted.rows = None
 
@@ -216,22 +223,33 @@ class Runner:
         slots: Tensor,
         attention: StepAttention,
         states: StepStates | None = None,
+        read: Tensor | None = None,
     ) -> Tensor:
         """Hidden states, (T, hidden). ids, positions, slots: (T,) int64 on the device."""
-        hidden: Tensor = self.model(ids, positions, _Step(self, slots, attention, states))
+        hidden: Tensor = self.model(ids, positions, _Step(self, slots, attention, states), read)
         return hidden
 
-    def _compute_stack(
-        self, stack: LayerStack, ids: Tensor, positions: Tensor, slots: Tensor, batch: ForwardBatch
-    ) -> Tensor:
+    def _compute_stacks(self, ids: Tensor, positions: Tensor, slots: Tensor, batch: ForwardBatch) -> Tensor:
         assert isinstance(self.model, Model)
         scale = self.model.config.score_scale
 
-        def layers(x: Tensor, rotation: Tensor) -> None:
+        def run(stack: LayerStack, x: Tensor, rotation: Tensor) -> None:
             lengths = batch.query_starts, batch.kv_lens
             stack(x, rotation, slots, batch.page_table, *lengths, scale=scale, lora=batch.lora)
 
-        return self.model.forward_through(ids, positions, layers)
+        return self.model.forward_through(ids, positions, [partial(run, stack) for stack in self._stacks])
+
+    def final(self, hidden: Tensor) -> Tensor:
+        """The final states in `hidden`, (T, hidden), without the inputs of captured layers."""
+        if not self.model.captures:
+            return hidden
+        return hidden[:, : hidden.shape[1] // (1 + len(self.model.captures))].contiguous()
+
+    def read_by_head(self, hidden: Tensor) -> Tensor:
+        """The part of `hidden` that a draft head reads: the inputs of captured layers, else `hidden`."""
+        if not self.model.captures:
+            return hidden
+        return hidden[:, hidden.shape[1] // (1 + len(self.model.captures)) :]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, masks: Sequence[np.ndarray | None] = ()) -> Tensor:
@@ -240,6 +258,7 @@ class Runner:
         masks : empty, or one for each row: the (ceil(vocab / 32),) int32 bitmask of the tokens whose logits
             are needed, or None for all tokens. The logits of other tokens may be minus infinity.
         """
+        hidden = self.final(hidden)
         if self.ops.masked_linear is None or all(mask is None for mask in masks):
             return self.model.logits(hidden)
         return self.model.masked_logits(hidden, *stacked(masks))

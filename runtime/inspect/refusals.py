@@ -111,12 +111,10 @@ def refused_draft(
     shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
 ) -> tuple[ModelShape | None, list[Refusal]]:
     """(shape of the draft model, []), or (None, the reason why this model cannot draft)."""
-    from ramify.runtime.model.loading.load import read_shape
-    from ramify.runtime.scheduler.speculation.draft_model import check_draft
+    from ramify.runtime.scheduler.speculation.checks import read_draft
 
     try:
-        found = read_shape(draft.weights, rope_scaling=config.rope_scaling)
-        check_draft(config, shape, found, files.tokenizer, draft.tokenizer)
+        found = read_draft(config, shape, files, draft)
     except RamifyError as error:
         return None, [Refusal("--draft-model", error.message.rstrip("."))]
     return found, []
@@ -156,7 +154,7 @@ def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str |
     if quantised is not None and config.quantization in ("int8", "int4"):
         return f"it is quantised already ({quantised.method})"
     try:
-        check_states(config, shape)
+        check_states(config, shape, machine.device)
         if not isinstance(shape, ModelConfig):
             from ramify.runtime.model.loading.load import check_transformers
 

@@ -68,6 +68,10 @@ class CausalLM(nn.Module, ABC):
         self.config = config
         self.adapted = Adapted()
         """The LoRA adapters of a step."""
+        self.captures: tuple[int, ...] = ()
+        """The layers whose inputs `forward` returns too, for a draft head; ascending."""
+        self.reads = 0
+        """Size of the hidden states that `forward` takes beside the ids; 0 except for draft heads."""
 
     @abstractmethod
     def use_kernels(self, ops: Ops) -> None:
@@ -77,10 +81,12 @@ class CausalLM(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states for `logits`, (T, hidden).
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, hidden: Tensor | None = None) -> Tensor:
+        """Hidden states for `logits`, (T, hidden); behind them, with `captures`, the inputs of these layers:
+        (T, (1 + captures) · hidden).
 
         ids, positions: (T,) int64; a position is the token's index in its own request.
+        hidden: (T, `reads`), for draft heads: the hidden state of the token before each
         """
 
     @abstractmethod

@@ -72,6 +72,15 @@ def open_shard(path: Path, framework: Literal["pt", "numpy"] = "pt") -> Iterator
         ) from None
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """The names of all tensors of a checkpoint folder."""
+    names: set[str] = set()
+    for path in weight_files(folder):
+        with open_shard(path, "numpy") as shard:
+            names.update(shard.keys())
+    return names
+
+
 def splits_of(path: Path) -> list[Path]:
     """The files of the model of which `path` is a split, in order; `[path]` if the name is not that of a
     split in llama.cpp."""
@@ -86,11 +95,23 @@ def has_tokenizer(folder: Path) -> bool:
     return (folder / TOKENIZER_FILE).is_file()
 
 
+def is_eagle3(folder: Path) -> bool:
+    """Whether `folder` holds an EAGLE-3 head, by the architecture in its `config.json`. Such a head has no
+    tokenizer of its own."""
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    found = content.get("architectures") if isinstance(content, dict) else None
+    return any("eagle3" in str(name).lower() for name in found or ())
+
+
 def missing_file(folder: Path, *, weights: bool = True) -> str | None:
     """The first required file that `folder` lacks; None if it is complete."""
     if not (folder / "config.json").is_file():
         return "config.json"
-    if not has_tokenizer(folder):
+    if not has_tokenizer(folder) and not is_eagle3(folder):
         return TOKENIZER_FILE
     if not weights:
         return None

@@ -4,7 +4,7 @@ pages."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -56,14 +56,7 @@ class Model(CausalLM):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config)
-        shape = (config.vocab_size, config.hidden_size)
-        self.embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
-        self.head: Linear | None = None
-        """The projection to logits. None on all ranks but the first."""
-        if config.shard.index == 0:
-            weight, parts = self.embedding if config.tie_embeddings else None, {"lm_head": shape[0]}
-            self.head = Linear(shape[1], parts, bias=False, dtype=dtype, weight=weight)
-            self.head.adaptable = False
+        self.embedding, self.head = self.ends(dtype)
         self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.depth))
         for module in self.layers.modules():
             if isinstance(module, Linear):
@@ -78,6 +71,18 @@ class Model(CausalLM):
         """A table (context_length, head_dim / 2), complex64, for each rotary embedding of the layers."""
         self._rotation_of = [ropes.index(rope) for rope in config.ropes]
 
+    def ends(self, dtype: torch.dtype) -> tuple[nn.Parameter, Linear | None]:
+        """The embedding, and the projection to logits, None on all ranks but the first."""
+        config = self.config
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        if config.shard.index:
+            return embedding, None
+        weight = embedding if config.tie_embeddings else None
+        head = Linear(shape[1], {"lm_head": shape[0]}, bias=False, dtype=dtype, weight=weight)
+        head.adaptable = False
+        return embedding, head
+
     def layer(self, index: int, dtype: torch.dtype) -> Layer:
         layer: Layer = self.layer_type(self.config, index, dtype)
         return layer
@@ -89,12 +94,15 @@ class Model(CausalLM):
             layer.join(reduce)
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, hidden: Tensor | None = None) -> Tensor:
         x = Residual(self.embed(ids), self._add_norm)
         tables = [table[positions] for table in self.rotations]
-        for layer, index in zip(self.layers, self._rotation_of, strict=True):
+        captured = []
+        for place, (layer, index) in enumerate(zip(self.layers, self._rotation_of, strict=True)):
+            if place in self.captures:
+                captured.append(x.value().clone())
             layer(x, tables[index], attend)
-        return x.normed(self.norm)
+        return _beside(x.normed(self.norm), captured)
 
     def embed(self, ids: Tensor) -> Tensor:
         """The embeddings of `ids`: (T, hidden)."""
@@ -103,12 +111,17 @@ class Model(CausalLM):
 
     @torch.inference_mode()
     def forward_through(
-        self, ids: Tensor, positions: Tensor, layers: Callable[[Tensor, Tensor], None]
+        self, ids: Tensor, positions: Tensor, parts: Sequence[Callable[[Tensor, Tensor], None]]
     ) -> Tensor:
-        """Forward pass with one call for all layers: layers(x, rotation) adds their outputs to x in place."""
-        x = self.embed(ids)
-        layers(x, self.rotations[0][positions])
-        return self.norm.forward(x)
+        """Forward pass with one call for many layers: each of `parts` adds the outputs of its layers to x in
+        place, called with x and rotation. A part ends before each of `captures`."""
+        x, captured = self.embed(ids), []
+        rotation = self.rotations[0][positions]
+        for place, part in enumerate(parts):
+            if place:
+                captured.append(x.clone())
+            part(x, rotation)
+        return _beside(self.norm.forward(x), captured)
 
     def layer_weights(self) -> list[LayerWeights] | None:
         """The packed weights of all layers; None if a layer has none or the rotary embeddings differ."""
@@ -132,7 +145,8 @@ class Model(CausalLM):
         assert self.head is not None
         if not self.head.packed:
             return self._capped(self.head.forward(hidden))
-        out = hidden.new_empty((len(hidden), self.config.vocab_size), dtype=torch.float32)
+        rows = sum(self.head.parts.values())
+        out = hidden.new_empty((len(hidden), rows), dtype=torch.float32)
         return self._capped(self.head.op(hidden, self.head.packed[0], out=out))
 
     def _capped(self, logits: Tensor) -> Tensor:
@@ -217,3 +231,7 @@ class Model(CausalLM):
         assert self.head is not None
         self.head.keep_rows("lm_head", rows)
         return False
+
+
+def _beside(hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
+    return torch.cat([hidden, *captured], 1) if captured else hidden

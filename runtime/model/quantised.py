@@ -278,8 +278,10 @@ _ACTIVATIONS = {"input_scale", "input_zero_point", "activation_scale"}
 its own scale."""
 
 
-def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str, Tensor | Rows]]:
-    """(name, tensor or rows) for each tensor of `folder`, mapped into memory, one matrix at a time.
+def quantised_tensors(
+    folder: Path, quantised: Quantised, needed: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor | Rows]]:
+    """(name, tensor or rows) for each `needed` tensor of `folder`, mapped into memory, one matrix at a time.
 
     Rows have the name that the matrix has in an unquantised checkpoint. A matrix of mxfp4 has the shape
     (experts * outputs, inputs).
@@ -290,6 +292,8 @@ def quantised_tensors(folder: Path, quantised: Quantised) -> Iterator[tuple[str,
         for path in weight_files(folder):
             shard = stack.enter_context(open_shard(path))
             for name in shard.keys():  # noqa: SIM118 - not a mapping
+                if not needed(name):
+                    continue
                 shard_of[name] = shard
                 stem, _, last = name.rpartition(".")
                 if quantised.method == "mxfp4" and last.endswith(("_blocks", "_scales")):

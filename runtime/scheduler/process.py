@@ -60,7 +60,7 @@ from ramify.runtime.scheduler.grammars import CompilerHost, GrammarStore
 from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.scheduler.speculation.draft_model import check_draft
+from ramify.runtime.scheduler.speculation.checks import read_draft
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles
@@ -89,7 +89,7 @@ def main() -> None:
         for note in context_notes(shape, config.context_length):
             log.warning(note)
         device = resolve_device(config)
-        config = with_defaults_of(check_states(config, shape), device)
+        config = with_defaults_of(check_states(config, shape, device.type), device)
         check_attention(config, shape, resolve_dtype(config, device))
         check_trials(config, device, shape)
         folder = Path(orders.tokenizer)
@@ -97,12 +97,11 @@ def main() -> None:
         if about_ends is not None:
             log.warning(about_ends)
         vocabulary = load_vocabulary(folder, vocab_size=shape.vocab_size, stop_ids=shape.eos_token_ids)
-        draft_shape = None
-        if orders.draft_weights is not None:
-            draft_shape = read_shape(Path(orders.draft_weights), rope_scaling=config.rope_scaling)
+        files, draft_files = _files_of(config, orders)
+        draft_shape = read_draft(config, shape, files, draft_files)
+        if draft_shape is not None:
             if not isinstance(draft_shape, ModelConfig):
                 check_transformers(config)
-            check_draft(config, shape, draft_shape, folder, Path(orders.draft_tokenizer or ""))
             check_attention(config, draft_shape, resolve_dtype(config, device))
         compiler = CompilerHost(orders, sockets, vocabulary)
         tokenizer = functools.cache(load_backend)
@@ -230,20 +229,27 @@ def serve(
             publisher.publish_changes()
 
 
+def _files_of(config: EngineConfig, orders: Orders) -> tuple[ModelFiles, ModelFiles | None]:
+    """The files of the model, and those of the draft model."""
+    files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
+    if orders.draft_weights is None:
+        return files, None
+    draft = Path(orders.draft_weights), Path(orders.draft_tokenizer or "")
+    return files, ModelFiles(config.draft_model or "", *draft)
+
+
 def _load(
     config: EngineConfig, orders: Orders, shape: ModelShape, draft_shape: ModelShape | None
 ) -> tuple[Runner, Runner | None, PrefixCache | NaiveCache, Limits]:
     context_length = with_context(shape, config.context_length).context_length
-    files = ModelFiles(orders.model_name, Path(orders.weights), Path(orders.tokenizer))
+    files, draft_files = _files_of(config, orders)
     load_draft, ranks = None, None
     check_ranks(config, shape, files.weights)
     part = part_for(shape, 0, config.tensor_parallel)
     if config.tensor_parallel > 1:
         ranks = Ranks(0, config.tensor_parallel, Sockets(Path(orders.sockets)))
     if draft_shape is not None:
-        draft_files = ModelFiles(
-            config.draft_model or "", Path(orders.draft_weights or ""), Path(orders.draft_tokenizer or "")
-        )
+        draft_files = draft_files or files  # a head in the model's own checkpoint
         of_draft = config
         if config.quantization == "gguf" and draft_files.weights.is_dir():
             of_draft = dataclasses.replace(config, quantization="auto")

@@ -232,7 +232,7 @@ class StepResults:
                 if request.wants_logprobs:
                     self.appender.report_computed(request, hidden[first_row:next_row], start, stop)
                 if request.pooled is not None:
-                    request.pooled.take(hidden[first_row:next_row], start)
+                    request.pooled.take(self._runner.final(hidden[first_row:next_row]), start)
                 prefilled = start < request.prompt_len
                 request.computed_len = min(stop, request.length)
                 requests.programs.serve(request, stop - start)
@@ -259,6 +259,9 @@ class StepResults:
                 self._choose(predicting, hidden, now, planned_ahead)
             except Exception as error:
                 self.fail_all([request for request, _ in predicting], "Choosing tokens failed", error)
+        if pages.states.present:
+            for request, *_ in plan:
+                pages.states.settle(request)
 
     def _choose(
         self, predicting: Predicting, hidden: torch.Tensor, now: float, planned_ahead: PlannedAhead

@@ -91,6 +91,7 @@ class Scheduler:
             config.tensor_parallel,
             tuning.piece_bytes,
         )
+        self._runner = runner
         self.forward = ForwardPass(runner, pages, self.drafter.model)
         sampler = sampler or RequestSampler(runner, limits, pages.slots)
         self.results = results = StepResults(config, runner, limits, self.requests, self.forward, sampler)
@@ -162,6 +163,7 @@ class Scheduler:
         with self.counters.model_time():
             hidden = self.forward.run_plan(plan)
         self.counters.computed_tokens += len(hidden)
+        self.drafter.took(plan, lambda: self._runner.read_by_head(hidden))
         for scheduled in plan:
             if scheduled.request.draft_len:
                 self.counters.count_drafts(scheduled.request)

@@ -22,8 +22,9 @@ from ramify.runtime.executor.kv_pool import KvPool, StatePool
 from ramify.runtime.executor.memory import states_in, with_defaults
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
-from ramify.runtime.model.checkpoint import ModelFiles
+from ramify.runtime.model.checkpoint import ModelFiles, is_eagle3, tensor_names
 from ramify.runtime.model.loading.load import load_model
+from ramify.runtime.model.shape.heads import eagle3_head, own_head
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.parts import Logprob
 from ramify.runtime.scheduler.scheduler import Scheduler
@@ -125,11 +126,12 @@ class LocalScheduler:
             kv_tokens=(config.num_pages - 2) * config.page_size,
             max_output_tokens=config.max_output_tokens,
         )
+        # The draft model first: a draft head says which layers of the model it reads.
+        draft_model = None if draft is None else self._loaded_draft(draft, model)
         self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
-        draft_model = None if draft is None else self._loaded(draft)
         self.draft_runner = draft_model and WatchedRunner(draft_model, self._pool(draft_model), self._kernels)
         for each in (runner, self.draft_runner) if graphs else ():
-            if each is not None:
+            if each is not None and not each.model.reads:
                 each.capture_graphs(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
         self.results: dict[str, Result] = {}
@@ -152,13 +154,25 @@ class LocalScheduler:
         )
         self._count = itertools.count()
 
-    def _loaded(self, model: torch.nn.Module | Path) -> Any:
+    def _loaded_draft(self, draft: torch.nn.Module | Path, model: Any) -> Any:
+        head = None
+        if isinstance(draft, Path) and is_eagle3(draft):
+            head = eagle3_head(draft, "head", model.config)
+        elif isinstance(draft, Path):
+            names = tensor_names(draft)
+            head = own_head(model.config, lambda: names)
+        loaded = self._loaded(draft, head)
+        if head is not None:
+            loaded.attach(model)
+        return loaded
+
+    def _loaded(self, model: torch.nn.Module | Path, shape: Any = None) -> Any:
         if not isinstance(model, Path):
             return model
         files = ModelFiles(name="tiny", weights=model, tokenizer=model)
         whole = self._kernels.deterministic
         dtype = getattr(torch, self.config.dtype)
-        return load_model(files, dtype=dtype, packed=whole, deterministic=whole)
+        return load_model(files, shape=shape, dtype=dtype, packed=whole, deterministic=whole)
 
     def _pool(self, model: Any) -> KvPool:
         config = self.config

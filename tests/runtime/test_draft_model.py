@@ -16,13 +16,12 @@ from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.build import build_runners
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.executor.memory import check_states
 from ramify.runtime.model.loading.load import read_shape
 from ramify.runtime.model.shape.config import StateShape
 from ramify.runtime.scheduler.requests.limits import Tuning
-from ramify.runtime.scheduler.speculation import draft_model, drafter
+from ramify.runtime.scheduler.speculation import drafter, model_drafts
 from ramify.runtime.scheduler.speculation.acceptance import StepCost, StepDrafts
-from ramify.runtime.scheduler.speculation.draft_model import check_draft
+from ramify.runtime.scheduler.speculation.checks import check_draft
 from tests.runtime.local import LocalScheduler
 from tests.runtime.test_overlap import told
 from tests.runtime.test_speculation import Twice
@@ -166,7 +165,7 @@ def test_a_bad_draft_model_stops(tiny_folder: Path, other_folder: Path, no_looku
     forks.run(waves=2)
     assert counters.model_draft_tokens - before.model_draft_tokens < 20
     share = (counters.draft_model_s - before.draft_model_s) / (counters.step_s - before.step_s)
-    assert 0 < share < 2 * draft_model.PROBE_SHARE, "it is probed, and no more"
+    assert 0 < share < 2 * model_drafts.PROBE_SHARE, "it is probed, and no more"
 
 
 def test_a_pass_must_promise_what_its_seconds_cost() -> None:
@@ -200,8 +199,6 @@ def test_what_cannot_draft_is_refused_by_name(tiny_folder: Path, tmp_path: Path)
     hybrid = dataclasses.replace(shape, states=states)
     with pytest.raises(UnsupportedField, match="linear attention"):
         check_draft(config, shape, hybrid, tiny_folder, tiny_folder)
-    with pytest.raises(UnsupportedField, match="draft_model is set"):
-        check_states(config, hybrid)
     other = write_tiny(tmp_path)
     path = other / "tokenizer.json"
     content = json.loads(path.read_text())

@@ -283,16 +283,31 @@ def test_the_number_of_slots(toy: ToyHybrid) -> None:
 
 
 def test_options_that_states_exclude(toy: ToyHybrid) -> None:
-    config = check_states(EngineConfig(), toy.config)
-    assert (config.speculation, config.overlap) == (False, False)
-    for name, value in (("speculation", True), ("overlap", True), ("draft_model", "small")):
-        with pytest.raises(UnsupportedField, match="linear attention") as refused:
-            check_states(EngineConfig(**{name: value}), toy.config)
-        assert refused.value.field == name
+    config = check_states(EngineConfig(), toy.config, "cpu")
+    assert (config.speculation, config.overlap) == (None, False)
+    assert check_states(EngineConfig(), toy.config, "cuda").speculation is False
+    assert check_states(EngineConfig(speculation=True), toy.config, "cuda").speculation
+    with pytest.raises(UnsupportedField, match="linear attention") as refused:
+        check_states(EngineConfig(overlap=True), toy.config, "cpu")
+    assert refused.value.field == "overlap"
     without = dataclasses.replace(toy.config, states=None)
-    assert check_states(EngineConfig(speculation=True), without).overlap is None
+    assert check_states(EngineConfig(speculation=True), without, "cpu").overlap is None
     with pytest.raises(UnsupportedField, match="no states"):
-        check_states(EngineConfig(num_states=9), without)
+        check_states(EngineConfig(num_states=9), without, "cpu")
+
+
+def test_rejected_drafts_of_a_model_with_states_change_no_token(toy: ToyHybrid) -> None:
+    prompts = [[*b"the same words, the same words, the same"] * 2, *tree(4)]
+    expected = answers(local(toy), prompts, max_tokens=20)
+    accepted = []
+    for options in ({}, {"num_states": 3}, {"num_pages": 240, "page_size": 2}):
+        other = local(toy, speculation=True, tuning=Tuning(least_gain=0.0), **options)
+        for _ in range(2):
+            assert answers(other, prompts, max_tokens=20) == expected, options
+        counters = other.scheduler.counters
+        assert counters.accepted_tokens < counters.draft_tokens
+        accepted.append(counters.accepted_tokens)
+    assert min(accepted[0], accepted[2]) > 100 > accepted[1], "few slots leave none for a second state"
 
 
 def test_slots_are_counted(toy: ToyHybrid) -> None:

@@ -54,7 +54,7 @@ class ToyHybrid(CausalLM):
     def use_kernels(self, ops: Any) -> None:
         pass
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, hidden: Tensor | None = None) -> Tensor:
         x = self.embedding[ids]
         q, k, v = (x @ self.qkv.T).split([HEADS * DIM, DIM, DIM], dim=-1)
         rotation = torch.polar(torch.ones(len(ids), DIM // 2), positions[:, None] / torch.arange(1.0, 9.0))

@@ -65,8 +65,12 @@ class LlamaLayer(Layer):
 
     def attended(self, x: Residual, rotation: Tensor, attend: Attend) -> Tensor:
         """Attention of norm(x), before the output projection: (T, heads · head_dim)."""
-        qkv = self.qkv.forward_normed(x, self.attention_norm).unflatten(1, (-1, self.head_dim))
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        return self.mixed(self.qkv.forward_normed(x, self.attention_norm), rotation, attend)
+
+    def mixed(self, qkv: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+        """Attention by queries, keys and values, (T, (heads + 2 kv_heads) · head_dim)."""
+        heads = qkv.unflatten(1, (-1, self.head_dim))
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         window, norms = self.window, self.head_norms()
         mixed = attend(self.index, q, k, v, rotation, window=window, norms=norms, sinks=self.sinks)
         return mixed.flatten(1)

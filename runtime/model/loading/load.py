@@ -17,6 +17,7 @@ from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.causal_lm import Attend, CausalLM
 from ramify.runtime.model.checkpoint import ModelFiles, splits_of, weight_files
 from ramify.runtime.model.decoder import Model
+from ramify.runtime.model.families.draft_heads import head_of
 from ramify.runtime.model.families.gemma import Gemma2, Gemma3
 from ramify.runtime.model.families.gpt_oss import GptOss
 from ramify.runtime.model.families.llama import Llama
@@ -32,6 +33,7 @@ from ramify.runtime.model.quantised import quantised_tensors
 from ramify.runtime.model.quantization import Quantization, packing
 from ramify.runtime.model.shape.config import Family, ModelConfig, ModelShape
 from ramify.runtime.model.shape.context import with_context
+from ramify.runtime.model.shape.heads import HeadConfig
 from ramify.runtime.model.shape.hf_config import config_from_folder
 from ramify.runtime.model.weights import fill, tensors_in_folder
 
@@ -144,6 +146,8 @@ def load_model(
     variant = f"{quantization}-{str(dtype).removeprefix('torch.')}"
     if deterministic and dtype == torch.float32:
         variant += "-whole"
+    if isinstance(config, HeadConfig):
+        variant += "-head"
     if config.shard.count > 1:
         variant += f"-{config.shard.index + 1}of{config.shard.count}"
     return load_packed(paths, variant, config, lambda: _empty(config, dtype, device), full, most=packed_cache)
@@ -154,7 +158,9 @@ def _fill(model: Model, weights: Path, *, quantised: bool) -> None:
     if weights.is_dir():
         stored: Iterable[tuple[str, Tensor | Rows]] = tensors_in_folder(weights)
         if config.quantised is not None:
-            stored = quantised_tensors(weights, config.quantised)
+            stored = quantised_tensors(
+                weights, config.quantised, lambda name: model.name_of(name) is not None
+            )
         fill(model, stored, layout="halves", keep=quantised)
     else:
         tensors = tensors_in_file(read_header(weights), dtype, quantised=quantised)
@@ -274,4 +280,6 @@ def check_transformers(config: EngineConfig) -> EngineConfig:
 
 def _empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Model:
     with torch.device(device):
+        if isinstance(config, HeadConfig):
+            return head_of(config)(config, dtype).eval()
         return FAMILIES[config.family](config, dtype).eval()

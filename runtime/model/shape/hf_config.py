@@ -23,13 +23,13 @@ def config_from_folder(folder: Path, rope_scaling: Config | None = None) -> Mode
     if not path.is_file():
         raise NotFound(f"{folder} holds no config.json.", field="model")
     generation = folder / "generation_config.json"
-    ends = _read_json(generation) if generation.is_file() else {}
-    return config_from_hf(_read_json(path), ends, rope_scaling)
+    ends = read_json(generation) if generation.is_file() else {}
+    return config_from_hf(read_json(path), ends, rope_scaling)
 
 
 def text_config_of(folder: Path) -> dict[str, Any]:
     """The text model's part of `config.json`."""
-    return _text_part(_read_json(folder / "config.json"))
+    return _text_part(read_json(folder / "config.json"))
 
 
 def config_from_hf(
@@ -111,7 +111,7 @@ def _check(config: Config, reader: Reader) -> None:
             raise unsupported("architectures", architecture, "a …ForCausalLM")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

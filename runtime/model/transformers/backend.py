@@ -37,15 +37,15 @@ class TransformersModel(CausalLM):
         """Ignore `ops`: the library's code computes all but attention, which the executor passes in."""
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, hidden: Tensor | None = None) -> Tensor:
         ids, positions = ids[None], positions[None]
         mask = torch.ones_like(ids, dtype=torch.bool)
         tensors = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
         inputs = self.config.body_inputs.items()
         given = {key: tensors[value] if isinstance(value, str) else value for key, value in inputs}
         with calling(_Pass(self.config, attend, ids.shape[1], ids.device)):
-            hidden: Tensor = self.body(**given)[0]
-        return hidden[0]
+            states: Tensor = self.body(**given)[0]
+        return states[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

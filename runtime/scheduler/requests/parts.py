@@ -47,6 +47,10 @@ class PageTable:
     """The slot of the request's state; None if the model has no states."""
     state_len: int = 0
     """The number of tokens that the state has seen. After a failed pass it differs from `computed_len`."""
+    saved: int | None = None
+    """The slot of the state before draft tokens, until these are verified; else None."""
+    saved_len: int = 0
+    """The number of tokens that the saved state has seen."""
     kept_len: int = 0
     """The last position of the request at which the tree holds a state, or at which the tree gave no slot."""
 
@@ -157,6 +161,9 @@ class SpeculationState:
     """The last draft by the draft model, until its outcome has been learned from."""
     by_model: bool = False
     """True if the request's draft tokens come from the draft model."""
+    again: int = 0
+    """The number of tokens that the next step computes again, because the request's state went back to before
+    draft tokens."""
     acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)
     """Acceptance of draft tokens by prompt lookup."""
     model_acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)

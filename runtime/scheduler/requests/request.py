@@ -119,8 +119,8 @@ class Request:
         """True if the request only generates text: no choices or questions, no embedding, no
         log-probabilities. Its decodes take the short way through a step."""
         self.computes_ahead = True
-        """True if known and draft tokens are computed before they are chosen. False in models with states: a
-        state cannot be rolled back to an earlier token."""
+        """True if known tokens are computed before they are chosen. False in models with states: a state
+        cannot be rolled back to an earlier token, unless it was saved there."""
         self.forks = submit.forks
         self.marks: list[int] = []
         """Sorted positions at which a pass is to end, so that the state there can be kept."""
@@ -249,7 +249,7 @@ class Request:
     @property
     def computed_ahead(self) -> int:
         """The number of known and draft tokens that are computed together with the sequence."""
-        return self.known_len + self.draft_len if self.computes_ahead else 0
+        return self.known_len + self.draft_len if self.computes_ahead or self.draft_len else 0
 
     @property
     def target_len(self) -> int:
@@ -374,6 +374,7 @@ class Request:
             self.budget_left > 1
             and self.scoring is None
             and self.healing is None
+            and (self.computes_ahead or not self.known_len)
             and not (self.draft_len or forced_logprobs or self.wants_prompt_logprobs)
         )
 

@@ -11,6 +11,9 @@ from the request that computes it. Such positions are known before they are comp
     a prompt ends, a request ends or is retracted                      at that position
     none of these for `GRID` tokens                                    at the end of a chunk
 
+A step with draft tokens changes the state too. So the state before the step is saved in a second slot. If a
+draft token is rejected, the request goes on from there, and the next step computes the accepted tokens again.
+
 The first four are marks, at which the scheduler ends a chunk of the prefill. The others cost no step.
 """
 
@@ -133,6 +136,34 @@ class RequestStates:
             self.copies.add(pages.state, slot)
         pages.kept_len = end
 
+    def save(self, request: Request) -> bool:
+        """Save the state of `request` before its draft tokens are computed. Returns False if no slot is
+        available; True for a model without states."""
+        pages = request.pages
+        if pages.state is None or pages.saved is not None:
+            return True
+        pages.saved = self._cache.allocate_state() if self.available() else None
+        if pages.saved is None:
+            return False
+        self.copies.add(pages.state, pages.saved)
+        pages.saved_len = request.computed_len
+        return True
+
+    def settle(self, request: Request) -> None:
+        """Go on from the saved state of `request` if a draft token was rejected: the tokens after that state
+        are computed again. Called when draft tokens are verified."""
+        pages = request.pages
+        request.speculation.again = 0
+        if pages.saved is None or pages.state is None:
+            return
+        request.drop_draft()  # some are left if a known token came between
+        if request.computed_len < pages.state_len:
+            request.speculation.again = request.computed_len - pages.saved_len
+            request.computed_len = pages.state_len = pages.saved_len
+            pages.state, pages.saved = pages.saved, pages.state
+        self._cache.free_state(pages.saved)
+        pages.saved = None
+
     def give_back(self, request: Request, *, keep: bool) -> None:
         """Give back the slot of `request`. With `keep`, the tree keeps the slot and its state. Called before
         the lock is released."""
@@ -144,7 +175,9 @@ class RequestStates:
             self._cache.keep_state(pages.lock, pages.state)
         else:
             self._cache.free_state(pages.state)
-        pages.state = None
+        if pages.saved is not None:
+            self._cache.free_state(pages.saved)
+        pages.state = pages.saved = None
 
     def _mark(self, request: Request, position: int) -> bool:
         """Add a mark at `position` to `request`, if a state there saves enough tokens. Returns True if the

@@ -3,8 +3,8 @@
 A draft token is accepted if the request's own choice, by its own random number and under its grammar, is the
 same token. So outputs are the same as without speculation. Prompt lookup searches three sources: the prefix
 tree, which may hold the output of an equal earlier prompt; the request's own tokens; and recent outputs of
-its cache scope. If there is a draft model (Leviathan et al., arXiv 2211.17192) and lookup finds no token that
-is likelier than a token of this model, the draft model proposes.
+its cache scope. If there is a draft model (Leviathan et al., arXiv 2211.17192) or a draft head, and lookup
+finds no token that is likelier than a token of this model, the draft model proposes.
 
 One more row costs little while reading the weights takes most of a step, and much in a full batch. So a draft
 token is proposed only if the probability that it is accepted outweighs the time that its row costs all
@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.requests.accounts import Counters
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.requests.pages import RequestPages
 from ramify.runtime.scheduler.requests.parts import Draft
-from ramify.runtime.scheduler.requests.request import Request
+from ramify.runtime.scheduler.requests.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.speculation.acceptance import (
     LONGEST_MATCH,
     AcceptanceRates,
@@ -36,7 +37,9 @@ from ramify.runtime.scheduler.speculation.acceptance import (
     StepDrafts,
     outcomes,
 )
-from ramify.runtime.scheduler.speculation.draft_model import MODEL, DraftModel, ModelDrafts
+from ramify.runtime.scheduler.speculation.draft_head import HeadRunner
+from ramify.runtime.scheduler.speculation.draft_model import DraftModel
+from ramify.runtime.scheduler.speculation.model_drafts import MODEL, ModelDrafts
 
 log = logging.getLogger("ramify")
 
@@ -161,8 +164,9 @@ class Drafter:
     ) -> None:
         self.model: DraftModel | None = None
         if draft_runner is not None:
-            self.model = DraftModel(draft_runner, pages, limits, counters, clock)
-        self._cache = pages.cache
+            kind = HeadRunner if draft_runner.model.reads else DraftModel
+            self.model = kind(draft_runner, pages, limits, counters, clock)
+        self._cache, self._states = pages.cache, pages.states
         self._least_gain = least_gain
         self._enabled = enabled
         self._outputs = RecentOutputs()
@@ -183,13 +187,27 @@ class Drafter:
             return
         with self._off_after_an_error():
             rows = sum(request.target_len - request.computed_len for request in decoding)
-            step = StepDrafts(self.cost, rows, float(len(drafting)), len(decoding), self._least_gain)
+            # After a rejected token, a model with states computes draft tokens a second time.
+            gain = self._least_gain * (2 if self._states.present else 1)
+            step = StepDrafts(self.cost, rows, float(len(drafting)), len(decoding), gain)
             self._propose_to(drafting, len(decoding), step)
             self._drafting_s = step.seconds
+        for request in drafting:
+            if request.draft_len and not self._states.save(request):
+                request.drop_draft()
 
     def learn_cost(self, rows: int, seconds: float) -> None:
         """Learn from a step of decoding requests alone, which took `seconds`, drafting included."""
         self.cost.learn(rows, seconds - self._drafting_s)
+
+    def took(self, plan: Sequence[ScheduledRequest], read: Callable[[], torch.Tensor]) -> None:
+        """Take what the model's pass over `plan` gave.
+
+        read : returns what a draft head reads: (tokens, width), in the order of `plan`
+        """
+        if self._enabled and isinstance(self.model, HeadRunner):
+            with self._off_after_an_error():
+                self.model.took(plan, read())
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Note that `pages` hold other tokens now."""

@@ -20,6 +20,7 @@ from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.scheduler.speculation import drafter
 from tests.model.checkpoints import expected, save
 from tests.model.hybrids import DENSE, build_hybrid
+from tests.runtime.head_files import write_eagle3, write_glm
 from tests.runtime.local import LocalScheduler
 from tests.runtime.tiny import write_tiny
 
@@ -137,3 +138,28 @@ def test_a_draft_model_passes_through_its_own_graphs(model: Any, monkeypatch: py
     found, local = answers(graphs=[4], draft=model, speculation=True, tuning=Tuning(least_gain=0.0))
     assert found == expected
     assert local.scheduler.counters.model_accepted_tokens > 4
+
+
+@pytest.mark.parametrize("kind", ["glm", "eagle3"])
+def test_a_draft_head_beside_graphs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's graphs return the inputs of captured layers too."""
+    monkeypatch.setattr(drafter.Drafter, "_look_up", lambda *_: False)
+    model = head = tmp_path / "model"
+    if kind == "glm":
+        write_glm(model)
+    else:
+        head = tmp_path / "head"
+        write_eagle3(model, head)
+    options = {"attention_backend": "triton", "context_length": 64, "num_pages": 16, "page_size": PAGE}
+    options |= {"speculation": True, "tuning": Tuning(least_gain=0.0)}
+    prompts = [[1, 2, 3], [4, 5]]
+    found = []
+    for more in ({}, {"graphs": [4]}):
+        local = LocalScheduler(model, draft=head, **options, **more)
+        results = local.complete(prompts, max_tokens=4, ignore_eos=True)
+        counters = local.scheduler.counters
+        found.append(([result.ids for result in results], counters.draft_tokens, counters.accepted_tokens))
+    alone = LocalScheduler(model, attention_backend="triton", num_pages=16, page_size=PAGE)
+    assert found[0] == found[1]
+    assert found[0][0] == [one.ids for one in alone.complete(prompts, max_tokens=4, ignore_eos=True)]
+    assert found[0][1] > 2
