@@ -38,12 +38,16 @@ class StepOutputs:
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
         self._single: dict[str, TokenChunk] = {}
-        """By request id, chunks of one token of requests that have nothing pending."""
+        """By request id, chunks of one token. They are sent before what is pending of the same request."""
 
     def token(self, request: Request, token: int) -> None:
-        """Add the new `token` of `request`, which is `plain` and has nothing pending."""
+        """Add the new `token` of `request`, which is `plain`. In a step with draft tokens there may be tokens
+        before it."""
         rid = request.rid
-        self._single[rid] = TokenChunk(rid=rid, ids=(token,))
+        if rid in self._pending or rid in self._single:
+            self.tokens(request, [token], None, ())
+        else:
+            self._single[rid] = TokenChunk(rid=rid, ids=(token,))
 
     def tokens(
         self, request: Request, tokens: list[int], logprobs: Sequence[Logprob] | None, forced: Sequence[int]
