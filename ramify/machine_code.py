@@ -59,7 +59,8 @@ def folder(package: str) -> Path:
     """
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
     settings = [item for item in settings if item[0] != "NUMBA_CACHE_DIR"]
-    identity = (_sources(package), platform.python_version(), _numba_version(), _processor(), settings)
+    sources = _sources(package), digest(Path(__file__).parent, [Path(__file__).name])  # `part` is here
+    identity = (sources, platform.python_version(), _numba_version(), _processor(), settings)
     key = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
     return root() / f"{package.removeprefix('ramify.')}-{key}"
 

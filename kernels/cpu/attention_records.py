@@ -6,6 +6,7 @@ one KV head. SEGMENT is a range of blocks that queries of a tile read. Addresses
 
 from __future__ import annotations
 
+from ramify.kernels.cpu.attention_amx import TILES
 from ramify.kernels.cpu.attention_loops import PADDED_ROWS, PANEL
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
@@ -88,7 +89,7 @@ def scratch_bytes(frame):  # type: ignore[no-untyped-def]
 @part
 def dots_of(frame):  # type: ignore[no-untyped-def]
     """Whether scores are computed by dots of bfloat16 pairs."""
-    return frame.bf16 != 0 and (frame.may_tile or DOTS) and frame.dim % (2 * LANES) == 0
+    return frame.bf16 != 0 and (frame.may_tile if TILES else DOTS) and frame.dim % (2 * LANES) == 0
 
 
 assert PANEL % LANES == 0

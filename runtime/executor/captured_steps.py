@@ -3,7 +3,7 @@
 A step takes the graph of its form. If there is none, it takes the smallest graph that has room for its plan,
 and runs eagerly if no graph has. Meanwhile its form is counted: a form that has come up `OFTEN` times is
 captured. At most `MOST_LATE` graphs are captured while serving. A further one takes the place of the graph
-that was replayed the longest ago, if that was before its own form first came up.
+that was replayed the longest ago, unless that was since the first of the `OFTEN` steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Late:
 @dataclasses.dataclass(slots=True)
 class _Waiting:
     since: int
-    """Step count when the form first came up."""
+    """Step count from which steps of the form are compared with replays of the graphs."""
     steps: int = 0
 
 
@@ -113,6 +113,7 @@ class CapturedSteps(Generic[R]):
             return False
         oldest = next(iter(self._late.items()), None) if len(self._late) == self._most else None
         if oldest is not None and oldest[1].used >= waiting.since:
+            waiting.since = self._count  # the next `OFTEN` steps are compared with what is replayed meanwhile
             return False
         step = self._make(key)
         if step is None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +59,8 @@ class MaskFiller:
     """Fills token masks in background threads, while a forward pass runs. Walks over the token trie and
     forward passes release the GIL, so they run in parallel.
 
-    The masks of one grammar are filled by one thread, because its matchers share a cache.
+    The masks of one grammar are filled by one thread, because its matchers share a cache. Preambles may be
+    shared by requests of several grammars, so one thread fills the masks of all these.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -79,9 +80,12 @@ class MaskFiller:
         """`requests` in at most `parts` parts of about equal length, with those of one grammar together."""
         if parts < 2:
             return [list(requests)] if requests else []
+        behind = {id(request.grammar) for request in requests if request.preambles}
         by_grammar: dict[int, list[Request]] = {}
         for request in requests:
-            by_grammar.setdefault(id(request.grammar), []).append(request)
+            grammar = id(request.grammar)
+            shared = bool(request.preambles) or grammar in behind
+            by_grammar.setdefault(0 if shared else grammar, []).append(request)
         shares: list[list[Request]] = [[] for _ in range(parts)]
         for some in sorted(by_grammar.values(), key=len, reverse=True):
             min(shares, key=len).extend(some)
@@ -89,6 +93,7 @@ class MaskFiller:
 
     def wait(self) -> None:
         filling, self._filling = self._filling, []
+        wait(filling)  # all of them, also if one raises
         for future in filling:
             future.result()
 

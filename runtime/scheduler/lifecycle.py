@@ -304,7 +304,7 @@ class Arrivals:
         request.report.enforcement = None if grammar is None else grammar.enforcement
         prefix = b"" if request.healing is None else request.healing.rest
         matcher = self.requests.grammars.matcher(grammar, request.preambles, prefix)
-        request.grammar = None if request.preambles else grammar
+        request.grammar = grammar
         request.constrained = constrained = ConstrainedOutput(
             matcher, self.limits.vocab_size, self.limits.eos_token_ids, self.retokenizer
         )

@@ -81,6 +81,14 @@ def test_a_step_that_is_in_use_stays() -> None:
     assert taken[-3:] == [(0, 1), (0, 3), None]
 
 
+def test_a_form_that_came_once_early_is_captured_when_it_comes_often() -> None:
+    steps = steps_of()
+    take(steps, 5)
+    for items in (1, 3):
+        take(steps, items, OFTEN)
+    assert take(steps, 5, 2 * OFTEN) == (0, 5)
+
+
 def test_a_late_step_of_another_form_counts_as_used() -> None:
     steps = steps_of()
     take(steps, 8, OFTEN)

@@ -86,7 +86,12 @@ def test_each_thread_fills_the_masks_of_its_grammars() -> None:
             rid = f"{name} {place}"
             requests.append(
                 SimpleNamespace(
-                    rid=rid, grammar=grammar, constrained=constrained, healing=None, budget_left=1
+                    rid=rid,
+                    grammar=grammar,
+                    preambles=(),
+                    constrained=constrained,
+                    healing=None,
+                    budget_left=1,
                 )
             )
     filler.begin_filling(requests)
@@ -95,3 +100,20 @@ def test_each_thread_fills_the_masks_of_its_grammars() -> None:
     assert [len(threads[name]) for name in ("short", "long", "last")] == [5, 9, 1]
     assert [len({*found}) for found in threads.values()] == [1, 1, 1]
     assert {*threads["short"]} == {*threads["last"]} != {*threads["long"]}
+
+
+def test_one_thread_fills_the_masks_of_grammars_behind_preambles() -> None:
+    """Requests of one grammar, of which one thinks first, and a request of another grammar that thinks."""
+    filler, threads = MaskFiller(2), []  # type: ignore[var-annotated]
+    one, other, preamble = object(), object(), object()
+    kinds: list[Any] = [(one, ()), (one, (preamble,)), (other, (preamble,))] * 8
+    requests: list[Any] = [
+        SimpleNamespace(rid=str(place), grammar=grammar, preambles=before, healing=None, budget_left=1)
+        for place, (grammar, before) in enumerate(kinds)
+    ]
+    for request in requests:
+        request.constrained = Meeting(None, threads)
+    filler.begin_filling(requests)
+    filler.wait()
+    assert len(threads) == 24
+    assert len({*threads}) == 1

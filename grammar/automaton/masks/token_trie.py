@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,6 +54,7 @@ MAX_LOOPS = 64
 """Most `loops.Loop` objects that are kept for one vocabulary; each object takes 20 to 100 KB. Schemas have
 few sets of characters."""
 
+_MISSING: Any = object()
 MOST_RESTS = 8
 """Divisor for the most rests of a loop: a loop is used only if at most one token in MOST_RESTS has a rest.
 More rests would take tens of milliseconds to sort."""
@@ -130,11 +131,14 @@ class TokenTrie:
         key = bytes([same]) + kinds.tobytes()
         if LOOPS not in in_state:
             return None
-        if key in self.loops:
-            self.loops[key] = found = self.loops.pop(key)
+        # Several threads may fill masks, so each access is one operation of the dict.
+        found = self.loops.pop(key, _MISSING)
+        if found is not _MISSING:
+            self.loops[key] = found
             return found
         if len(self.loops) >= MAX_LOOPS:
-            self.loops.pop(next(iter(self.loops)))
+            oldest, *_ = list(self.loops)
+            self.loops.pop(oldest, None)
         begin = rests(self._tokens.data, self._tokens.sizes, in_loop, in_state)
         from_loop = (begin < self._tokens.sizes) & (begin >= (0 if same else 1))
         loop = None

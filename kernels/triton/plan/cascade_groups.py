@@ -243,10 +243,11 @@ def time_of(tiles: Ints, padded: Ints, tokens: Ints, shape: Shape) -> NDArray[np
     again = np.where(read <= device.cache_bytes, device.cache, device.memory)
     moving = read / device.memory + (tiles - 1) * read / again
     computing = 4.0 * padded * shape.kv_heads * tokens * shape.head_dim / device.flops
-    seconds: NDArray[np.float64] = np.where(tiles > 0, np.maximum(moving, computing), 0.0)
+    seconds: Any = np.where(tiles > 0, np.maximum(moving, computing), 0.0)
     return seconds
 
 
 def _state_time(tokens: Ints, shape: Shape) -> NDArray[np.float64]:
     """Seconds to write and read back one state for each of `tokens` tokens."""
-    return 2.0 * 4 * tokens * shape.heads * (shape.head_dim + 2) / shape.device.memory
+    seconds: Any = 2.0 * 4 * tokens * shape.heads * (shape.head_dim + 2) / shape.device.memory
+    return seconds

@@ -140,8 +140,7 @@ class Request:
         """The span of choices that the request computes; None unless choices are scored."""
         self.constrained: ConstrainedOutput | None = None
         self.grammar: Grammar | None = None
-        """The grammar of `constrained`, whose cache of masks its matchers share; None with preambles, whose
-        grammars requests may share too."""
+        """The grammar of `constrained`, whose cache of masks its matchers share. None for free text."""
         self.healing: Healing | None = None
         """The state of token healing; None unless the known tokens are the end of the prompt."""
         self.program = Program(arrival)
