@@ -169,6 +169,7 @@ def rounds(requests: int, count: int) -> Iterator[dict[str, Costs]]:
             pids = {"server": server.process.pid} | replica["pids"]
             clocks = {role: processor_clock(pids[role]) for role in ROLES}
             core, *others = os.sched_getaffinity(0)
+            others = others or [core]
             for role, pid in pids.items():
                 for thread in os.listdir(f"/proc/{pid}/task"):
                     os.sched_setaffinity(int(thread), {core} if role == "scheduler" else others)

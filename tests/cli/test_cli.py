@@ -229,6 +229,9 @@ def test_every_field_of_the_server_has_a_flag() -> None:
         elif field.name == "rope_scaling":
             given[field.name] = {"rope_type": "linear", "factor": 2.0}
             arguments += [flag, '{"rope_type": "linear", "factor": 2.0}']
+        elif field.name == "trial":
+            given[field.name] = ("skinny-products", "library-prompts")
+            arguments += [flag, "skinny-products", flag, "library-prompts"]
         elif field.name == "served_model_name":
             given[field.name] = ("a", "b")
             arguments += [flag, "a", flag, "b"]

@@ -60,14 +60,14 @@ def test_a_server_uses_the_temperatures_that_were_fitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "calibration.json")
-    with serve() as served:
+    with serve("--deterministic") as served:
         command = ["calibrate", labelled(tmp_path, served), "--endpoint", served.url, "--output", out]
         assert main.main(command) == 0
         before = probabilities(served, 1.0)
     temperature = read_calibration(out).temperatures["choice"].base
     assert temperature > 1.2
     assert f"{temperature:.2f}" in capsys.readouterr().out
-    with serve("--calibration", out) as served:
+    with serve("--deterministic", "--calibration", out) as served:
         after = probabilities(served, temperature)
     assert after == pytest.approx(tempered(before, temperature), rel=1e-9)
     assert max(after) < max(before)

@@ -144,7 +144,9 @@ def runtimes(
         )
         for row, uniform, mask in zip(rows, uniforms, masks, strict=True)
     ]
-    found: list[int] = sampler.sample(logits.float().cpu().clone(), specs, compiled.sample_tokens).tolist()
+    found: list[int] = sampler.sample(
+        logits.float().cpu().clone(), sampler.SamplingBatch.of(specs), compiled.sample_tokens
+    ).tolist()
     return found
 
 

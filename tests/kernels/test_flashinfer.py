@@ -228,7 +228,7 @@ def test_where_it_cannot_run_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_it_has_no_cascade_and_no_graphs(flashinfer: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     triton = dataclasses.replace(ops("torch"), planner=object)  # type: ignore[arg-type]
-    monkeypatch.setattr(registry, "_triton_ops", lambda deterministic, rounds: triton)
+    monkeypatch.setattr(registry, "_triton_ops", lambda *_: triton)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     asked = EngineConfig(attention_backend="flashinfer")
     backend, found = devices.resolve_ops(asked, CUDA)
