@@ -76,8 +76,8 @@ from ramify.kernels.weights.lora import Extra
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
 TILE_FROM, TILE_FROM_ROUNDED = 5, 13
-"""The numbers of rows from which tiles are faster than dots, and than BY_INT8: 16 rows by tiles, most of it the
-decode to bfloat16, take as long as 13 rows of BY_INT8."""
+"""The numbers of rows from which tiles are faster than dots, and than BY_INT8: 16 rows by tiles, most of it
+the decode to bfloat16, take as long as 13 rows of BY_INT8."""
 SERIAL_BYTES = 1 << 15
 """The least bytes of weights times rows for each thread: for less, one more thread costs more than it
 saves."""
