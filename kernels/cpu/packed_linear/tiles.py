@@ -283,7 +283,7 @@ class _Tiles:
 
     def add(self, inputs: ir.Value, offset: ir.Value, ahead: ir.Value | None = None) -> None:
         """Add the products of the 32 inputs from 32 * `inputs` on, whose weights are `offset` bytes after the
-        first. With `ahead` fetch the weights that lie so many bytes further."""
+        first. Weights `ahead` bytes further are prefetched; None: none."""
         builder = self._builder
         x_offset = builder.shl(inputs, _i64(6))
         for tile, start in enumerate(self._rows):
