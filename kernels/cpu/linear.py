@@ -16,7 +16,8 @@ There are five ways to multiply; all accumulate in float32:
     BY_F32     float32, on any processor
     BY_DOTS    dots of bfloat16 pairs (AVX512_BF16), for bfloat16 x and weights that fit bfloat16 exactly
     BY_TILES   AMX tiles, from TILE_FROM or TILE_FROM_ROUNDED rows; an item has two panels, and for 256 inputs
-               at a time quantised weights are rounded to bfloat16 and multiplied by all rows of the block
+               at a time quantised weights are rounded to bfloat16 and multiplied by all rows of the block.
+               For the first 32 rows a tile is rounded while the tile before is multiplied
     BY_INT8    dots of bytes (AVX512_VNNI, AVX2, Arm's sdot), with x rounded to int8
                (`packed_linear/int8.py`); only on request
     BY_INT16   dots of pairs (AVX2 without AVX-512), for int8 weights, with x rounded to int16; only on
@@ -74,9 +75,9 @@ from ramify.kernels.machine.records import Arena
 from ramify.kernels.weights.lora import Extra
 from ramify.kernels.weights.packed import LAYOUT, PackedWeight
 
-TILE_FROM, TILE_FROM_ROUNDED = 5, 24
-"""The numbers of rows from which tiles are faster than dots, and than BY_INT8: a decode to bfloat16 takes as
-long as 20 rows of BY_INT8."""
+TILE_FROM, TILE_FROM_ROUNDED = 5, 13
+"""The numbers of rows from which tiles are faster than dots, and than BY_INT8: 16 rows by tiles, most of it
+the decode to bfloat16, take as long as 13 rows of BY_INT8."""
 SERIAL_BYTES = 1 << 15
 """The least bytes of weights times rows for each thread: for less, one more thread costs more than it
 saves."""

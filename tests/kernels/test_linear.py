@@ -194,11 +194,12 @@ def test_by_row_the_number_of_rows_changes_no_bit(form, dtype):
 
 @pytest.mark.parametrize("form", ["bf16", "int4/32", "int8/16", "fp8/128"])
 def test_blocks_of_rows_and_inputs_change_no_bit(form):
-    """More rows than a block of tiles has, and inputs that end in a part of a block."""
+    """More rows than a block of tiles has, inputs that end in a part of a block, and rows so few that decoded
+    weights are overwritten."""
     weight = packed(form, 40, 600)
     x = torch.randn(compiled.MOST_TILE_ROWS + 76, 600).bfloat16()
     found = CPU.linear(x, weight)
-    for part in (slice(0, 40), slice(compiled.MOST_TILE_ROWS - 20, None)):
+    for part in (slice(0, 40), slice(compiled.MOST_TILE_ROWS - 20, None), slice(0, 7), slice(9, 41)):
         assert torch.equal(found[part], CPU.linear(x[part], weight))
 
 

@@ -194,7 +194,7 @@ def test_what_is_rounded():
 
 @pytest.mark.skipif(not compiled.tiles_allowed(), reason="the processor has no AMX tiles")
 def test_few_rows_are_rounded_and_many_go_by_tiles():
-    """A decode of the weights to bfloat16 takes as long as TILE_FROM_ROUNDED rows of x in int8."""
+    """16 rows by tiles take as long as TILE_FROM_ROUNDED rows of x in int8."""
     few, many = compiled.TILE_FROM_ROUNDED - 1, compiled.TILE_FROM_ROUNDED
     for form in TAKEN:
         for by_row in (False, True):

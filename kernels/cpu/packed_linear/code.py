@@ -26,6 +26,7 @@ BLOCK = record(
     "scale_kind",  # F16, F32 or BF16
     "b0", "b1",  # two panels of bfloat16 weights, for tiles
     "more",  # 1 if tiles add to c, else 0
+    "kept",  # mask of the offsets from b0 and b1 at which decoded weights are kept
     "tables",  # the numbers of int4 codes: `packed.tables`
     "offsets",  # 1 if each group of a panel has offsets after its factors, else 0
     "raised",  # added to the weights to make them unsigned, for int8 x

@@ -26,6 +26,9 @@ PAIR = 2
 TILE_INPUTS = 256
 """About the inputs of a pair of panels that tiles use for all rows before the next: 16 KiB of bfloat16, which
 stay in the first-level cache."""
+RING_BYTES = 4096
+"""Bytes of a panel's decoded weights that are kept where no more than 32 rows use them: the tile that is
+multiplied, the tile that is decoded, and two more, whose stores may still be under way."""
 BY_F32, BY_DOTS, BY_TILES, BY_INT8, BY_INT16 = 0, 1, 2, 3, 4
 """The ways to multiply; see `cpu/linear.py`."""
 
@@ -272,12 +275,15 @@ def tile_inputs(layout):  # type: ignore[no-untyped-def]
 
 
 def _tile_item() -> Any:
-    decode_int8, decode_int4, decode_fp8 = (tiles.decoder(form) for form in ("int8", "int4", "fp8"))
     sixteen, thirty_two = tiles.tile_products[16], tiles.tile_products[32]
+    int8_sixteen, int8_thirty_two = tiles.decoded_products("int8").values()
+    int4_sixteen, int4_thirty_two = tiles.decoded_products("int4").values()
+    fp8_sixteen, fp8_thirty_two = tiles.decoded_products("fp8").values()
 
     @part
     def multiply(frame, layout, item, scratch):  # type: ignore[no-untyped-def]
-        """Compute one item by tiles: a pair of panels, a part of its inputs at a time, against all rows."""
+        """Compute one item by tiles: a pair of panels, a part of its inputs at a time, against all rows. The
+        first rows' kernel decodes the part."""
         block, c = scratch, scratch + code.BLOCK_BYTES + CONFIG_BYTES
         arguments = code.block_at(block)
         first = item // frame.row_blocks * PAIR
@@ -286,6 +292,9 @@ def _tile_item() -> Any:
         decoded = c + vl.round_up(frame.block_rows, 16) * C_ROW
         ahead = 0 if frame.chosen else PAIR * layout.panel_bytes
         most = tile_inputs(layout)
+        arguments.kept = -1
+        if layout.form and stop - first_row <= 32:
+            most, arguments.kept = layout.padded, RING_BYTES - 1
         for start in range(0, layout.padded, most):
             inputs = min(most, layout.padded - start)
             for other in range(PAIR):
@@ -293,27 +302,16 @@ def _tile_item() -> Any:
                 at = layout.panels_at + panel * layout.panel_bytes
                 at += start * (layout.panel_bytes // layout.padded)
                 if layout.form:
-                    groups = start // layout.group
-                    arguments.weights0, arguments.ahead0 = at, ahead
-                    arguments.scales0 = layout.scales_at + panel * layout.scale_bytes
-                    arguments.scales0 += groups * (layout.scale_bytes // (layout.padded // layout.group))
-                    arguments.groups, arguments.steps = inputs // layout.group, layout.group // 8
-                    at = decoded + other * 2 * WIDTH * most
-                    arguments.b0 = at
-                    if layout.form == 1:
-                        decode_int8(block)
-                    elif layout.form == 4:
-                        decode_fp8(block)
-                    else:
-                        decode_int4(block)
+                    scales = layout.scales_at + panel * layout.scale_bytes
+                    scales += start // layout.group * (layout.scale_bytes // (layout.padded // layout.group))
+                    vl.write_i64(block + code.WEIGHTS_AT + 8 * other, at)
+                    vl.write_i64(block + code.SCALES_AT + 8 * other, scales)
+                    at = decoded + other * 2 * WIDTH * tile_inputs(layout)
                 if other:
                     arguments.b1 = at
                 else:
                     arguments.b0 = at
-            if layout.form:
-                arguments.b0 = decoded
-            arguments.steps, arguments.more = inputs // 32, start > 0
-            arguments.ahead0 = 0 if layout.form else ahead
+            arguments.more = start > 0
             row, last = first_row, start + inputs == layout.padded
             while row < stop:
                 at, x_row = frame.x + row * frame.x_row, frame.x_row
@@ -321,12 +319,30 @@ def _tile_item() -> Any:
                     at, x_row = frame.tail + (row - frame.tail_from) * 2 * layout.padded, 2 * layout.padded
                 arguments.x, arguments.x_row = at + 2 * start, x_row
                 arguments.c = c + (row - first_row) * C_ROW
-                rows = 32
-                if stop - row > 16:
-                    thirty_two(block)
+                rows = 32 if stop - row > 16 else 16
+                if layout.form and row == first_row:
+                    arguments.groups, arguments.steps = inputs // layout.group, layout.group // 8
+                    arguments.ahead0 = ahead
+                    if layout.form == 1:
+                        if rows == 32:
+                            int8_thirty_two(block)
+                        else:
+                            int8_sixteen(block)
+                    elif layout.form == 4:
+                        if rows == 32:
+                            fp8_thirty_two(block)
+                        else:
+                            fp8_sixteen(block)
+                    elif rows == 32:
+                        int4_thirty_two(block)
+                    else:
+                        int4_sixteen(block)
                 else:
-                    sixteen(block)
-                    rows = 16
+                    arguments.steps, arguments.ahead0 = inputs // 32, 0 if layout.form else ahead
+                    if rows == 32:
+                        thirty_two(block)
+                    else:
+                        sixteen(block)
                 if last:
                     _finish(frame, layout, arguments.c, first, PAIR, row, min(rows, stop - row))
                 row += rows

@@ -250,87 +250,165 @@ def products(form: str, dots: bool) -> dict[int, Any]:
     return {rows: _product(form, dots, rows, panels_at_once(rows)) for rows in ROWS}
 
 
-def decoder(form: str) -> Any:
-    """A function that writes a panel's weights to `b0` as pairs of bfloat16, each rounded to nearest."""
-    step_bytes = _STEP_BYTES[form] * WIDTH
-
-    def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
-        argument = functools.partial(argument_at, builder, block)
-        weights, scales, to, tables = map(argument, ("weights0", "scales0", "b0", "tables"))
-        steps, ahead = argument("steps"), argument("ahead0")
-        group_scales = Scales(builder, argument("scale_kind"), argument("offsets"))
-        cell: Any = cgutils.alloca_once
-        offset_cell = cell(builder, _floats)
-        with cgutils.for_range(builder, argument("groups")) as groups:
-            at = group_scales.address(scales, groups.index)
-            factors = _factors(builder, form, group_scales, at)
-            builder.store(constant(_floats, 0.0), offset_cell)
-            with builder.if_then(group_scales.has_offsets):
-                builder.store(group_scales.offsets(at), offset_cell)
-            offsets = builder.load(offset_cell)
-            before = builder.mul(groups.index, steps)
-            with cgutils.for_range(builder, steps) as loop:
-                step = builder.add(before, loop.index)
-                at = builder.add(weights, builder.mul(step, _i64(step_bytes)))
-                for byte in range(0, step_bytes, 64):
-                    prefetch_line(builder, builder.add(builder.add(at, ahead), _i64(byte)))
-                values = []
-                for value in _eight_f32(builder, form, at, tables):
-                    values.append(multiply_add(builder, value, factors, offsets))
-                for pair in range(4):
-                    vector = _interleaved(builder, values[2 * pair], values[2 * pair + 1])
-                    offset = builder.add(builder.mul(step, _i64(16 * WIDTH)), _i64(4 * WIDTH * pair))
-                    builder.store(vector, pointer(builder, builder.add(to, offset), _words), align=4)
-
-    return llvm_function(f"ramify_linear_decode_{form}", 1, fill)
-
-
 def _tile(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
     called(builder, f"llvm.x86.{name}", ir.VoidType(), *args)
 
 
-def _tile_product(row_tiles: int) -> Any:
-    """C = x Wᵀ, or C += x Wᵀ with `more`, by AMX for 16 or 32 rows and two panels. Here `steps` counts tiles
-    of 32 inputs."""
+class _Tiles:
+    """The registers of a product of 16 or 32 rows and two panels.
 
-    def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
-        argument = functools.partial(argument_at, builder, block)
+    Sums are in 0 to 3, rows in 4 and 5, panels in 6 and 7.
+    """
 
-        def at(address: ir.Value) -> ir.Value:
-            return pointer(builder, address, _i8)
-
-        x, x_row, c, c_row = map(argument, ("x", "x_row", "c", "c_row"))
-        panels, ahead = [argument("b0"), argument("b1")], argument("ahead0")
-        starts = [builder.add(x, builder.mul(x_row, _i64(16 * tile))) for tile in range(row_tiles)]
-        # Registers: sums in 0 to 3, rows in 4 and 5, panels in 6 and 7.
-        sums = []
+    def __init__(self, builder: ir.IRBuilder, block: ir.Value, row_tiles: int) -> None:
+        """Load the sums from `c` if `more` is 1, else set them to 0."""
+        self._builder = builder
+        x, self._x_row, c, c_row, more, *self._panels = (
+            argument_at(builder, block, name) for name in ("x", "x_row", "c", "c_row", "more", "b0", "b1")
+        )
+        self._rows = [builder.add(x, builder.mul(self._x_row, _i64(16 * tile))) for tile in range(row_tiles)]
+        self._sums = []
         for tile in range(row_tiles):
             for panel in range(2):
                 to = builder.add(c, builder.mul(c_row, _i64(16 * tile)))
-                sums.append((_i8(2 * tile + panel), at(builder.add(to, _i64(4 * WIDTH * panel))), c_row))
-        with builder.if_else(builder.icmp_unsigned("!=", argument("more"), _i64(0))) as (further, first):
+                at = pointer(builder, builder.add(to, _i64(4 * WIDTH * panel)), _i8)
+                self._sums.append((_i8(2 * tile + panel), at, c_row))
+        with builder.if_else(builder.icmp_unsigned("!=", more, _i64(0))) as (further, first):
             with further:
-                for sum_ in sums:
+                for sum_ in self._sums:
                     _tile(builder, "tileloadd64", *sum_)
             with first:
-                for register, *_ in sums:
+                for register, *_ in self._sums:
                     _tile(builder, "tilezero", register)
-        with cgutils.for_range(builder, argument("steps")) as loop:
-            x_offset, w_offset = builder.shl(loop.index, _i64(6)), builder.shl(loop.index, _i64(10))
-            for tile in range(row_tiles):
-                _tile(builder, "tileloadd64", _i8(4 + tile), at(builder.add(starts[tile], x_offset)), x_row)
-            for panel in range(2):
-                where = builder.add(panels[panel], w_offset)
+
+    def add(self, inputs: ir.Value, offset: ir.Value, ahead: ir.Value | None = None) -> None:
+        """Add the products of the 32 inputs from 32 * `inputs` on, whose weights are `offset` bytes after the
+        first. Weights `ahead` bytes further are prefetched; None: none."""
+        builder = self._builder
+        x_offset = builder.shl(inputs, _i64(6))
+        for tile, start in enumerate(self._rows):
+            at = pointer(builder, builder.add(start, x_offset), _i8)
+            _tile(builder, "tileloadd64", _i8(4 + tile), at, self._x_row)
+        for panel, first in enumerate(self._panels):
+            where = builder.add(first, offset)
+            if ahead is not None:
                 for byte in range(0, 1024, 64):
                     prefetch_line(builder, builder.add(builder.add(where, ahead), _i64(byte)))
-                _tile(builder, "tileloadd64", _i8(6 + panel), at(where), _i64(64))
-            for tile in range(row_tiles):
-                for panel in range(2):
-                    _tile(builder, "tdpbf16ps", _i8(2 * tile + panel), _i8(4 + tile), _i8(6 + panel))
-        for sum_ in sums:
-            _tile(builder, "tilestored64", *sum_)
+            _tile(builder, "tileloadd64", _i8(6 + panel), pointer(builder, where, _i8), _i64(64))
+        for tile in range(len(self._rows)):
+            for panel in range(2):
+                _tile(builder, "tdpbf16ps", _i8(2 * tile + panel), _i8(4 + tile), _i8(6 + panel))
+
+    def store(self) -> None:
+        for sum_ in self._sums:
+            _tile(self._builder, "tilestored64", *sum_)
+
+
+def _tile_product(row_tiles: int) -> Any:
+    """C = x Wᵀ, or C += x Wᵀ with `more`, by AMX for 16 or 32 rows and two panels of bfloat16. Here `steps`
+    counts tiles of 32 inputs."""
+
+    def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
+        steps, ahead = argument_at(builder, block, "steps"), argument_at(builder, block, "ahead0")
+        tiles = _Tiles(builder, block, row_tiles)
+        with cgutils.for_range(builder, steps) as loop:
+            tiles.add(loop.index, builder.shl(loop.index, _i64(10)), ahead)
+        tiles.store()
 
     return llvm_function(f"ramify_linear_tiles_{row_tiles}", 1, fill)
+
+
+def _doubled(builder: ir.IRBuilder, numbers: ir.Value, half: int) -> ir.Value:
+    """Eight of 16 numbers, each twice: the lower eight if `half` is 0, else the upper."""
+    return builder.shuffle_vector(
+        numbers, numbers, ir.Constant(_ints, [8 * half + i // 2 for i in range(16)])
+    )
+
+
+def _four_scaled_pairs(
+    builder: ir.IRBuilder, form: str, at: ir.Value, tables: ir.Value, scales: list[tuple[ir.Value, ir.Value]]
+) -> Iterator[ir.Value]:
+    """The weights of a panel for eight inputs as pairs of bfloat16, rounded to nearest: one vector a pair.
+
+    `scales` are factors and offsets; for int4 those of the lower eight outputs doubled, then the upper.
+    """
+    if form != "int4":
+        wide = [multiply_add(builder, each, *scales[0]) for each in _eight_f32(builder, form, at, tables)]
+        for pair in range(4):
+            yield _interleaved(builder, *wide[2 * pair : 2 * pair + 2])
+        return
+    # Each half of an int32 in a lane of its own: the two inputs of a pair then lie side by side.
+    halves = [
+        builder.zext(loaded(builder, builder.add(at, _i64(32 * half)), _halves), _ints) for half in (0, 1)
+    ]
+    for place in range(4):
+        low, high = (
+            multiply_add(builder, _four_bits(builder, form, half, place, tables), *scale)
+            for half, scale in zip(halves, scales, strict=True)
+        )
+        both = called(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, high, low)
+        yield builder.bitcast(both, _words)
+
+
+def _decoded_product(form: str, row_tiles: int) -> Any:
+    """As `_tile_product`, with quantised panels that are decoded to bfloat16 at `b0` and `b1` on the way.
+
+    A tile's weights are decoded while the tile before is multiplied: the two use different units. Weights of
+    offset o bytes from the first are written at o & `kept`.
+    """
+    step_bytes = _STEP_BYTES[form] * WIDTH
+
+    def fill(builder: ir.IRBuilder, block: ir.Value) -> None:
+        argument = functools.partial(argument_at, builder, block)
+        steps, tables, ahead, kept = map(argument, ("steps", "tables", "ahead0", "kept"))
+        weights, scales, to = (
+            [argument(f"{name}{panel}") for panel in (0, 1)] for name in ("weights", "scales", "b")
+        )
+        group_scales = Scales(builder, argument("scale_kind"), argument("offsets"))
+        offset_cell: Any = cgutils.alloca_once(builder, _floats)
+        tiles = _Tiles(builder, block, row_tiles)
+
+        def panel_scales(at: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
+            factors = _factors(builder, form, group_scales, at)
+            builder.store(constant(_floats, 0.0), offset_cell)
+            with builder.if_then(group_scales.has_offsets):
+                builder.store(group_scales.offsets(at), offset_cell)
+            both = factors, builder.load(offset_cell)
+            if form != "int4":
+                return [both]
+            return [tuple(_doubled(builder, each, half) for each in both) for half in (0, 1)]
+
+        def add(tile: ir.Value) -> None:
+            tiles.add(tile, builder.and_(builder.shl(tile, _i64(10)), kept))
+
+        groups = argument("groups")
+        with cgutils.for_range(builder, groups) as group:
+            scaled = [panel_scales(group_scales.address(each, group.index)) for each in scales]
+            before = builder.mul(group.index, steps)
+            with cgutils.for_range(builder, steps) as loop:
+                step = builder.add(before, loop.index)
+                offset = builder.and_(builder.shl(step, _i64(8)), kept)
+                for panel in (0, 1):
+                    at = builder.add(weights[panel], builder.mul(step, _i64(step_bytes)))
+                    for byte in range(0, step_bytes, 64):
+                        prefetch_line(builder, builder.add(builder.add(at, ahead), _i64(byte)))
+                    vectors = _four_scaled_pairs(builder, form, at, tables, scaled[panel])
+                    for pair, vector in enumerate(vectors):
+                        where = builder.add(builder.add(to[panel], offset), _i64(4 * WIDTH * pair))
+                        builder.store(vector, pointer(builder, where, _words), align=4)
+                whole = builder.icmp_unsigned("==", builder.and_(step, _i64(3)), _i64(3))
+                later = builder.icmp_unsigned(">", step, _i64(3))
+                with builder.if_then(builder.and_(whole, later)):
+                    add(builder.sub(builder.lshr(step, _i64(2)), _i64(1)))
+        add(builder.sub(builder.lshr(builder.mul(groups, steps), _i64(2)), _i64(1)))
+        tiles.store()
+
+    return llvm_function(f"ramify_linear_decoded_tiles_{form}_{row_tiles}", 1, fill)
+
+
+def decoded_products(form: str) -> dict[int, Any]:
+    """The AMX kernels of a quantised weight format by their number of rows."""
+    return {16: _decoded_product(form, 1), 32: _decoded_product(form, 2)}
 
 
 def _configure(builder: ir.IRBuilder, block: ir.Value) -> None:
