@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 from ramify.engine_messages import CompileGrammar, DropGrammar, GrammarReady
-from ramify.grammar.compile.child_jobs import Answer, CompileJobs, answer, limit_memory
+from ramify.grammar.compile.child_jobs import Answer, CompileJobs, answer
+from ramify.grammar.compile.child_limits import limit_memory
 from ramify.grammar.compile.grammar_files import GrammarFiles
-from ramify.grammar.compile.policy import prepare
+from ramify.grammar.compile.policy import prepare, warm
 from ramify.grammar.engine.load import prepare_library
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.runtime.model.tokenizer.tokenizer import load_vocabulary
@@ -40,6 +41,7 @@ async def serve(
         done,
         timeout_s=config.grammar_timeout_s,
         enter=lambda: limit_memory(int(config.grammar_memory_gb * 2**30)),
+        warm=lambda: warm(vocabulary),
     )
 
     def handle(message: CompileGrammar | DropGrammar) -> None:

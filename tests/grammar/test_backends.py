@@ -14,7 +14,8 @@ from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
 from ramify.errors import InvalidConstraint
 from ramify.grammar.compile import keywords, policy
-from ramify.grammar.compile.child_jobs import Answer, answer, limit_memory
+from ramify.grammar.compile.child_jobs import Answer, answer
+from ramify.grammar.compile.child_limits import limit_memory
 from ramify.grammar.compile.foreign import KINDS, Compiled
 from ramify.grammar.compile.grammar_files import GrammarFiles
 from ramify.grammar.compile.keywords import PACKAGES, Feature, Found

@@ -16,12 +16,10 @@ import pytest
 from ramify import constraint
 from ramify.constraint import Constraint
 from ramify.engine_messages import CompileGrammar, GrammarFailed, GrammarReady
-from ramify.grammar.compile.child_jobs import (
+from ramify.grammar.compile.child_jobs import Answer, CompileJobs, answer
+from ramify.grammar.compile.child_limits import (
     IDLE,
-    Answer,
-    CompileJobs,
     Usage,
-    answer,
     die_with,
     limit_memory,
     run_on_idle_cores,
@@ -364,3 +362,57 @@ def test_a_failure_that_nobody_foresaw_is_an_answer(error: Exception) -> None:
     outcome = answer(job_of(constraint.regex("a")), tiny(), compile_constraint=fail)
     assert isinstance(outcome, GrammarFailed)
     assert (outcome.error.code, outcome.error.field) == ("invalid_constraint", "regex")
+
+
+async def _spare() -> tuple[list[Answer], list[bytes]]:
+    """A job that finds a warmed process, one at once behind it, and a long one."""
+    answers: list[Answer] = []
+    reading, writing = os.pipe()
+    runner = compile_jobs(behave, answers.append, warm=lambda: os.write(writing, f"{os.getpid()} ".encode()))
+    try:
+        warmed = os.read(reading, 100).split()
+        long = CompileGrammar(key="long", constraint=Constraint(kind="regex", source="a" * 1_000_000))
+        for job in (told("fine1"), told("fine2"), long):
+            runner.submit(job)
+        while len(answers) < 3:
+            await asyncio.sleep(0.01)
+        return answers, [*warmed, *os.read(reading, 100).split()]
+    finally:
+        runner.close()
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_process_is_forked_and_warmed_before_its_job_comes() -> None:
+    answers, warmed = wait(_spare())
+    ready = [outcome for outcome in answers if isinstance(outcome, GrammarReady)]
+    assert [outcome.key for outcome in ready] == ["fine1", "fine2", "long"]
+    assert ready[0].payload == warmed[0]
+    assert len(warmed) == 2, "jobs that wait for their turn start without warming"
+    assert warmed[1] not in {outcome.payload for outcome in ready}
+    assert ready[2].engine == "a" * 1_000_000
+
+
+async def _dead_spare() -> list[Answer]:
+    answers: list[Answer] = []
+    reading, writing = os.pipe()
+    runner = compile_jobs(behave, answers.append, warm=lambda: os.write(writing, b"%d" % os.getpid()))
+    try:
+        pid = int(os.read(reading, 100))
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        for job in ("fine1", "fine2"):
+            runner.submit(told(job))
+        while len(answers) < 2:
+            await asyncio.sleep(0.01)
+        return answers
+    finally:
+        runner.close()
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_waiting_process_that_was_killed_fails_one_job() -> None:
+    failed, ready = wait(_dead_spare())
+    assert isinstance(failed, GrammarFailed)
+    assert isinstance(ready, GrammarReady)
