@@ -114,7 +114,8 @@ class _Bytes:
         plain = members[:, plain_atoms].sum(axis=1)[class_]
         covered = np.bincount(source, plain, minlength=number) == len(plain_atoms)
         pairs = (plain > 0) & covered[source]
-        return edges_of(flat[np.argsort(flat[:, 1], kind="stable")], final)._replace(
+        order = np.argsort((flat[:, 0].astype(np.int64) << 8) + flat[:, 1], kind="stable")
+        return edges_of(flat[order], final)._replace(
             plain=covered,
             plain_source=source[pairs],
             plain_target=target[pairs],
@@ -174,23 +175,20 @@ class _Bytes:
             ranges[number] = tuple(
                 zip(cuts[chosen[::2]].tolist(), (cuts[chosen[1::2]] - 1).tolist(), strict=True)
             )
-        rows: list[tuple[int, int, int, int, int]] = []
         several = np.bincount(source[edges], minlength=1)[source[edges]] > 1
-        called: dict[int, list[tuple[int, int, int]]] = {}
-        for state, number, into in zip(
-            *(a[edges[~several]].tolist() for a in (source, class_, target)), strict=True
-        ):
-            if number not in called:
-                called[number] = self._called_characters(ranges[number])
-            rows += [(state, low, high, inside_, into) for low, high, inside_ in called[number]]
+        one = edges[~several]
+        called = {n: self._called_characters(ranges[n]) for n in dict.fromkeys(class_[one].tolist())}
+        table = np.array([(n, *row) for n in sorted(called) for row in called[n]], np.int32).reshape(-1, 4)
+        begin = np.searchsorted(table[:, 0], np.arange(len(inside) + 1))
+        edge, row = _spans(begin[class_[one]], begin[class_[one] + 1])
+        single = _rows(source[one][edge], *table[row, 1:].T, target[one][edge])
         beside: dict[int, list[tuple[Spans, int]]] = {}
         for state, number, into in zip(
             *(a[edges[several]].tolist() for a in (source, class_, target)), strict=True
         ):
             beside.setdefault(state, []).extend((spans, into) for spans in spans_of(ranges[number]))
-        for state, pairs in beside.items():
-            rows += [(state, *row) for row in self._multibyte(pairs)]
-        return np.array(rows, np.int32).reshape(-1, 5)
+        rows = [(state, *edge) for state, pairs in beside.items() for edge in self._multibyte(pairs)]
+        return np.concatenate([single, np.array(rows, np.int32).reshape(-1, 5)])
 
     def _multibyte(self, pairs: list[tuple[Spans, int]]) -> list[_Edge]:
         row: list[_Edge] = []

@@ -179,7 +179,7 @@ class MemberSequence:
         size = 0
         for member, possible in zip(self._members, later[1:], strict=True):
             after = dict.fromkeys(self._without(member, state) for state in before if not member.required)
-            after |= dict.fromkeys(state for known in before for state, _ in self._steps(member, known))
+            after |= dict.fromkeys(state for known in before for state, _ in self._ways_after(member, known))
             size += len(before) * len(member.ways)
             if size > MAX_WAYS_COUNTED:
                 refuse(
