@@ -179,8 +179,8 @@ class _Bytes:
         one = edges[~several]
         called = {n: self._called_characters(ranges[n]) for n in dict.fromkeys(class_[one].tolist())}
         table = np.array([(n, *row) for n in sorted(called) for row in called[n]], np.int32).reshape(-1, 4)
-        begin = np.searchsorted(table[:, 0], np.arange(len(inside) + 1))
-        edge, row = _spans(begin[class_[one]], begin[class_[one] + 1])
+        start = np.searchsorted(table[:, 0], np.arange(len(inside) + 1))
+        edge, row = _spans(start[class_[one]], start[class_[one] + 1])
         single = _rows(source[one][edge], *table[row, 1:].T, target[one][edge])
         beside: dict[int, list[tuple[Spans, int]]] = {}
         for state, number, into in zip(
