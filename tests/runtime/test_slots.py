@@ -10,9 +10,11 @@ import pytest
 
 from ramify.engine_messages import Submit
 from ramify.runtime.scheduler.outputs import OutputAppender
+from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.scheduler.requests.request import Request
 from ramify.runtime.scheduler.requests.slots import RunningSlots
 from ramify.sampling_params import SamplingParams
+from tests.runtime.local import LocalScheduler
 from tests.runtime.test_overlap import Load, told
 
 
@@ -87,3 +89,17 @@ def test_the_short_way_changes_no_output(
             short_way.clear()
     assert not short_way
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("options", [{"frequency_penalty": 0.5}, {"min_tokens": 40}], ids=str)
+def test_a_token_after_accepted_drafts_of_its_step_is_sent_after_them(
+    tiny_folder: Path, options: dict[str, Any]
+) -> None:
+    local = LocalScheduler(tiny_folder, speculation=True, tuning=Tuning(least_gain=0.0))
+    params = {"temperature": 1.0, "seed": 7, "max_tokens": 40, "ignore_eos": True} | options
+    prompt = [5, 6, 7, 8] * 3
+    [first] = local.complete([prompt], **params)
+    [again] = local.complete([prompt], **params)  # the prefix cache holds the output: its tokens are drafts
+    assert local.scheduler.counters.accepted_tokens > 0
+    assert len(set(first.ids)) > 10
+    assert again.ids == first.ids

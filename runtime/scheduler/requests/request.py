@@ -117,7 +117,10 @@ class Request:
         self.draft_len = 0
         self.plain = False
         """True if the request only generates text: no choices or questions, no embedding, no
-        log-probabilities. Its decodes take the short way through a step."""
+        log-probabilities, no output held back. It may have a grammar, penalties, healing, and known or draft
+        tokens. So each part of the short way tests more: `StepPlanner` and `StepResults` that the step
+        computes one token and no known or draft one, `OutputAppender.accept_plain` that no grammar, report or
+        end of the output hangs on the token."""
         self.computes_ahead = True
         """True if known tokens are computed before they are chosen. False in models with states: a state
         cannot be rolled back to an earlier token, unless it was saved there."""
