@@ -1,7 +1,8 @@
 """Groups of atoms: the atoms that the same positions of a state read.
 
-With masks of atoms, a position divides the groups of the positions before it in time proportional to the
-groups, not to the atoms. In the names of an object that may have other names:
+The positions in texts come first: each reads one atom, so that its group is found in one look-up. A set of
+characters then divides these groups by masks of atoms, in time proportional to the groups, not to the atoms.
+In the names of an object that may have other names:
 
     "d"                  {d}
     "e"                  {d} {e}
@@ -36,6 +37,21 @@ def _split(work: Work, parent: int, position: int) -> int:
 
 
 @part
+def place_atom(work: Work, groups: int, index: int, position: int, atom: int, words: int) -> int:
+    """Add `position`, the one at `index` in ``work.parts``, which reads `atom` alone, to the group of `atom`.
+    All groups have one atom so far. Returns the number of groups."""
+    group = work.groups[atom].of_atom  # may be left from an earlier state
+    if group < groups and work.groups[group].atom == atom:
+        work.groups[group].split = _split(work, work.groups[group].split, position)
+        return groups
+    work.groups[atom].of_atom = groups
+    work.groups[groups].atom = atom
+    work.group_bits[groups * words : (groups + 1) * words] = 0
+    work.group_bits[groups * words + (atom >> 6)] = np.uint64(1) << np.uint64(atom & 63)
+    return int(_add_group(work, groups, 0, position, index))
+
+
+@part
 def divide(work: Work, groups: int, index: int, position: int, words: int) -> int:
     """Divide the groups of atoms by the atoms in `work.rest_bits`, which `position`, the one at `index` in
     ``work.parts``, reads. Returns the number of groups."""
@@ -55,6 +71,7 @@ def divide(work: Work, groups: int, index: int, position: int, words: int) -> in
             for word in range(words):
                 rest[word] &= ~bits[begin + word]
             work.groups[group].split = _split(work, split, position)
+            work.groups[group].first = min(work.groups[group].first, index)
             continue
         new = groups * words
         for word in range(words):
@@ -78,13 +95,20 @@ def sort_groups(work: Work, groups: int, words: int) -> None:
     `order`."""
     atoms = work.groups.size
     for group in range(groups):
-        lowest = 0
-        while not work.group_bits[group * words + (lowest >> 6)] >> np.uint64(lowest & 63) & np.uint64(1):
+        word = 0
+        while not work.group_bits[group * words + word]:
+            word += 1
+        lowest = word << 6
+        while not work.group_bits[group * words + word] >> np.uint64(lowest & 63) & np.uint64(1):
             lowest += 1
-        key = work.groups[group].first * atoms + lowest
-        work.groups[group].key = key
-        place = group
-        while place > 0 and work.groups[work.groups[place - 1].order].key > key:
-            work.groups[place].order = work.groups[place - 1].order
-            place -= 1
-        work.groups[place].order = group
+        work.groups[group].key = work.groups[group].first * atoms + lowest
+        work.groups[group].order = group
+    gap = groups  # Shell's sort: a state may have as many groups as an enum has first characters
+    while gap > 1:
+        gap = gap // 3 + 1 if gap > 3 else 1
+        for end in range(gap, groups):
+            group, place = work.groups[end].order, end
+            while place >= gap and work.groups[work.groups[place - gap].order].key > work.groups[group].key:
+                work.groups[place].order = work.groups[place - gap].order
+                place -= gap
+            work.groups[place].order = group

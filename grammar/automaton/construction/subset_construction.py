@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramify.grammar.automaton.construction.groups import divide, sort_groups
+from ramify.grammar.automaton.construction.groups import divide, place_atom, sort_groups
 from ramify.grammar.automaton.construction.nodes import (
     CALL,
     CHARS,
@@ -298,15 +298,16 @@ def _read(nodes: Nodes, work: Work, parts: int) -> None:
     groups = 0
     for i in range(parts):
         position = work.parts[i]
-        node = work.at[position].node
-        if nodes.node[node].kind == TEXT:
+        if nodes.node[work.at[position].node].kind == TEXT:
             atom = nodes.letters[work.at[position].letter]
-            work.rest_bits[:] = 0
-            work.rest_bits[atom >> 6] = np.uint64(1) << np.uint64(atom & 63)
-        else:
+            groups = place_atom(work, groups, i, position, atom, words)
+    for i in range(parts):
+        position = work.parts[i]
+        node = work.at[position].node
+        if nodes.node[node].kind != TEXT:
             for word in range(words):
                 work.rest_bits[word] = work.node_bits[node * words + word]
-        groups = divide(work, groups, i, position, words)
+            groups = divide(work, groups, i, position, words)
         if count[STATUS] != DONE:
             return
     sort_groups(work, groups, words)

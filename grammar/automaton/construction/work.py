@@ -49,7 +49,7 @@ class Work(NamedTuple):
     stack           scratch: nodes to look into
     splits          scratch: the positions that read an atom: `position` and those of `parent`
     groups          scratch: groups of atoms that the same positions read (`split`); the first of these is at
-                    `first` in `parts`
+                    `first` in `parts`. By atom, `of_atom`: the group that had `atom` alone
     group_bits      scratch: the atoms of each group
     rest_bits       scratch: the atoms of a position that are in no group yet
     node_bits       by node of the kind CHARS, its atoms
@@ -100,7 +100,7 @@ _RECORDS = {
     "calls": record("rule", "start", "after"),
     "stack": record("node", "times", "after"),
     "splits": record("parent", "position"),
-    "groups": record("split", "first", "key", "order", "target"),
+    "groups": record("split", "first", "key", "order", "target", "atom", "of_atom"),
 }
 _DTYPES = array_dtypes(Work, flags=("nullable",)) | _RECORDS
 for _name in (
