@@ -118,30 +118,33 @@ class EventStream(Response):
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, and return its result. If the client disconnects first, `work` is cancelled and
-    `ClientGone` is raised.
+    `ClientGone` is raised, also where `work` turns the cancellation into a result or another error. An error
+    of `receive` ends `work` in the same way, and is raised.
 
     The body of the request must have been read before.
     """
     task = asyncio.current_task()
     assert task is not None
-    cancelled_before, gone = task.cancelling(), False
+    cancelled_before = task.cancelling()
+    reasons: list[Exception] = []
 
     async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            reasons.append(ClientGone("The client went away."))
+        except Exception as error:
+            reasons.append(error)
         task.cancel()
 
     watching = asyncio.create_task(watch())
     try:
         return await work
-    except asyncio.CancelledError:
-        if gone and task.uncancel() <= cancelled_before:
-            raise ClientGone("The client went away.") from None
-        raise
     finally:
         watching.cancel()
+        # A larger count: the caller was cancelled too, by the end of the server.
+        if reasons and task.uncancel() <= cancelled_before:
+            raise reasons[0]
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

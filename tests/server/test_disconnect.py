@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
+from ramify.runtime.server.errors import ClientGone
+from ramify.runtime.server.sse import while_connected
 from tests.server.conftest import BODIES
 from tests.server.fake_frontend import FakeFrontend, LiveServer, raw_post
 
@@ -61,3 +65,57 @@ async def test_many_clients_at_once(server: LiveServer, frontend: FakeFrontend) 
         )
     assert [answer.json()["text"] for answer in answers] == [f"BER {i:04}" for i in range(64)]
     assert not frontend.running
+
+
+async def disconnect() -> dict[str, str]:
+    return {"type": "http.disconnect"}
+
+
+async def broken() -> dict[str, str]:
+    raise OSError("broken receive")
+
+
+def result() -> str:
+    return "swallowed"
+
+
+def failure() -> str:
+    raise ValueError("another error")
+
+
+@pytest.mark.parametrize(("receive", "raised"), [(disconnect, ClientGone), (broken, OSError)])
+@pytest.mark.parametrize("end", [None, result, failure])
+async def test_work_for_a_client_that_is_gone_ends_in_one_way(
+    receive: Callable[[], Any], raised: type[Exception], end: Callable[[], str] | None
+) -> None:
+    async def work() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if end is None:
+                raise
+        assert end is not None
+        return end()
+
+    with pytest.raises(raised):
+        await while_connected(receive, work())
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0, "later timeouts of the task judge by this count"
+
+
+async def test_the_caller_s_own_cancellation_is_not_taken_for_the_client_s() -> None:
+    waiting = asyncio.Event()
+
+    async def receive() -> dict[str, str]:
+        await waiting.wait()
+        task.cancel()
+        return {"type": "http.disconnect"}
+
+    async def work() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(while_connected(receive, work()))
+    with pytest.raises(asyncio.CancelledError):
+        await task
