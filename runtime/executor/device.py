@@ -175,8 +175,13 @@ def check_trials(config: EngineConfig, device: torch.device, shape: ModelShape |
         reasons |= dict.fromkeys(UNFIXED, "deterministic is set: its bits depend on the batch or on chunks")
     if config.attention_backend == "flashinfer":
         reasons["library-prompts"] = "attention_backend is 'flashinfer'"
-    if not _rounds(config, device):
+    dequantised = config.dtype == "float32" or config.quantization == "none"
+    if dequantised or not _rounds(config, device):
         reasons["fused-rounding"] = "activations are not rounded to float8 here"
+    elif shape is not None:
+        quantised = getattr(shape, "quantised", None)  # the shape of a model by transformers' code has none
+        if quantised is None or not quantised.any_float8_activations:
+            reasons["fused-rounding"] = "this checkpoint has no FP8 weights with activations in float8"
     if (capability_of(device) or 0) < 90:
         reasons["dependent-launch"] = "it needs a GPU of compute capability 9.0 or later"
     if shape is not None and shape.states is None:

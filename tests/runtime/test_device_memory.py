@@ -36,6 +36,7 @@ from ramify.runtime.executor.memory import (
     with_defaults_of,
 )
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.model.shape.quantised_config import Quantised
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
@@ -130,7 +131,7 @@ def test_on_a_gpu_auto_is_triton_and_the_cpu_kernels_are_refused(
 ) -> None:
     chosen: list[tuple[str, bool]] = []
 
-    def ops(backend: str, *, deterministic: bool = False, float8: bool = False) -> str:
+    def ops(backend: str, *, deterministic: bool = False, **_: Any) -> str:
         chosen.append((backend, deterministic))
         return backend
 
@@ -331,6 +332,8 @@ def test_activations_become_float8_where_the_device_multiplies_it(
     [
         ("fused-rounding", (8, 6), {}, "activations are not rounded"),
         ("fused-rounding", (9, 0), {"exact_activations": True}, "activations are not rounded"),
+        ("fused-rounding", (9, 0), {"quantization": "none"}, "activations are not rounded"),
+        ("fused-rounding", (9, 0), {"dtype": "float32"}, "activations are not rounded"),
         ("dependent-launch", (8, 9), {}, "capability 9.0"),
         ("skinny-products", (9, 0), {"deterministic": True}, "deterministic is set"),
         ("chunked-delta", (9, 0), {"deterministic": True}, "deterministic is set"),
@@ -358,12 +361,28 @@ def test_the_trials_of_the_configuration_reach_the_kernels(
         EngineConfig(trial="skinny")
 
 
+def mixed(float8: bool) -> Quantised:
+    """Two layouts of weights; the second has its activations in float8 if `float8`."""
+    layouts = [Quantised("compressed-tensors", (32,)), Quantised("compressed-tensors", (), (), float8)]
+    groups = tuple(((f"re:{index}",), layout) for index, layout in enumerate(layouts))
+    return dataclasses.replace(layouts[0], config_groups=groups)
+
+
 @pytest.mark.parametrize(
-    ("trial", "changes"), [("chunked-delta", {"states": None}), ("library-prompts", {"head_dim": 256})]
+    ("trial", "changes"),
+    [
+        ("chunked-delta", {"states": None}),
+        ("library-prompts", {"head_dim": 256}),
+        ("fused-rounding", {"quantised": None}),
+        ("fused-rounding", {"quantised": Quantised("gptq", groups=(128,))}),
+        ("fused-rounding", {"quantised": mixed(float8=False)}),
+    ],
 )
 def test_a_trial_that_a_model_has_no_use_for_is_refused(trial: Any, changes: Any, of_capability: Any) -> None:
     of_capability((9, 0))
-    shape = SimpleNamespace(states=object(), head_dim=128, attention_soft_cap=0.0, sinks=())
+    shape = SimpleNamespace(
+        states=object(), head_dim=128, attention_soft_cap=0.0, sinks=(), quantised=mixed(float8=True)
+    )
     config = EngineConfig(trial=trial)
     devices.check_trials(config, CUDA, shape)  # type: ignore[arg-type]
     vars(shape).update(changes)

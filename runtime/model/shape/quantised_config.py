@@ -35,6 +35,12 @@ class Quantised:
     is the name of a module, `re:` with a pattern that matches from the start of a name, or a class: "Linear"
     for all matrices."""
 
+    @property
+    def any_float8_activations(self) -> bool:
+        """Whether the activations of any matrix are to be rounded to float8."""
+        layouts = [layout for _, layout in self.config_groups] or [self]
+        return any(layout.float8_activations for layout in layouts)
+
     def for_matrix(self, name: str) -> Quantised:
         """The quantisation of the matrix `name`, given without `.weight`. A target that equals `name` has
         precedence over patterns, and patterns over classes.
