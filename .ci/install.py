@@ -31,8 +31,18 @@ SETTINGS = (
     ("find-links", "UV_FIND_LINKS"),
     ("constraint", "UV_CONSTRAINT"),
     ("cert", "SSL_CERT_FILE"),
+    ("trusted-host", "UV_INSECURE_HOST"),
+    ("proxy", "HTTPS_PROXY"),
+    ("proxy", "HTTP_PROXY"),
 )
 """Settings of pip, and the variables that uv has for them."""
+INDIFFERENT = (
+    *("no-index", "disable-pip-version-check", "require-virtualenv", "user", "root-user-action"),
+    *("break-system-packages", "timeout", "default-timeout", "retries", "resume-retries", "cache-dir"),
+    *("no-cache-dir", "no-input", "no-color", "progress-bar", "quiet", "verbose", "log"),
+    *("no-warn-script-location", "no-warn-conflicts", "compile", "no-compile"),
+)
+"""Settings of pip that uv can do without: `install` looks at no-index, the others change no package."""
 
 
 def unfit() -> str:
@@ -73,23 +83,33 @@ def install(venv: Path, what: str) -> int:
 
     uv takes a sixth of pip's time, and knows PyTorch's indexes: `$TORCH_BACKEND` is its option, by default
     ``auto`` on Linux. If that is empty or these indexes cannot be reached, torch comes from pip's index like
-    the rest; if uv fails again, pip installs.
+    the rest; if uv fails again, pip installs. pip installs alone if it has a setting that uv lacks.
     """
     python = str(venv / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     ways = [[*pip, "--editable", what]]
+    found = settings_of_pip(python)
     backend = os.environ.get("TORCH_BACKEND", "auto" if sys.platform == "linux" else "")
-    if not run([*pip, "uv"], {}):
+    lacking = sorted(found.keys() - {name for name, _ in SETTINGS} - {*INDIFFERENT})
+    if lacking:
+        print(
+            f"pip installs, as uv lacks its {', '.join(lacking)}. With uv it would take a sixth of the time."
+        )
+    elif not run([*pip, "uv"], {}):
         uv = [python, "-m", "uv", "pip", "install", "--python", python, "--editable", what]
+        if found.get("no-index", "").lower() in ("y", "yes", "t", "true", "on", "1"):
+            uv, backend = [*uv, "--no-index"], ""
         ways[:0] = [[*uv, "--torch-backend", backend], uv] if backend else [uv]
-    settings = settings_of_pip(python)
+    settings = variables_of_uv(found)
     for way in ways:
         status = run(way, settings)
         if not status:
             break
         if "--torch-backend" in way:
             print(
-                "PyTorch's index gave no torch. It comes from pip's, on Linux with 2.6 GB of CUDA libraries."
+                "uv failed with PyTorch's index. It tries again with torch from pip's, on Linux with "
+                "2.6 GB of CUDA libraries.",
+                flush=True,
             )
     return status
 
@@ -109,18 +129,23 @@ def run(command: list[str], settings: dict[str, str]) -> int:
 
 
 def settings_of_pip(python: str) -> dict[str, str]:
-    """pip's indexes, links, constraints and certificates as environment variables of uv, which reads none of
-    pip's files."""
+    """pip's settings for `pip install`, by name, from its files and its variables."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
     found: dict[str, str] = {}
     for section in ("global", "install", ":env:"):  # the later goes before
-        found.update(re.findall(section + r"\.([\w-]+)=('.*')", listed))
+        for name, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", listed, re.MULTILINE):
+            found[name] = ast.literal_eval(value)
+    return found
+
+
+def variables_of_uv(found: dict[str, str]) -> dict[str, str]:
+    """pip's settings `found` as environment variables of uv, which reads none of pip's files."""
     # As pip, uv takes the newest release of all indexes. Three retries take 6 s where there is no network.
     settings = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_HTTP_RETRIES": "1"}
     for name, uv in SETTINGS:
         if name in found:
             separator = "," if uv == "UV_FIND_LINKS" else " "
-            settings[uv] = separator.join(ast.literal_eval(found[name]).split())
+            settings[uv] = separator.join(found[name].split())
     return settings
 
 

@@ -168,16 +168,19 @@ def test_a_moved_clone_gets_a_new_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failing", "ways"),
+    ("failing", "settings", "ways"),
     [
-        ((), ["uv --torch-backend"]),
-        (("--torch-backend",), ["uv --torch-backend", "uv"]),
-        (("uv",), ["uv --torch-backend", "uv", "pip"]),
-        (("quiet uv",), ["pip"]),
+        ((), {}, ["uv --torch-backend"]),
+        (("--torch-backend",), {}, ["uv --torch-backend", "uv"]),
+        (("uv",), {}, ["uv --torch-backend", "uv", "pip"]),
+        (("quiet uv",), {}, ["pip"]),
+        ((), {"no-index": "true"}, ["uv --no-index"]),
+        ((), {"no-index": "0", "timeout": "60"}, ["uv --torch-backend"]),
+        ((), {"only-binary": ":all:"}, ["pip"]),
     ],
 )
 def test_torch_comes_from_pytorch_by_uv_else_from_the_index_else_by_pip(
-    monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...], ways: list[str]
+    monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...], settings: dict[str, str], ways: list[str]
 ) -> None:
     install = script("install")
     tried: list[str] = []
@@ -186,28 +189,37 @@ def test_torch_comes_from_pytorch_by_uv_else_from_the_index_else_by_pip(
         words = command[2:]
         if words[-1] == "uv":
             return int("quiet uv" in failing)
-        tried.append(" ".join([words[0], *(word for word in words if word == "--torch-backend")]))
+        tried.append(
+            " ".join([words[0], *(word for word in words if word in ("--torch-backend", "--no-index"))])
+        )
         return int(any(word in words for word in failing))
 
     monkeypatch.setenv("TORCH_BACKEND", "cpu")
     install.run = run
-    install.settings_of_pip = lambda python: {}
+    install.settings_of_pip = lambda python: settings
     assert install.install(Path("venv"), ".") == 0
     assert tried == ways
 
 
-def test_uv_gets_the_indexes_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_uv_gets_the_settings_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text(
-        "[global]\nindex-url = https://a/simple\nfind-links = /one\n  /two\n[install]\nconstraint = /c.txt\n"
+        "[global]\nindex-url = https://a/simple\nfind-links = /one\n  /two\ntrusted-host = a\n  b:8080\n"
+        "proxy = http://proxy:3128\n[install]\nconstraint = /user's/c.txt\n[download]\npre = yes\n"
     )
+    for name in ("FIND_LINKS", "CONSTRAINT", "TRUSTED_HOST", "PROXY", "INDEX_URL"):
+        monkeypatch.delenv(f"PIP_{name}", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://b/simple")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    settings = script("install").settings_of_pip(sys.executable)
+    install = script("install")
+    found = install.settings_of_pip(sys.executable)
+    settings = install.variables_of_uv(found)
     assert settings["UV_DEFAULT_INDEX"] == "https://a/simple"
     assert settings["UV_INDEX"] == "https://b/simple"
     assert settings["UV_FIND_LINKS"] == "/one,/two"
-    assert settings["UV_CONSTRAINT"] == "/c.txt"
+    assert settings["UV_CONSTRAINT"] == "/user's/c.txt"
+    assert settings["UV_INSECURE_HOST"] == "a b:8080"
+    assert settings["HTTPS_PROXY"] == settings["HTTP_PROXY"] == "http://proxy:3128"
+    assert "pre" not in found
 
 
 @pytest.mark.parametrize(
