@@ -12,6 +12,7 @@ CAPABILITY ?= 9.0
 demo: runtime  ## install, get the default model, run examples/judge.py
 	@$(BIN)/python -m ramify pull
 	@$(BIN)/python examples/judge.py
+	@echo "Next: a server by make serve, or your own programs: . $(BIN)/activate, and docs/get-started.md"
 
 serve: runtime  ## PORT=30000: the local server, on http://127.0.0.1:$(PORT)
 	@$(BIN)/python -m ramify pull

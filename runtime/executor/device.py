@@ -117,8 +117,8 @@ def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Op
         backend in ("triton", "flashinfer") or (backend, device.type) == ("auto", "cuda")
     ):
         raise UnsupportedField(
-            f"trial is {config.trial[0]!r}, a Triton kernel, and the attention backend is {backend!r} on the "
-            f"device {device.type}.",
+            f"trial is {config.trial[0]!r}, of the triton and flashinfer backends, and the attention "
+            f"backend is {backend!r} on the device {device.type}.",
             field="trial",
             remedy="Leave it out, or choose triton on a CUDA device.",
         )
@@ -177,7 +177,10 @@ def check_trials(config: EngineConfig, device: torch.device, shape: ModelShape |
         reasons["library-prompts"] = "attention_backend is 'flashinfer'"
     dequantised = config.dtype == "float32" or config.quantization == "none"
     if dequantised or not _rounds(config, device):
-        reasons["fused-rounding"] = "activations are not rounded to float8 here"
+        reasons["fused-rounding"] = (
+            "activations are not rounded to float8: that needs a GPU of compute capability 8.9 or later, and "
+            "neither exact_activations, dtype float32 nor quantization none"
+        )
     elif shape is not None:
         quantised = getattr(shape, "quantised", None)  # the shape of a model by transformers' code has none
         if quantised is None or not quantised.any_float8_activations:

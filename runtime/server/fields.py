@@ -247,7 +247,7 @@ def decode(data: bytes | msgspec.Raw, kind: Any, path: str) -> Any:
     except RecursionError:
         problem = "it is nested too deeply"
     except (msgspec.DecodeError, ValueError) as error:
-        problem = str(error)
+        problem = "it is truncated JSON" if str(error) == "Input data was truncated" else str(error)
         if not path and not bytes(memoryview(data)[:64]).strip():
             problem = "it is empty; send a JSON object"
         elif "truncated" in problem and _ends(data):  # msgspec also says this of an unpaired surrogate

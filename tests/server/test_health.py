@@ -220,7 +220,7 @@ def test_every_generation_is_one_log_line(
             400,
             r"it has a half of a surrogate pair (\ud800 to \udfff), which is no character",
         ),
-        ("POST", "/v1/chat/completions", b"{", 400, "The body: input data was truncated"),
+        ("POST", "/v1/chat/completions", b"{", 400, "The body: it is truncated JSON"),
         ("POST", "/v1/completions", b'{"model": "gpt-9"}', 404, "model: There is no model 'gpt-9' here."),
         ("GET", "/generate", b"", 405, "/generate does not take GET, but POST and PUT."),
         ("GET", "/a%0Ab", b"", 404, r"/a\nb: There is no /a"),
