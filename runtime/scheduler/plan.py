@@ -392,12 +392,21 @@ class StepPlanner:
                 elif budget > 0:
                     budget -= self._take(request, budget, plan)
         self._share_out(turn.last, budget, plan, self._make_room)
-        if self._pages.states.present:  # admissions may have added marks to requests that were planned before
-            cut = self._pages.states.cut
-            plan = [ScheduledRequest.up_to(cut(one.request, one.stop), one.request, one.wave) for one in plan]
+        if self._pages.states.present:
+            plan = [self._after_admission(one) for one in plan]
         if requests.counters.retractions > retractions:
             return [scheduled for scheduled in plan if scheduled.request.pages.lock is not None]
         return plan
+
+    def _after_admission(self, planned: ScheduledRequest) -> ScheduledRequest:
+        """`planned`, for a model with states. An admission may have added a mark to its request. Its draft
+        tokens need a second slot, which is taken after all admissions, so that no request waits for it; they
+        are dropped if no slot is free."""
+        request, stop, states = planned.request, planned.stop, self._pages.states
+        if request.draft_len and not states.save(request):
+            request.drop_draft()
+            stop = min(stop, request.length + request.computed_ahead)
+        return ScheduledRequest.up_to(states.cut(request, stop), request, planned.wave)
 
     def _share_out(
         self,

@@ -310,6 +310,32 @@ def test_rejected_drafts_of_a_model_with_states_change_no_token(toy: ToyHybrid) 
     assert min(accepted[0], accepted[2]) > 100 > accepted[1], "few slots leave none for a second state"
 
 
+def drafting(toy: ToyHybrid, num_states: int) -> LocalScheduler:
+    """Two requests that decode with drafts from the outputs of two equal requests, which have ended."""
+    other = local(toy, num_states=num_states, speculation=True, tuning=Tuning(least_gain=0.0))
+    for _ in range(2):
+        other.run()
+        for first in (1, 2):
+            prompt = [first, *b"the same words, the same words, the same"]
+            other.submit(prompt, max_tokens=200, ignore_eos=True)
+    for _ in range(6):
+        other.step()
+    return other
+
+
+def test_drafts_keep_no_request_waiting(toy: ToyHybrid) -> None:
+    other = drafting(toy, num_states=4)
+    assert other.cache.state_counts().in_use >= 2
+    drafted = other.scheduler.counters.draft_tokens
+    assert drafted > 0
+    other.submit(prompt_of(30), max_tokens=6, ignore_eos=True)
+    for _ in range(2):
+        other.step()
+    assert len(other.scheduler.requests.running) == 3
+    other.run()
+    assert other.scheduler.counters.draft_tokens > drafted
+
+
 def test_slots_are_counted(toy: ToyHybrid) -> None:
     other = local(toy, num_states=6)
     other.submit(prompt_of(100), max_tokens=5)

@@ -192,9 +192,6 @@ class Drafter:
             step = StepDrafts(self.cost, rows, float(len(drafting)), len(decoding), gain)
             self._propose_to(drafting, len(decoding), step)
             self._drafting_s = step.seconds
-        for request in drafting:
-            if request.draft_len and not self._states.save(request):
-                request.drop_draft()
 
     def learn_cost(self, rows: int, seconds: float) -> None:
         """Learn from a step of decoding requests alone, which took `seconds`, drafting included."""
