@@ -143,12 +143,12 @@ class EngineConfig:
     speculation: bool | None = None
     """Speculative decoding by prompt lookup: draft tokens are copied from equal prompts, from the request
     itself or from recent outputs, and verified in the next step, if that is faster. None: on with the CPU,
-    and with a draft model or draft head."""
+    and with a draft model."""
     draft_model: str | None = None
     """A smaller model with the same tokenizer, or an EAGLE-3 head for the model, named as `model` is. It
     proposes draft tokens if prompt lookup finds no draft tokens that are likelier to be accepted, and if
-    drafting pays by measurement. Unset: the head for multi-token prediction in the model's checkpoint, if
-    there is one."""
+    drafting pays by measurement. Unset: with speculation, the head for multi-token prediction in the model's
+    checkpoint, if there is one."""
     deterministic: bool | None = None
     """Outputs are equal bit for bit, whatever other requests run in the batch, however prefill is chunked,
     and whatever is cached. None: on with the cpu backend, with two exceptions: bfloat16 on processors with

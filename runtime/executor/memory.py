@@ -159,11 +159,8 @@ def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: to
     return slots
 
 
-def check_states(config: EngineConfig, model: ModelShape, device: str) -> EngineConfig:
-    """`config` without the options that linear attention states rule out. On a CUDA device, where steps of
-    several tokens a request of such models are no CUDA graphs, draft tokens are off by default.
-
-    device : "cpu" or "cuda"
+def check_states(config: EngineConfig, model: ModelShape) -> EngineConfig:
+    """`config` without the options that linear attention states rule out.
 
     Raises `UnsupportedField` if such an option was asked for, or if options of states are set for a model
     without states.
@@ -185,10 +182,7 @@ def check_states(config: EngineConfig, model: ModelShape, device: str) -> Engine
             remedy="Leave it out.",
         )
     log.info("%s has states: overlap is off", model.family)
-    speculation = config.speculation
-    if speculation is None and device == "cuda" and config.draft_model is None:
-        speculation = False
-    return dataclasses.replace(config, speculation=speculation, overlap=False)
+    return dataclasses.replace(config, overlap=False)
 
 
 def enough(num_pages: int) -> int:

@@ -154,7 +154,7 @@ def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str |
     if quantised is not None and config.quantization in ("int8", "int4"):
         return f"it is quantised already ({quantised.method})"
     try:
-        check_states(config, shape, machine.device)
+        check_states(config, shape)
         if not isinstance(shape, ModelConfig):
             from ramify.runtime.model.loading.load import check_transformers
 

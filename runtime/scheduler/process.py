@@ -60,7 +60,7 @@ from ramify.runtime.scheduler.grammars import CompilerHost, GrammarStore
 from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Limits
 from ramify.runtime.scheduler.scheduler import Scheduler
-from ramify.runtime.scheduler.speculation.checks import read_draft
+from ramify.runtime.scheduler.speculation.checks import read_draft, speculates
 
 if TYPE_CHECKING:
     from ramify.grammar.compile.grammar_files import GrammarFiles
@@ -89,7 +89,8 @@ def main() -> None:
         for note in context_notes(shape, config.context_length):
             log.warning(note)
         device = resolve_device(config)
-        config = with_defaults_of(check_states(config, shape, device.type), device)
+        config = with_defaults_of(check_states(config, shape), device)
+        config = dataclasses.replace(config, speculation=speculates(config, device.type))
         check_attention(config, shape, resolve_dtype(config, device))
         check_trials(config, device, shape)
         folder = Path(orders.tokenizer)
@@ -110,11 +111,8 @@ def main() -> None:
             target=_prepare_engines, args=(config, vocabulary, lambda: tokenizer(folder)), daemon=True
         ).start()
         runner, draft_runner, cache, limits = _load(config, orders, shape, draft_shape)
-        on_gpu = runner.device.type == "cuda"
         if config.overlap is None:
-            config = dataclasses.replace(config, overlap=on_gpu)
-        if config.speculation is None:
-            config = dataclasses.replace(config, speculation=not on_gpu or draft_runner is not None)
+            config = dataclasses.replace(config, overlap=runner.device.type == "cuda")
         grammars = GrammarStore(
             vocabulary,
             find=functools.partial(_find_grammar, vocabulary, config.grammar_backend),

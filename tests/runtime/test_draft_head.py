@@ -20,7 +20,7 @@ from ramify.runtime.model.loading.load import read_shape
 from ramify.runtime.model.shape.heads import HeadConfig
 from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.scheduler.speculation import drafter
-from ramify.runtime.scheduler.speculation.checks import read_draft
+from ramify.runtime.scheduler.speculation.checks import read_draft, speculates
 from tests.model import hybrids
 from tests.runtime.head_files import Reference, write_eagle3, write_glm, write_qwen
 from tests.runtime.local import LocalScheduler
@@ -190,14 +190,29 @@ def test_hidden_states_without_those_that_the_head_reads(case: Case) -> None:
 def test_the_head_in_the_checkpoint_is_found(case: Case) -> None:
     shape, files = read_shape(case.model), ModelFiles("model", case.model, case.model)
     eagle3 = case.draft != case.model
-    config = EngineConfig(draft_model="head" if eagle3 else None)
+    config = EngineConfig(draft_model="head" if eagle3 else None, speculation=True)
     found = read_draft(config, shape, files, ModelFiles("head", case.draft, case.draft) if eagle3 else None)
     assert isinstance(found, HeadConfig)
     assert (found.num_layers, found.behind, found.states) == (1, shape.depth, None)
     assert len(found.captures) == 3 * eagle3
     if not eagle3:
-        for options in ({"speculation": False}, {"tensor_parallel": 2}, {"load_format": "dummy"}):
-            assert read_draft(EngineConfig(**options), shape, files, None) is None
+        options: tuple[dict[str, Any], ...] = (
+            {"speculation": False},
+            {"speculation": speculates(EngineConfig(), "cuda")},
+            {"tensor_parallel": 2},
+            {"load_format": "dummy"},
+        )
+        for each in options:
+            config = EngineConfig(**{"speculation": True, **each})
+            assert read_draft(config, shape, files, None) is None
+
+
+def test_speculation_is_on_by_default_on_the_cpu_and_with_a_draft_model() -> None:
+    assert speculates(EngineConfig(), "cpu")
+    assert not speculates(EngineConfig(speculation=False), "cpu")
+    assert not speculates(EngineConfig(), "cuda"), "a head that nobody asked for stays on the disk"
+    assert speculates(EngineConfig(speculation=True), "cuda")
+    assert speculates(EngineConfig(draft_model="head"), "cuda")
 
 
 @pytest.mark.parametrize(

@@ -283,17 +283,14 @@ def test_the_number_of_slots(toy: ToyHybrid) -> None:
 
 
 def test_options_that_states_exclude(toy: ToyHybrid) -> None:
-    config = check_states(EngineConfig(), toy.config, "cpu")
-    assert (config.speculation, config.overlap) == (None, False)
-    assert check_states(EngineConfig(), toy.config, "cuda").speculation is False
-    assert check_states(EngineConfig(speculation=True), toy.config, "cuda").speculation
+    assert check_states(EngineConfig(), toy.config).overlap is False
     with pytest.raises(UnsupportedField, match="linear attention") as refused:
-        check_states(EngineConfig(overlap=True), toy.config, "cpu")
+        check_states(EngineConfig(overlap=True), toy.config)
     assert refused.value.field == "overlap"
     without = dataclasses.replace(toy.config, states=None)
-    assert check_states(EngineConfig(speculation=True), without, "cpu").overlap is None
+    assert check_states(EngineConfig(), without).overlap is None
     with pytest.raises(UnsupportedField, match="no states"):
-        check_states(EngineConfig(num_states=9), without, "cpu")
+        check_states(EngineConfig(num_states=9), without)
 
 
 def test_rejected_drafts_of_a_model_with_states_change_no_token(toy: ToyHybrid) -> None:

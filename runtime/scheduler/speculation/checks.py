@@ -14,18 +14,29 @@ from ramify.runtime.model.shape.heads import eagle3_head, own_head
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, tokenizer_file
 
 
+def speculates(config: EngineConfig, device: str) -> bool:
+    """True if an engine of `config` speculates: by default on the CPU and with a draft model.
+
+    device : "cpu" or "cuda"
+    """
+    if config.speculation is not None:
+        return config.speculation
+    return device == "cpu" or config.draft_model is not None
+
+
 def read_draft(
     config: EngineConfig, shape: ModelShape, files: ModelFiles, draft: ModelFiles | None
 ) -> ModelShape | None:
     """The shape of the draft model or EAGLE-3 head in `draft`; without `draft`, of the head for multi-token
-    prediction in the model's own checkpoint, unless `config` rules out its use. None if there is none.
+    prediction in the model's own checkpoint, unless `config` rules out its use. None if there is none. In
+    `config`, `speculates` is filled in.
 
     shape : the shape of the main model, which is in `files`
 
     Raises `UnsupportedField` if `draft` cannot draft for the main model.
     """
     if draft is None:
-        unused = config.speculation is False or config.tensor_parallel > 1 or config.load_format == "dummy"
+        unused = not config.speculation or config.tensor_parallel > 1 or config.load_format == "dummy"
         if unused or not files.weights.is_dir():
             return None
         return own_head(shape, lambda: tensor_names(files.weights))
