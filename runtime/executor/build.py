@@ -23,7 +23,7 @@ from ramify.runtime.executor.device import (
     resolve_page_dtype,
 )
 from ramify.runtime.executor.kv_pool import StatePool, page_bytes, pool_for
-from ramify.runtime.executor.load import LoadModel
+from ramify.runtime.executor.load import LoadDraft, LoadModel
 from ramify.runtime.executor.memory import (
     FRACTION,
     LEAST_STATES,
@@ -57,10 +57,10 @@ def build_runner(config: EngineConfig, load: LoadModel) -> Runner:
 
 
 def build_runners(
-    config: EngineConfig, load: LoadModel, load_draft: LoadModel | None, ranks: Ranks | None = None
+    config: EngineConfig, load: LoadModel, load_draft: LoadDraft | None, ranks: Ranks | None = None
 ) -> tuple[Runner, Runner | None]:
     """The runners of the model, which `load` loads, and of the draft model, which `load_draft` loads. The
-    second runner is None if `load_draft` is None.
+    second runner is None if `load_draft` is None or returns None.
 
     Both runners have the same number of pages, and share the memory for KV. With `ranks`, `load` loads one
     rank's part of the model, and all ranks get the same number of pages.
@@ -79,8 +79,7 @@ def build_runners(
     kept = resolve_page_dtype(config, backend, device, dtype)
     compiled: dict[int, Compiled] = {}  # by the model's id
 
-    def loaded(load: LoadModel, main: CausalLM | None = None) -> CausalLM:
-        model = load(dtype, device, ops)
+    def prepared(model: CausalLM, main: CausalLM | None = None) -> CausalLM:
         if isinstance(model, DraftHead):
             assert isinstance(main, Model)
             model.attach(main)
@@ -91,7 +90,7 @@ def build_runners(
         return model
 
     with fitting("The model's weights", device):
-        model = loaded(load)
+        model = prepared(load(dtype, device, ops))
     if ranks is not None:
         assert isinstance(model, Model)
         ranks.connect(device, deterministic=ops.deterministic)
@@ -99,7 +98,8 @@ def build_runners(
     draft: CausalLM | None = None
     if load_draft is not None:
         with fitting("The draft model's weights", device):
-            draft = loaded(load_draft, model)
+            draft = load_draft(dtype, device, ops)
+            draft = draft and prepared(draft, model)
     shape, draft_shape = model.config, None if draft is None else draft.config
     size = page_bytes(shape, config.page_size, kept, draft_shape)
     pages = pages_in(config, shape, kept, device, draft_shape)

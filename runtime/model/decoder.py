@@ -212,6 +212,10 @@ class Model(CausalLM):
         if name is not None:
             yield from expert_entries(name, entry) if self.config.experts is not None else [(name, entry)]
 
+    def stored_name(self, name: str) -> str:
+        """The name in the checkpoint of the tensor `name` of `slots`."""
+        return name
+
     def slots(self) -> Slots:
         embedding = Slot(self.embedding)
         if self.head is not None and self.config.tie_embeddings:

@@ -55,7 +55,7 @@ def load_packed(
 
     def build(folder: Path) -> None:
         built.append(full())
-        size = _size(built[0])
+        size = bytes_of(built[0])
         if size > most:
             raise cache.NotWritable(
                 f"it takes {size / 2**30:.1f} GiB, and packed_cache_gb is {most / 2**30:.1f}"
@@ -100,7 +100,8 @@ def _write(model: Model, path: Path) -> None:
         torch.serialization.set_crc32_options(checked)
 
 
-def _size(model: Model) -> int:
+def bytes_of(model: Model) -> int:
+    """Bytes of the weights of `model`, packed or not."""
     packed = [weight for _, weights, _ in _parts(model) for weight in weights]
     tensors = [part for weight in packed for part in (weight.panels, weight.scales, weight.bias)]
     return sum(tensor.nbytes for tensor in [*tensors, *model.parameters()])

@@ -54,10 +54,12 @@ def fill(
                 continue
             raise _bad(f"has a tensor that a {model.config.family} model does not: {name}")
         if tensor.shape != slot.target.shape:
+            name = model.stored_name(name)
             raise _bad(f"gives {name} shape {tuple(tensor.shape)}; {tuple(slot.target.shape)} is needed")
         if isinstance(entry, Rows):
             _keep(slot, entry, layout, keep=keep)
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
+            name = model.stored_name(name)
             raise _bad(f"holds {name} as {tensor.dtype}; float32, float16 or bfloat16 is needed")
         else:
             copy_rows(slot, tensor, layout)
@@ -65,7 +67,7 @@ def fill(
         if slot.filled is not None:
             slot.filled()
     if slots:
-        names = ", ".join(sorted(slots)[:3])
+        names = ", ".join(sorted(map(model.stored_name, slots))[:3])
         raise _bad(f"lacks {len(slots)} of its {needed} tensors: {names}{', …' * (len(slots) > 3)}")
     if stored_head is not None and not torch.equal(stored_head.to(model.embedding), model.embedding):
         raise _bad("ties its head to its embedding, yet stores another head in lm_head.weight")

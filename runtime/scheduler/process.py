@@ -31,7 +31,7 @@ from ramify.runtime.executor.device import (
     resolve_device,
     resolve_dtype,
 )
-from ramify.runtime.executor.load import loader
+from ramify.runtime.executor.load import LoadDraft, loader, own_head_loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states, with_defaults_of
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
@@ -48,6 +48,7 @@ from ramify.runtime.model.loading.sampling_defaults import sampling_defaults_of
 from ramify.runtime.model.pooling import pooling_of
 from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 from ramify.runtime.model.shape.context import context_notes, with_context
+from ramify.runtime.model.shape.heads import HeadConfig
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.model.tokenizer.tokenizer import load_backend, load_vocabulary
 from ramify.runtime.parallel.checks import check_ranks, part_for
@@ -241,17 +242,21 @@ def _load(
 ) -> tuple[Runner, Runner | None, PrefixCache | NaiveCache, Limits]:
     context_length = with_context(shape, config.context_length).context_length
     files, draft_files = _files_of(config, orders)
-    load_draft, ranks = None, None
+    load_draft: LoadDraft | None = None
+    ranks = None
     check_ranks(config, shape, files.weights)
     part = part_for(shape, 0, config.tensor_parallel)
     if config.tensor_parallel > 1:
         ranks = Ranks(0, config.tensor_parallel, Sockets(Path(orders.sockets)))
     if draft_shape is not None:
-        draft_files = draft_files or files  # a head in the model's own checkpoint
         of_draft = config
-        if config.quantization == "gguf" and draft_files.weights.is_dir():
+        if config.quantization == "gguf" and (draft_files or files).weights.is_dir():
             of_draft = dataclasses.replace(config, quantization="auto")
-        load_draft = loader(of_draft, draft_files, draft_shape, context_length)
+        if draft_files is not None:
+            load_draft = loader(of_draft, draft_files, draft_shape, context_length)
+        else:
+            assert isinstance(draft_shape, HeadConfig)
+            load_draft = own_head_loader(of_draft, files, draft_shape, context_length)
     load = loader(config, files, part, context_length)
     runner, draft_runner = build_runners(config, load, load_draft, ranks)
     num_pages = runner.pool.num_pages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ramify.errors import UnsupportedField
+from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.runner import Runner
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.loading.load import read_shape
 from ramify.runtime.model.shape.heads import HeadConfig
+from ramify.runtime.processes.worker_process import Orders
+from ramify.runtime.scheduler import process
 from ramify.runtime.scheduler.requests.limits import Tuning
 from ramify.runtime.scheduler.speculation import drafter
 from ramify.runtime.scheduler.speculation.checks import read_draft, speculates
@@ -205,6 +209,69 @@ def test_the_head_in_the_checkpoint_is_found(case: Case) -> None:
         for each in options:
             config = EngineConfig(**{"speculation": True, **each})
             assert read_draft(config, shape, files, None) is None
+
+
+def _change(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+    """Replace the tensor `name` in `folder` by `change` of it; None: leave it out."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    found = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(found)
+    save_file(tensors, path)
+
+
+def _start(case: Case) -> Runner | None:
+    """The draft runner of an engine of `case`, as its process builds it."""
+    config = EngineConfig(num_pages=64, device="cpu", speculation=True, attention_backend="torch")
+    shape, folder = read_shape(case.model), str(case.model)
+    draft = None if case.draft == case.model else str(case.draft)
+    orders = Orders(
+        sockets="",
+        config=config,
+        tokenizer=folder,
+        weights=folder,
+        model_name="model",
+        draft_weights=draft,
+        draft_tokenizer=draft,
+    )
+    head = read_draft(config, shape, *process._files_of(config, orders))
+    assert head is not None
+    return process._load(config, orders, shape, head)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("enorm", None, r"lacks 1 of .*: model\.layers\.2\.enorm\.weight"),
+        ("eh_proj", lambda tensor: tensor[:8].clone(), r"gives model\.layers\.2\.eh_proj\.weight shape"),
+        ("hnorm", lambda tensor: tensor.to(torch.int8), r"holds model\.layers\.2\.hnorm\.weight as .*int8"),
+    ],
+    ids=["missing", "shape", "dtype"],
+)
+def test_an_engine_starts_without_a_head_that_cannot_be_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, change: Any, reason: str
+) -> None:
+    case = _glm(tmp_path)
+    _change(case.model, f"model.layers.2.{name}.weight", change)
+    assert _start(case) is None
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert re.search(f"glm4_moe draft head .*{reason}.*--no-speculation", warning)
+
+
+def test_the_log_says_what_the_head_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ramify")
+    found = _start(_glm(tmp_path))
+    assert found is not None
+    size = sum(each.nbytes for each in found.model.parameters())
+    assert f"takes {size} bytes; --no-speculation leaves it out" in caplog.text
+
+
+def test_a_named_head_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
+    case = _eagle3(tmp_path)
+    _change(case.draft, "fc.weight", None)
+    with pytest.raises(InvalidRequest, match=r"lacks 1 of .*: fc\.weight"):
+        _start(case)
 
 
 def test_speculation_is_on_by_default_on_the_cpu_and_with_a_draft_model() -> None:

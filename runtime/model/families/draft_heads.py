@@ -74,6 +74,11 @@ class DraftHead(Model):
                 return ours and ours + stored.removeprefix(theirs)
         return None
 
+    def stored_name(self, name: str) -> str:
+        begin = ((theirs, ours) for theirs, ours in self.stored if ours and name.startswith(ours))
+        theirs, ours = next(begin, ("", ""))
+        return theirs + name.removeprefix(ours)
+
     def slots(self) -> Slots:
         yield from self.fc.slots()
         layer = self.layers[0]

@@ -37,6 +37,11 @@ class HeadConfig(ModelConfig):
     norm_before_residual: bool = False
     """eagle3: whether the residual stream begins with the normed hidden state."""
 
+    @property
+    def stored_at(self) -> str:
+        """Beginning of the names of the head's tensors in the model's checkpoint."""
+        return {"nextn": f"model.layers.{self.behind}.", "mtp": "mtp.", "eagle3": ""}[self.form]
+
 
 FORMS: Mapping[str, HeadForm] = {
     "glm4_moe": "nextn",
