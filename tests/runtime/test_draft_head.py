@@ -274,6 +274,20 @@ def test_a_named_head_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
         _start(case)
 
 
+@pytest.mark.parametrize(("place", "distance"), [(0, -1), (-1, 320)])
+def test_a_head_that_names_tokens_out_of_range_is_refused(tmp_path: Path, place: int, distance: int) -> None:
+    case = _eagle3(tmp_path)
+
+    def change(d2t: torch.Tensor) -> torch.Tensor:
+        d2t[place] = distance
+        return d2t
+
+    _change(case.draft, "d2t", change)
+    with pytest.raises(InvalidRequest, match=r"d2t names tokens .* the model has 320 tokens") as refused:
+        _start(case)
+    assert refused.value.field == "draft_model"
+
+
 def test_speculation_is_on_by_default_on_the_cpu_and_with_a_draft_model() -> None:
     assert speculates(EngineConfig(), "cpu")
     assert not speculates(EngineConfig(speculation=False), "cpu")
@@ -287,11 +301,13 @@ def test_speculation_is_on_by_default_on_the_cpu_and_with_a_draft_model() -> Non
     [
         ({"hidden_size": 128}, "a model whose hidden size is 128, and the model's is 64"),
         ({"vocab_size": 400}, "a model whose vocabulary is 400, and the model's is 320"),
+        ({"draft_vocab_size": 321}, "has a draft_vocab_size of 321, and the model 320 tokens"),
+        ({"draft_vocab_size": 0}, "has a draft_vocab_size of 0, and the model 320 tokens"),
         ({"num_hidden_layers": 2}, "has 2 layers, and 1 is supported"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}}, r"layers \[2, 3, 5\].* 5 layers"),
         ({"eagle_config": None}, r"reads the inputs of layers \[2, 2, 2\]"),
     ],
-    ids=["hidden-size", "vocabulary", "layers", "captures", "default-captures"],
+    ids=["hidden-size", "vocabulary", "wide", "empty", "layers", "captures", "default-captures"],
 )
 def test_an_unfit_head_is_refused_by_name(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     case = _eagle3(tmp_path)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ramify.errors import InvalidRequest
 from ramify.runtime.model.causal_lm import Attend
 from ramify.runtime.model.decoder import Layer, Model
 from ramify.runtime.model.experts import Entry
@@ -186,6 +187,22 @@ class Eagle3Head(DraftHead):
             distances = torch.zeros(config.draft_vocab_size, dtype=torch.float32)
             self.d2t = nn.Parameter(distances, requires_grad=False)
         self._tokens: Tensor | None = None
+        """The model's token for each token of the head: (draft_vocab_size,) int64, from `attach` on."""
+
+    def attach(self, model: Model) -> None:
+        """Raises `InvalidRequest` if `d2t` names a token that the model does not have."""
+        super().attach(model)
+        if self.d2t is None:
+            return
+        self._tokens = torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t.long()
+        least, most = (int(bound) for bound in torch.aminmax(self._tokens))
+        if least < 0 or most >= self.config.vocab_size:
+            raise InvalidRequest(
+                f"The draft head's d2t names tokens {least} to {most}, and the model has "
+                f"{self.config.vocab_size} tokens.",
+                field="draft_model",
+                remedy="Choose an EAGLE-3 head that was trained for this model.",
+            )
 
     def combine(self, states: Tensor) -> Tensor:
         return self.fc.forward(states)
@@ -200,10 +217,8 @@ class Eagle3Head(DraftHead):
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         found = super().logits(self.norm.forward(hidden))
-        if self.d2t is None:
-            return found
         if self._tokens is None:
-            self._tokens = torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t.long()
+            return found
         logits = found.new_full((len(found), self.config.vocab_size), UNKNOWN)
         return logits.index_copy_(1, self._tokens, found)
 

@@ -93,6 +93,10 @@ def eagle3_head(folder: Path, name: str, shape: ModelShape) -> HeadConfig:
     ):
         if ours != theirs:
             raise _unfit(name, f"is for a model whose {field} is {theirs}, and the model's is {ours}")
+    tokens = outer.get("draft_vocab_size")
+    tokens = shape.vocab_size if tokens is None else tokens
+    if not 0 < tokens <= shape.vocab_size:
+        raise _unfit(name, f"has a draft_vocab_size of {tokens}, and the model {shape.vocab_size} tokens")
     captures = _captures(outer, shape.depth)
     if len(captures) != 3 or not 0 < captures[0] < captures[1] < captures[2] < shape.depth:
         raise _unfit(name, f"reads the inputs of layers {captures}, and the model has {shape.depth} layers")
@@ -103,7 +107,7 @@ def eagle3_head(folder: Path, name: str, shape: ModelShape) -> HeadConfig:
         shape,
         form="eagle3",
         captures=tuple(captures),
-        draft_vocab_size=outer.get("draft_vocab_size") or shape.vocab_size,
+        draft_vocab_size=tokens,
         norm_before_residual=bool(outer.get("norm_before_residual")),
     )
 
