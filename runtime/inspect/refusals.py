@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -108,11 +109,13 @@ def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -
 
 
 def refused_draft(
-    shape: ModelShape, config: EngineConfig, files: ModelFiles, draft: ModelFiles
+    shape: ModelShape, config: EngineConfig, device: str, files: ModelFiles, draft: ModelFiles | None
 ) -> tuple[ModelShape | None, list[Refusal]]:
-    """(shape of the draft model, []), or (None, the reason why this model cannot draft)."""
-    from ramify.runtime.scheduler.speculation.checks import read_draft
+    """(shape of the draft model that an engine loads on `device`, or of the checkpoint's own head, or None,
+    []), or (None, the reason why the draft model cannot draft)."""
+    from ramify.runtime.scheduler.speculation.checks import read_draft, speculates
 
+    config = dataclasses.replace(config, speculation=speculates(config, device))
     try:
         found = read_draft(config, shape, files, draft)
     except RamifyError as error:

@@ -32,6 +32,7 @@ from ramify.runtime.model.checkpoint import ModelFiles, has_tokenizer
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.shape.config import ModelConfig, ModelShape
 from ramify.runtime.model.shape.context import context_notes, with_context
+from ramify.runtime.model.shape.heads import HeadConfig, is_loaded
 from ramify.runtime.model.tokenizer.end_tokens import with_end_tokens
 from ramify.runtime.parallel.checks import check_ranks, part_for, possible_ranks
 
@@ -155,7 +156,13 @@ def inspected(
     own = shape.quantised is not None if isinstance(shape, ModelConfig) else False
     quantization = _quantization(config, "checkpoint" if own else "none" if weights.is_dir() else "gguf")
     divides_by, ranks, undivided = _ranks(shape, config, weights)
-    formats, weight_bytes = _sizes(tensors, machine.device if native else None, quantization, dtype, ranks)
+    draft_shape, refused_as_draft = None, list[Refusal]()
+    loaded = tensors
+    if shape is not None:
+        draft_shape, refused_as_draft = refused_draft(shape, config, machine.device, files, draft)
+        head = draft_shape if draft is None and isinstance(draft_shape, HeadConfig) else None
+        loaded = [tensor for tensor in tensors if is_loaded(tensor.name, shape, head)]
+    formats, weight_bytes = _sizes(loaded, machine.device if native else None, quantization, dtype, ranks)
     numbers = _parameters(weights, tensors)
     family = shape.family if shape else _family(weights)
     facts: dict[str, Any] = dict.fromkeys(
@@ -168,13 +175,12 @@ def inspected(
         if chat and has_tokenizer(files.tokenizer):
             about_ends = with_end_tokens(shape, files.tokenizer)[1]
             notes += [] if about_ends is None else [about_ends]
-        draft_shape, beside = None, 0
+        beside = 0
         options = refused_options(shape, machine, config)
         asked = (f"--quantization {config.quantization}", "--draft-model" if config.draft_model else "")
         refused += [refusal for refusal in options if refusal.subject in asked]
+        refused += refused_as_draft
         if draft is not None:
-            draft_shape, problems = refused_draft(shape, config, files, draft)
-            refused += problems
             beside = inspected(draft, machine, EngineConfig(dtype=config.dtype), chat=False).weight_bytes
         if config.loras:
             refused += refused_adapters(shape, config.loras)

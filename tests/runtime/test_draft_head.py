@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,10 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.runner import Runner
+from ramify.runtime.inspect.machine import Machine
+from ramify.runtime.inspect.report import inspected
 from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.checkpoint import ModelFiles
-from ramify.runtime.model.loading.load import read_shape
+from ramify.runtime.model.loading.load import load_model, read_shape
+from ramify.runtime.model.shape.config import ModelConfig
 from ramify.runtime.model.shape.heads import HeadConfig
 from ramify.runtime.processes.worker_process import Orders
 from ramify.runtime.scheduler import process
@@ -209,6 +213,31 @@ def test_the_head_in_the_checkpoint_is_found(case: Case) -> None:
         for each in options:
             config = EngineConfig(**{"speculation": True, **each})
             assert read_draft(config, shape, files, None) is None
+
+
+def test_an_inspection_counts_the_head_where_it_is_loaded(case: Case) -> None:
+    files = ModelFiles("model", case.model, case.model)
+
+    def found(device: Literal["cpu", "cuda"], **options: Any) -> tuple[int, int]:
+        seen = inspected(
+            files, Machine(device, "a machine", 1 << 34, "bfloat16"), EngineConfig(**options), chat=False
+        )
+        return seen.weight_bytes, seen.kv_bytes_per_token
+
+    without = found("cpu", speculation=False)
+    if case.draft != case.model:
+        assert found("cpu") == without
+        return
+    shape = read_shape(case.model)
+    assert isinstance(shape, ModelConfig)
+    head = read_draft(EngineConfig(speculation=True), shape, files, None)
+    assert isinstance(head, HeadConfig)
+    weights, per_token = (ours - theirs for ours, theirs in zip(found("cpu"), without, strict=True))
+    loaded = load_model(files, shape=head, dtype=torch.bfloat16)
+    assert weights == 2 * sum(tensor.numel() for tensor in loaded.parameters())
+    assert per_token == page_bytes(head, 1, torch.bfloat16)
+    assert found("cuda", speculation=True)[1] == found("cpu")[1]
+    assert found("cuda")[1] == without[1]
 
 
 def _change(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None) -> None:

@@ -10,6 +10,7 @@ torch.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,19 @@ def own_head(shape: ModelShape, tensor_names: Callable[[], Collection[str]]) -> 
     sparse = any(name.startswith(f"{layer}mlp.experts.") for name in names)
     experts = dataclasses.replace(shape.experts, sparse=(True,)) if shape.experts and sparse else None
     return _head(shape, shape, form=form, experts=experts)
+
+
+def is_loaded(name: str, shape: ModelShape, head: HeadConfig | None) -> bool:
+    """Whether the tensor `name` of a checkpoint is loaded with the draft head `head`: all but those of other
+    heads, and of embeddings that a head repeats."""
+    form = FORMS.get(shape.family)
+    if form == "mtp":
+        return head is not None or not name.startswith("mtp.")
+    found = re.match(r"model\.layers\.(\d+)\.", name) if form == "nextn" else None
+    if found is None or int(found[1]) < shape.depth:
+        return True
+    repeated = name.endswith(("embed_tokens.weight", "shared_head.head.weight"))
+    return head is not None and name.startswith(head.stored_at) and not repeated
 
 
 def eagle3_head(folder: Path, name: str, shape: ModelShape) -> HeadConfig:
