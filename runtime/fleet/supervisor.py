@@ -14,14 +14,14 @@ import msgspec
 from ramify.decisions.calibration import check_calibration, read_calibration
 from ramify.decisions.layouts import LAYOUTS
 from ramify.engine_messages import GetStats, ToFrontend, ToTokenizer
-from ramify.errors import EngineClosed, EngineError, RamifyError, WorkerDied
+from ramify.errors import EngineClosed, EngineError, InvalidRequest, RamifyError, WorkerDied
 from ramify.model_info import ModelInfo
 from ramify.questions import Calibration
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.faults import errors_logged
 from ramify.runtime.fleet.replica import HEARTBEAT, HEARTBEAT_S, SILENT_S, EngineEvents
 from ramify.runtime.inspect.resolve import resolve
-from ramify.runtime.model.checkpoint import ModelFiles, digest, fingerprint
+from ramify.runtime.model.checkpoint import ModelFiles, digest, fingerprint, is_eagle3
 from ramify.runtime.processes.engine_processes import EngineProcesses
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.processes.shares import Share
@@ -105,6 +105,12 @@ class EngineSupervisor:
             self._calibration = read_calibration(self._config.calibration)
         weights = self._config.load_format != "dummy"
         self._files = await asyncio.to_thread(resolve, self._config.model, weights=weights)
+        if is_eagle3(self._files.weights):
+            raise InvalidRequest(
+                f"{self._config.model} is an EAGLE-3 draft head, and no model.",
+                field="model",
+                remedy=f"Name its model, and the head with --draft-model {self._config.model}.",
+            )
         if self._config.draft_model is not None:
             self._draft_files = await asyncio.to_thread(resolve, self._config.draft_model, weights=weights)
         await self._start_engine()

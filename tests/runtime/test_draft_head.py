@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.engine.engine import Engine
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.inspect.machine import Machine
@@ -348,3 +349,10 @@ def test_an_unfit_head_is_refused_by_name(tmp_path: Path, change: dict[str, Any]
         read_draft(config, read_shape(case.model), files, head)
     assert refused.value.field == "draft_model"
     assert resolve(str(case.draft)).weights == case.draft, "a head needs no tokenizer"
+
+
+def test_a_head_is_no_model(tmp_path: Path) -> None:
+    head = _eagle3(tmp_path).draft
+    with pytest.raises(InvalidRequest, match=r"is an EAGLE-3 draft head.*--draft-model") as refused:
+        Engine(model=str(head)).start()
+    assert refused.value.field == "model"

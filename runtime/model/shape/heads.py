@@ -77,6 +77,8 @@ def own_head(shape: ModelShape, tensor_names: Callable[[], Collection[str]]) -> 
 def is_loaded(name: str, shape: ModelShape, head: HeadConfig | None) -> bool:
     """Whether the tensor `name` of a checkpoint is loaded with the draft head `head`: all but those of other
     heads, and of embeddings that a head repeats."""
+    if not isinstance(shape, ModelConfig):
+        return True
     form = FORMS.get(shape.family)
     if form == "mtp":
         return head is not None or not name.startswith("mtp.")
