@@ -55,7 +55,7 @@ class ForwardBatch:
         writes it after its last one. A request whose first token is at position 0 begins from zeros.
     lora : LoraRows, optional
         The LoRA adapters of the tokens; None if no request has an adapter.
-    hidden : (T, `CausalLM.reads`), optional
+    hidden : (T, `CausalLM.hidden_input_width`), optional
         For a draft head: the hidden states of the tokens before, on the model's device.
     """
 

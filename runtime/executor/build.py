@@ -142,7 +142,7 @@ def build_runners(
         if (device.type == "cuda" and backend != "torch") or model is draft:
             runner.warm_up()
         # transformers' code may read values of the device on the host, which a graph cannot capture.
-        if graphs and isinstance(model, Model) and not model.reads:
+        if graphs and isinstance(model, Model) and not model.hidden_input_width:
             longest = min(shape.context_length, pages * pool.page_size)
             tokens = [] if states is not None else _buckets(config, longest)
             runner.capture_graphs(sizes, -(-longest // pool.page_size), tokens)

@@ -85,7 +85,7 @@ class Runner:
         self.attention = attention_of(ops, model.config, pool, cascade=cascade)
         self._stacks: list[LayerStack] = []
         """Stacks of all layers, cut before each of the model's `captures`."""
-        weights = model.layer_weights() if isinstance(model, Model) and not model.reads else None
+        weights = model.layer_weights() if isinstance(model, Model) and not model.hidden_input_width else None
         if ops.layer_stack is not None and weights is not None:
             heads = model.config.num_heads
             cuts = [0, *model.captures, len(weights)]
@@ -201,8 +201,10 @@ class Runner:
         if self._stacks:
             return self._compute_stacks(ids, tokens[1], tokens[2], batch)
         hidden = batch.hidden
-        if hidden is None and self.model.reads:  # a warm-up
-            hidden = torch.zeros(len(ids), self.model.reads, dtype=self.pool.dtype, device=self.device)
+        if hidden is None and self.model.hidden_input_width:  # a warm-up
+            hidden = torch.zeros(
+                len(ids), self.model.hidden_input_width, dtype=self.pool.dtype, device=self.device
+            )
         self.model.adapted.rows = batch.lora
         try:
             attention = self.attention.step(batch, self.device)

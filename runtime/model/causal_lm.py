@@ -70,7 +70,7 @@ class CausalLM(nn.Module, ABC):
         """The LoRA adapters of a step."""
         self.captures: tuple[int, ...] = ()
         """The layers whose inputs `forward` returns too, for a draft head; ascending."""
-        self.reads = 0
+        self.hidden_input_width = 0
         """Size of the hidden states that `forward` takes beside the ids; 0 except for draft heads."""
 
     @abstractmethod

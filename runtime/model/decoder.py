@@ -56,7 +56,7 @@ class Model(CausalLM):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config)
-        self.embedding, self.head = self.ends(dtype)
+        self.embedding, self.head = self.embedding_and_head(dtype)
         self.layers = nn.ModuleList(self.layer(index, dtype) for index in range(config.depth))
         for module in self.layers.modules():
             if isinstance(module, Linear):
@@ -71,7 +71,7 @@ class Model(CausalLM):
         """A table (context_length, head_dim / 2), complex64, for each rotary embedding of the layers."""
         self._rotation_of = [ropes.index(rope) for rope in config.ropes]
 
-    def ends(self, dtype: torch.dtype) -> tuple[nn.Parameter, Linear | None]:
+    def embedding_and_head(self, dtype: torch.dtype) -> tuple[nn.Parameter, Linear | None]:
         """The embedding, and the projection to logits, None on all ranks but the first."""
         config = self.config
         shape = (config.vocab_size, config.hidden_size)

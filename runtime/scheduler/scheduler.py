@@ -163,7 +163,7 @@ class Scheduler:
         with self.counters.model_time():
             hidden = self.forward.run_plan(plan)
         self.counters.computed_tokens += len(hidden)
-        self.drafter.took(plan, lambda: self._runner.read_by_head(hidden))
+        self.drafter.observe_pass(plan, lambda: self._runner.read_by_head(hidden))
         for scheduled in plan:
             if scheduled.request.draft_len:
                 self.counters.count_drafts(scheduled.request)

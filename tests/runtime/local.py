@@ -131,7 +131,7 @@ class LocalScheduler:
         self.runner = runner = make_runner(model, self._pool(model), self._kernels, states=states)
         self.draft_runner = draft_model and WatchedRunner(draft_model, self._pool(draft_model), self._kernels)
         for each in (runner, self.draft_runner) if graphs else ():
-            if each is not None and not each.model.reads:
+            if each is not None and not each.model.hidden_input_width:
                 each.capture_graphs(graphs, -(-limits.context_length // config.page_size))
         ticks = itertools.count()
         self.results: dict[str, Result] = {}

@@ -43,9 +43,11 @@ class DraftHead(Model):
 
     def __init__(self, config: HeadConfig, dtype: torch.dtype) -> None:
         super().__init__(config, dtype)
-        self.reads = config.hidden_size
+        self.hidden_input_width = config.hidden_size
         inputs = len(config.captures) or 2
-        self.fc = Linear(inputs * self.reads, {"fc": self.reads}, bias=False, dtype=dtype)
+        self.fc = Linear(
+            inputs * self.hidden_input_width, {"fc": self.hidden_input_width}, bias=False, dtype=dtype
+        )
         self.fc.adaptable = False
         self._model: tuple[Model, ...] = ()  # in a tuple, so that it is not one of the head's modules
 
@@ -54,7 +56,7 @@ class DraftHead(Model):
         self._model = (model,)
         model.captures = self.config.captures
 
-    def ends(self, dtype: torch.dtype) -> tuple[nn.Parameter, Linear | None]:
+    def embedding_and_head(self, dtype: torch.dtype) -> tuple[nn.Parameter, Linear | None]:
         size = self.config.hidden_size
         embedding = nn.Parameter(torch.empty(0, size, dtype=dtype), requires_grad=False)
         if not self.config.draft_vocab_size:
@@ -155,7 +157,7 @@ class Eagle3Layer(LlamaLayer):
         self.hidden_norm = self.norm(config, dtype)
         self.norm_first = config.norm_before_residual
 
-    def of(self, embedding: Tensor, hidden: Tensor, rotation: Tensor, attend: Attend) -> Residual:
+    def residual(self, embedding: Tensor, hidden: Tensor, rotation: Tensor, attend: Attend) -> Residual:
         """The residual stream behind the layer."""
         normed = self.hidden_norm(hidden)
         qkv = self.qkv.forward(torch.cat([self.attention_norm(embedding), normed], 1))
@@ -212,7 +214,7 @@ class Eagle3Head(DraftHead):
         layer = self.layers[0]
         assert isinstance(layer, Eagle3Layer)
         assert hidden is not None
-        return layer.of(self.embed(ids), hidden, self.rotations[0][positions], attend).value()
+        return layer.residual(self.embed(ids), hidden, self.rotations[0][positions], attend).value()
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

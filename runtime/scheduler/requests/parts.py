@@ -161,7 +161,7 @@ class SpeculationState:
     """The last draft by the draft model, until its outcome has been learned from."""
     by_model: bool = False
     """True if the request's draft tokens come from the draft model."""
-    again: int = 0
+    recomputed_len: int = 0
     """The number of tokens that the next step computes again, because the request's state went back to before
     draft tokens."""
     acceptance: RequestAcceptance = dataclasses.field(default_factory=RequestAcceptance)

@@ -153,12 +153,12 @@ class RequestStates:
         """Go on from the saved state of `request` if a draft token was rejected: the tokens after that state
         are computed again. Called when draft tokens are verified."""
         pages = request.pages
-        request.speculation.again = 0
+        request.speculation.recomputed_len = 0
         if pages.saved is None or pages.state is None:
             return
         request.drop_draft()  # some are left if a known token came between
         if request.computed_len < pages.state_len:
-            request.speculation.again = request.computed_len - pages.saved_len
+            request.speculation.recomputed_len = request.computed_len - pages.saved_len
             request.computed_len = pages.state_len = pages.saved_len
             pages.state, pages.saved = pages.saved, pages.state
         self._cache.free_state(pages.saved)

@@ -104,7 +104,7 @@ class HeadRunner(DraftModel):
         assert isinstance(head, DraftHead)
         return head
 
-    def took(self, plan: Sequence[ScheduledRequest], read: Tensor) -> None:
+    def observe_pass(self, plan: Sequence[ScheduledRequest], read: Tensor) -> None:
         """Take what the model's pass over `plan` gave: the states that the head reads, (tokens, width), in
         the order of `plan`."""
         size = self._pages.page_size
@@ -217,7 +217,7 @@ class HeadRunner(DraftModel):
 
     def _ready(self, request: Request) -> HeadKv | None:
         """`_aligned`, without the states of rejected draft tokens."""
-        valid = request.computed_len + request.speculation.again
+        valid = request.computed_len + request.speculation.recomputed_len
         self._kv_of(request).cut(min(request.length - 1, valid))
         return self._aligned(request)
 

@@ -164,7 +164,7 @@ class Drafter:
     ) -> None:
         self.model: DraftModel | None = None
         if draft_runner is not None:
-            kind = HeadRunner if draft_runner.model.reads else DraftModel
+            kind = HeadRunner if draft_runner.model.hidden_input_width else DraftModel
             self.model = kind(draft_runner, pages, limits, counters, clock)
         self._cache, self._states = pages.cache, pages.states
         self._least_gain = least_gain
@@ -197,14 +197,14 @@ class Drafter:
         """Learn from a step of decoding requests alone, which took `seconds`, drafting included."""
         self.cost.learn(rows, seconds - self._drafting_s)
 
-    def took(self, plan: Sequence[ScheduledRequest], read: Callable[[], torch.Tensor]) -> None:
+    def observe_pass(self, plan: Sequence[ScheduledRequest], read: Callable[[], torch.Tensor]) -> None:
         """Take what the model's pass over `plan` gave.
 
         read : returns what a draft head reads: (tokens, width), in the order of `plan`
         """
         if self._enabled and isinstance(self.model, HeadRunner):
             with self._off_after_an_error():
-                self.model.took(plan, read())
+                self.model.observe_pass(plan, read())
 
     def overwritten(self, pages: Sequence[int]) -> None:
         """Note that `pages` hold other tokens now."""
