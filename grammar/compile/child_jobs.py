@@ -240,8 +240,12 @@ class CompileJobs:
     # --- children ---------------------------------------------------------------------------------
 
     def _start(self, job: CompileGrammar) -> Child:
-        spare = self._spare or self._fork(warm=False)
-        self._spare = None
+        spare, self._spare = self._spare, None
+        if spare is not None and os.waitpid(spare.pid, os.WNOHANG)[0]:  # it was killed while it waited
+            os.close(spare.job)
+            os.close(spare.pipe)
+            spare = None
+        spare = spare or self._fork(warm=False)
         with suppress(BrokenPipeError), open(spare.job, "wb") as pipe:  # `_read` sees that the process died
             pipe.write(_encoder.encode(job))
         os.set_blocking(spare.pipe, False)
