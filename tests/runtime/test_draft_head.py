@@ -178,7 +178,7 @@ def test_the_same_tokens(case: Case, monkeypatch: pytest.MonkeyPatch, options: A
     assert [told(result) for result in load.run()] == [told(result) for result in expected]
     counters = load.local.scheduler.counters
     assert counters.accepted_tokens > counters.model_accepted_tokens, "prompt lookup drafts too"
-    assert counters.model_draft_tokens > 50
+    assert counters.model_draft_tokens > 20, "fewer with states, whose slots waiting requests take first"
     assert load.local.cache.counts().in_use == 0
 
 
