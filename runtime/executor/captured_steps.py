@@ -3,7 +3,7 @@
 A step takes the graph of its form. If there is none, it takes the smallest graph that has room for its plan,
 and runs eagerly if no graph has. Meanwhile its form is counted: a form that has come up `OFTEN` times is
 captured. At most `MOST_LATE` graphs are captured while serving. A further one takes the place of the graph
-that was replayed the longest ago, unless that was since the first of the `OFTEN` steps.
+that was replayed the longest ago, unless that was during the last `OFTEN` steps of its own form.
 """
 
 from __future__ import annotations
