@@ -369,6 +369,9 @@ class ServerConfig(EngineConfig):
     """The port to listen on. 0: any that is free; it is printed."""
     api_key: str | None = None
     """Key that requests must send as a bearer token or in x-api-key, but for /livez, /readyz and /health."""
+    api_key_file: str | None = None
+    """A file with the api_key, which then stands neither on the command line nor in the environment. White
+    space around the key is left out."""
     open_metrics: bool = False
     """/metrics needs no api_key, so that gateways can read it without one."""
     insecure: bool = False
@@ -426,6 +429,8 @@ class ServerConfig(EngineConfig):
         for name in ("max_lease_s", "batch_gb"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name):g}; it must be 0 or more.")
+        if self.api_key_file is not None:
+            object.__setattr__(self, "api_key", self._key_of_file(self.api_key_file))
         if self.api_key == "":
             raise ValueError("api_key is empty.")
         for origin in split_names(self.cors):
@@ -441,3 +446,15 @@ class ServerConfig(EngineConfig):
                 f"host is {self.host!r}, which other machines can reach, and there is no api_key. Give one"
                 " (--api-key), or let everybody who reaches the server use it (--insecure)."
             )
+
+    def _key_of_file(self, path: str) -> str:
+        try:
+            with open(path, encoding="utf-8") as file:
+                key = file.read().strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"api_key_file {path!r} cannot be read: {error}.") from None
+        if self.api_key not in (None, key):  # equal for `dataclasses.replace`
+            raise ValueError("api_key_file is given, and so is another api_key; give one.")
+        if not key:
+            raise ValueError(f"api_key_file {path!r} is empty.")
+        return key

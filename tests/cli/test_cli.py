@@ -212,7 +212,7 @@ def test_no_flags_leave_the_defaults() -> None:
     assert parse(ServerConfig, []) == ServerConfig()
 
 
-def test_every_field_of_the_server_has_a_flag() -> None:
+def test_every_field_of_the_server_has_a_flag(tmp_path: Path) -> None:
     given: dict[str, Any] = {}
     arguments = []
     for field in dataclasses.fields(ServerConfig):
@@ -238,6 +238,11 @@ def test_every_field_of_the_server_has_a_flag() -> None:
         elif field.name == "prefill_replicas":
             given[field.name] = 0  # more does not go with tensor_parallel
             arguments += [flag, "0"]
+        elif field.name == "api_key_file":
+            key = tmp_path / "key"
+            key.write_text("*\n")
+            given[field.name] = str(key)
+            arguments += [flag, str(key)]
         elif field.name in ("kv_events", "kv_events_replay"):
             given[field.name] = "tcp://*:7"
             arguments += [flag, "tcp://*:7"]
