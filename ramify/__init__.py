@@ -15,6 +15,7 @@ The modules beside this file and `html`, `tool_calls` and `decisions` are shared
     option_values               texts and values of files as the values of options
     credentials                 addresses and command lines without the credentials in them
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
+    logs, spans                 lines of the log, and spans of OpenTelemetry
     loop, retry, unreachable    one event loop for blocking functions; requests sent again; failed connections
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
 `batches` (``/v1/batches``), `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).

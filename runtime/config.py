@@ -6,11 +6,13 @@ The docstring of a field is its help on the command line.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.kernels.trials import Trial
+from ramify.logs import LogFormat
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.lora_names import checked_name
 from ramify.runtime.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
@@ -253,6 +255,9 @@ class EngineConfig:
     """Seed of the generator that draws a seed for each request without one."""
     log_level: str = "warning"
     """Least level of the messages that are logged: debug, info, warning, error or critical."""
+    log_format: LogFormat = "text"
+    """json: each message is one line of JSON on standard error, from all processes. From the level info on
+    there is one for each request, with its ids, tokens and times as fields."""
     check_pages: bool = False
     """After every step, check that the numbers of free, evictable, leased and in-use pages add up to all
     pages (for tests)."""
@@ -265,6 +270,12 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}."
                     f" {remedy}".rstrip()
                 )
+        levels = [name.lower() for name in logging.getLevelNamesMapping()]
+        if self.log_level.lower() not in levels:
+            remedy = nearest(self.log_level, levels) or ""
+            raise ValueError(
+                f"log_level is {self.log_level!r}; it must be one of {', '.join(levels)}. {remedy}".rstrip()
+            )
         named = (self.trial,) if isinstance(self.trial, str) else tuple(self.trial)
         if unknown := [name for name in named if name not in get_args(Trial)]:
             remedy = nearest(unknown[0], get_args(Trial)) or ""
@@ -393,6 +404,12 @@ class ServerConfig(EngineConfig):
     lora_loading: bool = False
     """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
     this machine read as an adapter."""
+    log_texts: bool = False
+    """The prompt and the output of each request are logged: in its line with log_format json, and in its span
+    with `otel`. Otherwise no text of a prompt or an output is logged."""
+    otel: bool = False
+    """Send a span of each request by OTLP over HTTP, as OpenTelemetry's variables OTEL_* say; needs
+    ramify-llm[otel]. The header traceparent makes it a child of the client's span."""
     live_texts: bool = True
     """Show the ends of prompts and the beginnings of outputs in the dashboard at /. Off: neither is
     stored."""
@@ -429,6 +446,10 @@ class ServerConfig(EngineConfig):
         for name in ("max_lease_s", "batch_gb"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name):g}; it must be 0 or more.")
+        if self.log_texts and self.log_format != "json" and not self.otel:
+            raise ValueError(
+                "log_texts is set, and nothing would have the texts: give log_format json, or otel."
+            )
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", self._key_of_file(self.api_key_file))
         if self.api_key == "":

@@ -19,6 +19,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from ramify.errors import Cancelled, PromptTooLong, RamifyError
+from ramify.logs import fields
 from ramify.spelling import CLOSE
 
 logger = logging.getLogger("ramify.server")
@@ -207,6 +208,13 @@ def log_error(scope: Scope, status: int, message: str, field: str | None = None)
         status,
         client[0] if client else "-",
         line if line.isprintable() else ascii(line),
+        extra=fields(
+            message=message[:_LOGGED_CHARACTERS],
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            address=client[0] if client else None,
+        ),
     )
 
 

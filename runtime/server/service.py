@@ -22,6 +22,7 @@ from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
+from ramify.runtime.server.telemetry.generations import Telemetry
 from ramify.text import plain
 
 logger = logging.getLogger("ramify.server")
@@ -83,6 +84,7 @@ class Service:
         self.recent = Recent(texts=config.live_texts)
         self.model_names = tuple(config.served_model_name) or (frontend.info.name,)
         """The names of the model for clients; the first is its id."""
+        self.telemetry = Telemetry(config, self.model_names[0])
         self.sampling_defaults: dict[str, Any] = (
             frontend.info.sampling_defaults if config.sampling_defaults == "model" else {}
         )
@@ -155,7 +157,7 @@ class Service:
         choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
         """The chunks of a generation, whose pages are leased for at most `max_lease_s`. Records metrics, and
-        logs a line when the generation ends in any way.
+        logs a line and ends a span when the generation ends in any way.
 
         `choices` collects the usages of all choices of the prompt; None if there is only this one.
         """
@@ -176,10 +178,12 @@ class Service:
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
         client = "batch" if batch else CLIENT.get()
         recording = self.recent.record_request(request, endpoint, client, choices)
+        generation = self.telemetry.begin(request, endpoint, client, user)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     recording.add_chunk(chunk)
+                    generation.add_chunk(chunk)
                     if self.stopped and chunk.finish is not None and chunk.finish.reason == "abort":
                         raise ended_by_stop()
                     if chunk.ids:
@@ -210,17 +214,4 @@ class Service:
             questions = () if request.decide is None else request.decide.questions
             if finish not in ("abort", "error"):
                 self.metrics.count_questions(endpoint, questions)
-            told = usage.prompt_tokens > 0  # the first chunk tells it; some end before
-            logger.info(
-                "rid=%s endpoint=%s status=%d finish=%s prompt=%s cached=%s output=%d ttft=%s total=%.3fs%s",
-                request.rid,
-                endpoint,
-                status,
-                finish,
-                usage.prompt_tokens if told else "-",
-                usage.cached_tokens if told else "-",
-                usage.completion_tokens,
-                "-" if first_token_s is None else f"{first_token_s:.3f}s",
-                total_s,
-                (f" questions={len(questions)}" if questions else "") + (f" user={user!r}" if user else ""),
-            )
+            generation.end(status, finish, usage, first_token_s, total_s, failure)

@@ -35,6 +35,7 @@ from ramify.runtime.server.openai.responses.store import ResponseStore
 from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import IGNORED_HEADER, FrontendProtocol, Service
 from ramify.runtime.server.sglang import endpoints as sglang
+from ramify.runtime.server.telemetry.middleware import REQUEST_ID_HEADER, FollowTrace, NameRequest
 
 
 def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequence[Router] = ()) -> Starlette:
@@ -76,9 +77,12 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequen
             allow_origins=split_names(config.cors),
             allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["retry-after", IGNORED_HEADER],
+            expose_headers=["retry-after", IGNORED_HEADER, REQUEST_ID_HEADER],
         )
     app.add_middleware(RefuseWebPages, config=config)
     app.add_middleware(CountResponses, metrics=service.metrics)
+    if config.otel:
+        app.add_middleware(FollowTrace)
+    app.add_middleware(NameRequest)
     app.add_middleware(OneFormOfPath)
     return app

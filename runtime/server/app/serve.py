@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import signal
 import socket
 import sys
@@ -19,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from ramify.logs import configure_logging
 from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import ip_address
-from ramify.spelling import check_word
+from ramify.spans import tracer_of
 
 if TYPE_CHECKING:
     from ramify.runtime.processes.prestart import PrestartedWorkers
@@ -58,7 +58,9 @@ def serve(
     the workers start, so it may import large modules. `workers`: processes for the engine core of the first
     replica, if they were started early. `notice`: logs a line as soon as logging is configured.
     """
-    _log_at(config.log_level)
+    configure_logging(config.log_level, config.log_format, "frontend")
+    if config.otel:
+        tracer_of()  # raises before the model is loaded
     if notice is not None:
         notice()
     try:
@@ -223,11 +225,6 @@ async def _until(stopping: StopSignal, *others: Awaitable[object]) -> None:
         await asyncio.wait((stop, *map(asyncio.ensure_future, others)), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stop.cancel()
-
-
-def _log_at(level: str) -> None:
-    check_word("log_level", level.lower(), [name.lower() for name in logging.getLevelNamesMapping()])
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def for_others(host: str, port: int) -> str:
