@@ -22,6 +22,7 @@ from ramify.logs import configure_logging
 from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import ip_address
+from ramify.runtime.server.app.notify import keep_alive, notify
 from ramify.spans import tracer_of
 
 if TYPE_CHECKING:
@@ -149,9 +150,11 @@ async def run_server(
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with app.router.lifespan_context(app):
+        alive = asyncio.create_task(keep_alive(lambda: not frontend.gave_up))
+        async with cancel_at_end((alive,)), app.router.lifespan_context(app):
             await _until(stopping, serving)
         app.state.service.draining = True
+        notify("STOPPING=1")
         stopping.clear()
         print(
             f"Draining: running requests have up to {config.drain_s:g} s to end."
@@ -213,6 +216,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._on_ready()
+        notify("READY=1")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
