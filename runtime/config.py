@@ -452,6 +452,7 @@ class ServerConfig(EngineConfig):
             )
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", self._key_of_file(self.api_key_file))
+            object.__setattr__(self, "api_key_file", None)  # a copy on another machine does not read it
         if self.api_key == "":
             raise ValueError("api_key is empty.")
         for origin in split_names(self.cors):
@@ -474,7 +475,7 @@ class ServerConfig(EngineConfig):
                 key = file.read().strip()
         except (OSError, ValueError) as error:
             raise ValueError(f"api_key_file {path!r} cannot be read: {error}.") from None
-        if self.api_key not in (None, key):  # equal for `dataclasses.replace`
+        if self.api_key is not None:
             raise ValueError("api_key_file is given, and so is another api_key; give one.")
         if not key:
             raise ValueError(f"api_key_file {path!r} is empty.")

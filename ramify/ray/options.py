@@ -27,6 +27,7 @@ ONE_SERVER = (
 )
 NOT_HERE = dict.fromkeys(("kv_events", "kv_events_replay", "kv_events_topic"), ONE_SERVER) | {
     "tensor_parallel": "Ramify divides no model on a Ray cluster yet: use `ramify serve --tensor-parallel`.",
+    "log_format": "Ray writes the logs of its processes, as the logging_config of Ray Serve says.",
     "prefill_replicas": "Replicas on a Ray cluster have no roles: use `ramify serve`.",
 }
 """Options that a deployment on a Ray cluster cannot have → reason."""
