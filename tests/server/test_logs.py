@@ -149,7 +149,7 @@ def test_an_unexpected_error_is_one_line_with_its_traceback(
 def hidden(path: str) -> list[Any]:
     """Bodies for `path` whose prompts have `SECRET`: right ones, and ones that fail in different places."""
     turn: dict[str, Any] = {"role": "user", "content": SECRET}
-    body = BODIES[path]
+    body = (BODIES | OTHERS)[path]
     if path == "/v1/chat/completions":
         return [
             body | {"messages": [turn]},
@@ -163,7 +163,15 @@ def hidden(path: str) -> list[Any]:
             body | {"messages": SECRET},
             body | {"messages": [SECRET]},
         ]
-    field = {"/v1/completions": "prompt", "/v1/responses": "input", "/generate": "text"}[path]
+    if path in ("/v1/messages", "/api/chat"):
+        return [
+            body | {"messages": [turn]},
+            body | {"messages": [turn | {"content": 5}, turn]},
+            body | {"messages": [turn], "system": {"a": SECRET}},
+            body | {"messages": [turn | {"content": [{"type": "odd", "text": SECRET}]}]},
+            body | {"messages": SECRET},
+        ]
+    field = {"/v1/responses": "input", "/generate": "text", "/infill": "input_prefix"}.get(path, "prompt")
     return [
         body | {field: SECRET},
         body | {field: SECRET, "stream": True},
@@ -175,7 +183,15 @@ def hidden(path: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("path", BODIES)
+OTHERS: dict[str, Any] = {
+    "/v1/messages": {"model": MODEL, "max_tokens": 2},
+    "/api/chat": {"model": MODEL, "options": {"num_predict": 2}},
+    "/api/generate": {"model": MODEL, "options": {"num_predict": 2}},
+    "/infill": {"input_suffix": "x", "n_predict": 2},
+}
+
+
+@pytest.mark.parametrize("path", [*BODIES, *OTHERS])
 def test_no_log_line_has_the_text_of_a_prompt(
     path: str,
     http: httpx.Client,
