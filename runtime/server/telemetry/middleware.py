@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.logs import REQUEST_ID
@@ -13,7 +13,8 @@ from ramify.runtime.server.telemetry.generations import INCOMING, Incoming
 from ramify.spans import tracer_of
 
 REQUEST_ID_HEADER = "x-request-id"
-_SANE = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+_HEADER = REQUEST_ID_HEADER.encode()
+_SANE = re.compile(rb"[\w.:/+=@-]{1,128}")
 """Pattern of the ids that are kept: they stand in log lines and in headers of responses."""
 
 
@@ -29,14 +30,17 @@ class NameRequest:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        kept = given if _SANE.fullmatch(given) else ""
-        scope["request_id"] = kept or f"req_{secrets.token_hex(12)}"
+        kept = b""
+        for name, value in scope["headers"]:
+            if name == _HEADER and _SANE.fullmatch(value):
+                kept = value
+        scope["request_id"] = kept.decode() or f"req_{secrets.token_hex(12)}"
         REQUEST_ID.set(scope["request_id"])
 
         async def naming_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = kept or scope["request_id"]
+                named = (_HEADER, kept or scope["request_id"].encode())
+                message["headers"] = [*message.get("headers", ()), named]
             await send(message)
 
         await self.app(scope, receive, naming_send)
