@@ -19,7 +19,7 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ramify.cli.flags import ADVANCED, GROUPS, configured, flag_of, given_fields
@@ -105,12 +105,16 @@ def _names(hints: Mapping[str, Any]) -> dict[str, str]:
     return flags | {name: name for name in hints}
 
 
-def _all_names() -> dict[str, str]:
-    """The names of the options of `ramify serve` and `ramify deploy`: no command has others."""
+def _check_known(name: str, place: str) -> None:
+    """Raise `UnsupportedField` unless `ramify serve` or `ramify deploy` has the option: no command has
+    others."""
     from ramify.ray.options import ClusterConfig
-    from ramify.runtime.config import ServerConfig
+    from ramify.runtime.config import ELSEWHERE, ServerConfig
 
-    return _names(typing.get_type_hints(ClusterConfig) | typing.get_type_hints(ServerConfig))
+    known = _names(typing.get_type_hints(ClusterConfig) | typing.get_type_hints(ServerConfig))
+    if name not in known:
+        remedy = nearest(name, known, ELSEWHERE)
+        raise UnsupportedField(f"{place}: there is no option {name}.", field=name, remedy=remedy)
 
 
 def _from_environment(hints: Mapping[str, Any]) -> Found:
@@ -122,15 +126,14 @@ def _from_environment(hints: Mapping[str, Any]) -> Found:
     }
     if not variables:
         return {}
-    mine, known = _names(hints), _all_names()
+    mine = _names(hints)
     found: Found = {}
     for variable, text in variables.items():
         name = variable.removeprefix(PREFIX).lower()
-        if variable != variable.upper() or name not in known:
-            raise _unknown(name, variable, known)
-        if name in mine:
-            with _named_in(variable):
-                _add(found, mine[name], from_text(hints[mine[name]], text, mine[name]), variable)
+        if name not in mine:
+            _check_known(name, variable)
+        else:
+            _put(found, from_text, hints[mine[name]], text, mine[name], variable)
     return found
 
 
@@ -143,48 +146,32 @@ def _from_file(path: str, hints: Mapping[str, Any], command: str) -> Found:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", field="config") from None
     except ValueError as error:  # TOML, or UTF-8
         raise InvalidRequest(f"{path} is no TOML file: {error}.", field="config") from None
-    mine, known = _names(hints), _all_names()
+    mine = _names(hints)
     found: Found = {}
     for spelled, value in values.items():
         name, place = spelled.replace("-", "_"), f"{path}{_line_of(spelled, text)}"
-        if name not in known:
-            raise _unknown(name, place, known)
         if name in mine:
-            with _named_in(place):
-                _add(found, mine[name], from_value(hints[mine[name]], value, mine[name]), place)
-        elif command in STRICT:
-            raise UnsupportedField(f"{place}: {spelled} is no option of `ramify {command}`.", field=name)
+            _put(found, from_value, hints[mine[name]], value, mine[name], place)
+            continue
+        _check_known(name, place)
+        if command in STRICT:
+            raise UnsupportedField(f"{place}: {name} is no option of `ramify {command}`.", field=name)
     return found
 
 
-def _add(found: Found, name: str, value: Any, place: str) -> None:
+def _put(found: Found, read: Callable[..., Any], hint: Any, given: Any, name: str, place: str) -> None:
     if name in found:
         raise InvalidRequest(f"{name} is given twice: in {found[name][1]} and in {place}.", field=name)
-    found[name] = value, place
-
-
-class _named_in:
-    """A block whose `InvalidRequest` begins with the place of the value."""
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, InvalidRequest) and error.field and error.message.startswith(error.field):
-            error.message = f"{self._place}: {error.message}"
-
-
-def _unknown(name: str, place: str, known: Mapping[str, str]) -> UnsupportedField:
-    from ramify.runtime.config import ELSEWHERE
-
-    remedy = nearest(name, known, ELSEWHERE)
-    return UnsupportedField(f"{place}: there is no option {name}.", field=name, remedy=remedy)
+    try:
+        found[name] = read(hint, given, name), place
+    except InvalidRequest as error:
+        error.message = f"{place}: {error.message}"
+        raise
 
 
 def _line_of(spelled: str, text: str) -> str:
-    """ ", line N" of the key or table `spelled` in a TOML file; "" if it is spelled in another way."""
+    """The line of the key or table `spelled` in a TOML file, as text to append: ", line 3". Empty if the file
+    spells it in another way, with escapes."""
     found = re.search(rf"""^[ \t[]*(["']?){re.escape(spelled)}\1[ \t]*[\].=]""", text, re.MULTILINE)
     return f", line {text.count(chr(10), 0, found.start()) + 1}" if found else ""
 
