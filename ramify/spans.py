@@ -125,17 +125,19 @@ def request_attributes(request: Generate, model: str) -> dict[str, Any]:
     return found
 
 
-def result_attributes(usage: Usage) -> dict[str, Any]:
-    """The attributes of a request that has ended with this usage."""
-    found: dict[str, Any] = {
+def phase_attributes(usage: Usage) -> dict[str, Any]:
+    """The seconds of the phases of a request that has ended with this usage."""
+    return {f"ramify.{name}": seconds for name, seconds in (usage.phases or {}).items()}
+
+
+def token_attributes(usage: Usage) -> dict[str, Any]:
+    """The tokens of a request, or of a program, that has ended with this usage."""
+    return {
         attribute: value
         for name, attribute in _USAGE.items()
         if (value := getattr(usage, name))
         or attribute.endswith(("usage.input_tokens", "usage.output_tokens"))
     }
-    for name, seconds in (usage.phases or {}).items():
-        found[f"ramify.{name}"] = seconds
-    return found
 
 
 def set_failed(span: Span, error: BaseException) -> None:

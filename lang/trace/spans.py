@@ -15,9 +15,10 @@ from ramify.spans import (
     input_messages,
     operation_of,
     output_messages,
+    phase_attributes,
     request_attributes,
-    result_attributes,
     set_failed,
+    token_attributes,
     tracer_of,
 )
 
@@ -40,7 +41,7 @@ def enable_otel(provider: TracerProvider | None = None, *, texts: bool = False) 
     Args:
         provider: The provider of the tracer. None: the one that the application has set, or if it has set
             none, one that sends spans by OTLP over HTTP as the variables OTEL_* say.
-        texts: Whether spans have the texts of prompts and outputs, and of the arguments and results of tools.
+        texts: Whether spans have the texts of prompts, outputs and arguments of tools.
 
     Raises `InvalidRequest` if opentelemetry is not installed (``pip install 'ramify-llm[otel]'``).
     """
@@ -66,7 +67,7 @@ def end_program(call: Call, error: BaseException | None) -> None:
     """End the span of a run, which has the tokens of all its requests."""
     span, call.span = call.span, None
     if span is not None:
-        span.set_attributes(result_attributes(call.usage))
+        span.set_attributes(token_attributes(call.usage))
         if error is not None:
             set_failed(span, error.__cause__ or error)
         span.end()
@@ -84,7 +85,7 @@ def request_span(call: Call, request: Generate, model: str) -> Iterator[None]:
         try:
             yield
         finally:
-            span.set_attributes(result_attributes(call.own_usage))
+            span.set_attributes(token_attributes(call.own_usage) | phase_attributes(call.own_usage))
             if call.finish is not None:
                 span.set_attribute("gen_ai.response.finish_reasons", (call.finish.reason,))
             if call.resent:

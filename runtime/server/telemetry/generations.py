@@ -14,9 +14,10 @@ from ramify.spans import (
     input_messages,
     operation_of,
     output_messages,
+    phase_attributes,
     request_attributes,
-    result_attributes,
     set_failed,
+    token_attributes,
     tracer_of,
 )
 
@@ -103,7 +104,8 @@ class Generation:
             }
         if self.span is not None:
             self.span.set_attributes(
-                result_attributes(usage)
+                token_attributes(usage)
+                | phase_attributes(usage)
                 | texts
                 | {
                     "gen_ai.response.model": self.model,
