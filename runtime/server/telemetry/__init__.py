@@ -1,1 +1,1 @@
-"""What a server tells of its requests: log lines, spans of OpenTelemetry, and the id of each request."""
+"""Log lines, spans of OpenTelemetry and ids of requests: what a server tells of them to other programs."""
