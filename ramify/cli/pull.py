@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})"
     )
+    parser.add_argument(
+        "--tokenizer",
+        action="store_true",
+        help="Print the folder of the tokenizer instead, for tools that ask for one, and compile nothing.",
+    )
     add_config_flags(parser.add_argument_group("processor"), EngineConfig, ("device",))
     parser.add_argument(
         "--capability",
@@ -57,6 +62,9 @@ def _pull(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.resolve import resolve
 
     config = configured(EngineConfig, given_fields(options, EngineConfig))
+    if options.tokenizer:
+        print(resolve(options.model).tokenizer)
+        return 0
     capability = _wanted_capability(options, config)
     compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
     compiling.start()
