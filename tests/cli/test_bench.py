@@ -173,7 +173,8 @@ def test_arrivals_at_a_rate(server: LiveServer, capsys: pytest.CaptureFixture[st
     assert (slow["goodput_per_s"], slow["goodput_share"]) == (0.0, 0.0)
 
 
-async def test_a_late_arrival_counts_from_when_it_was_due() -> None:
+@pytest.mark.parametrize("arrivals", ["poisson", "constant"])
+async def test_a_late_arrival_counts_from_when_it_was_due(arrivals: load.Arrivals) -> None:
     """An open loop does not wait for answers, and what it sends too late is not measured as quick."""
     sent: list[float] = []
 
@@ -186,10 +187,12 @@ async def test_a_late_arrival_counts_from_when_it_was_due() -> None:
 
     stub = Stub(Endpoint("x", "http://127.0.0.1:9/v1", "m"))
     phase = Phase("p", [Job(COMPLETIONS, {})] * 200, 1)
-    measured = await load.measure_phase(stub, phase, 10_000.0, "seed")
+    measured = await load.measure_phase(stub, phase, 10_000.0, "seed", arrivals)
     await stub.aclose()
     assert [sample.ttft_s for sample in measured.samples] == pytest.approx([1.0] * 200)
     assert 0.5 < 10_000 * (max(sent) - min(sent)) / (len(sent) - 1) < 2
+    gaps = [after - before for before, after in itertools.pairwise(sent)]
+    assert (gaps == pytest.approx([1e-4] * 199)) is (arrivals == "constant")
 
 
 def test_all_requests_fail(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +224,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["--prompts", "nowhere.jsonl"], "no file nowhere.jsonl"),
         (["--rate", "2,x"], "'x' is not a number"),
         (["--rate", "-1"], "'-1' is not a number"),
+        (["--arrivals", "constant"], "--arrivals needs --rate"),
         (["--goodput", "itl=5"], "'itl=5' is not one of ttft=MS, tpot=MS, e2e=MS"),
         (["--goodput", "ttft=0"], "is not one of"),
         (["--against-name", "b"], "need --against"),
