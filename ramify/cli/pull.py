@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_config_flags(parser.add_argument_group("model and processor"), EngineConfig, ("model", "device"))
     parser.add_argument(
+        "--tokenizer",
+        action="store_true",
+        help="Print the folder of the tokenizer instead, for tools that ask for one, and compile nothing.",
+    )
+    parser.add_argument(
         "--capability",
         type=_capability,
         metavar="X.Y",
@@ -55,6 +60,9 @@ def _pull(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.resolve import resolve
 
     config = configured(EngineConfig, given_fields(options, EngineConfig))
+    if options.tokenizer:
+        print(resolve(options.model).tokenizer)
+        return 0
     capability = _wanted_capability(options, config)
     compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
     compiling.start()

@@ -16,6 +16,8 @@ from ramify.cli import main, pull
 from ramify.cli.flags import ADVANCED, GROUPS, add_config_flags, field_docs, given_fields
 from ramify.ray.options import ClusterConfig
 from ramify.runtime.config import EngineConfig, ServerConfig
+from ramify.runtime.inspect import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
 
 
 def test_help_lists_the_commands_and_imports_little() -> None:
@@ -158,6 +160,15 @@ def test_pull_compiles_for_gpus_that_it_knows(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main.main(["pull", *arguments]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_pull_tells_where_the_tokenizer_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ModelFiles("tiny", tmp_path / "tiny.gguf", tmp_path / "tokenizer")
+    monkeypatch.setattr(resolve, "resolve", lambda name: files)
+    assert main.main(["pull", "tiny", "--tokenizer"]) == 0
+    assert capsys.readouterr().out == f"{files.tokenizer}\n"
 
 
 def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

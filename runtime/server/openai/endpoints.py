@@ -31,6 +31,7 @@ from ramify.runtime.server.openai.request import (
     take_header,
     take_logprobs,
 )
+from ramify.runtime.server.openai.tokenize import texts_of
 from ramify.runtime.server.params import OPENAI_SPELLING, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.router import Router
@@ -102,11 +103,17 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    (parsed, formatter), headers = await parse_body(request, COMPLETION, _parse_completion)
+    (parsed, formatter, echoed), headers = await parse_body(request, COMPLETION, _parse_completion)
+    if echoed:
+        texts = await texts_of(Service.serving(request), echoed)
+        formatter.echoes = [text for text in texts for _ in range(parsed.n)]
     return await _respond(request, parsed, formatter, headers)
 
 
-def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseFormatter]:
+def _parse_completion(
+    service: Service, fields: Fields
+) -> tuple[ParsedRequest, CompletionFormatter, list[Segment]]:
+    """(the request, the formatter of its answer, the prompts that the answer repeats)."""
     header = take_header(service, fields, "cmpl-")
     suffix: str = fields.take("suffix", str, "")
     prompts: list[Segment]
@@ -127,12 +134,6 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
         if suffix:
             raise UnsupportedField(
                 "echo and suffix cannot be combined.", field="echo", remedy="Leave it out."
-            )
-        if not all(isinstance(prompt, str) for prompt in prompts):
-            raise UnsupportedField(
-                "echo of a prompt given as token ids is not supported.",
-                field="echo",
-                remedy="Give the prompt as text, or use /generate with logprob_start_len.",
             )
         options["prompt_logprobs_start"] = None if logprobs is None else 0
     default = not fields.given("max_tokens")
@@ -160,12 +161,9 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
         explain=explain_by_field(found and found[0]),
         spelled={},
     )
-    texts = [
-        prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
-    ]
-    formatter = CompletionFormatter(header, texts, logprobs is not None)
+    formatter = CompletionFormatter(header, logprobs is not None, [""] * len(parsed.streams))
     formatter.timings_per_token = timings_per_token
-    return parsed, formatter
+    return parsed, formatter, prompts if echo else []
 
 
 async def _respond(

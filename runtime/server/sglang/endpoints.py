@@ -136,6 +136,7 @@ async def get_server_info(request: Request) -> Response:
 
 @router.get("/flush_cache")
 @router.post("/flush_cache")
+@router.post("/reset_prefix_cache")  # vLLM's name, which aiperf --reset-kv-cache sends
 async def flush_cache(request: Request) -> Response:
     await Service.serving(request).frontend.control.flush_cache()
     return json_response({"flushed": True})
