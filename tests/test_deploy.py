@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ def test_the_servers_flags_and_ports_are_right() -> None:
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(config.port)
     exposed_ports = re.findall(r"^EXPOSE (.*)$", TEXTS["Containerfile"], re.MULTILINE)
     assert exposed_ports == [" ".join(map(str, ports.values()))]
+
+
+def test_an_image_is_built_from_all_sources_and_from_no_environment() -> None:
+    root = DEPLOY.parent
+    ignored = {line for line in (root / ".dockerignore").read_text().splitlines() if line[:1] != "#"}
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    folders = set(project["tool"]["setuptools"]["package-dir"].values())
+    assert not ignored & {*folders, "pyproject.toml", project["project"]["readme"], "LICENSE"}
+    assert {".git", ".venv*", "*.gguf"} <= ignored
 
 
 def test_probes_are_answered_without_the_key() -> None:
