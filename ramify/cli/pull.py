@@ -61,7 +61,7 @@ def _pull(options: argparse.Namespace) -> int:
 
     config = configured(EngineConfig, given_fields(options, EngineConfig))
     if options.tokenizer:
-        print(resolve(options.model).tokenizer)
+        print(resolve(config.model).tokenizer)
         return 0
     capability = _wanted_capability(options, config)
     compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
