@@ -81,6 +81,7 @@ ELSEWHERE = {
     "tool_call_parser": "The format of tool calls is read from the chat template.",
     "hf_overrides": "For its rope_parameters or rope_scaling there is rope_scaling (--rope-scaling).",
     "json_model_override_args": "For its rope_scaling there is rope_scaling (--rope-scaling).",
+    "models_max": "Memory decides how many models are loaded: models_memory_gb.",
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
 }
 """Option of SGLang or vLLM → our option, or a remedy."""
@@ -309,8 +310,9 @@ class EngineConfig:
         if self.packed_cache_gb < 0:
             raise ValueError(f"packed_cache_gb is {self.packed_cache_gb}; it must be at least 0.")
         self._check_rope_scaling()
+        several = getattr(self, "models", ()) or getattr(self, "models_dir", None)
         for name in self.loras:
-            checked_name(name, "loras")
+            checked_name(name.rpartition(":")[2] if several else name, "loras")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
 
@@ -416,6 +418,19 @@ class ServerConfig(EngineConfig):
     incremental_streaming_output: bool = False
     """Each event of a /generate stream has only the new text, ids and output log-probabilities, as with
     SGLang's flag of this name. Otherwise each event has the whole output so far."""
+    models: Sequence[str] = ()
+    """Further models, each a MODEL or NAME=MODEL. A request's `model` chooses. A model is loaded at its first
+    use; all of them have the options of the engine that are given here."""
+    models_dir: str | None = None
+    """A folder of further models: its .gguf files and model folders, by their names."""
+    keep_alive: str | None = None
+    """How long a model stays loaded after its last request: seconds, or a duration such as 5m; 0 unloads it
+    at once, -1 never. None: never. A model is unloaded earlier if another one needs its memory."""
+    pin: Sequence[str] = ()
+    """Name of a model that is loaded at the start and stays loaded. The flag may be repeated."""
+    models_memory_gb: float | None = None
+    """Memory for all loaded models together, in GiB: weights, KV pages, and a workspace for each. None: what
+    is free when a model is loaded."""
     strict_fields: bool = False
     """Refuse fields of OpenAI's API that have no effect here. Otherwise each is named once in the log, and
     the response header x-ramify-ignored names the ignored fields of its request."""
@@ -443,6 +458,7 @@ class ServerConfig(EngineConfig):
             given = ", ".join(map(repr, names))
             raise ValueError(f"served_model_name is {given}; names differ and are not empty.")
         object.__setattr__(self, "served_model_name", names)
+        self._check_models()
         for name in ("max_lease_s", "batch_gb"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name):g}; it must be 0 or more.")
@@ -480,3 +496,37 @@ class ServerConfig(EngineConfig):
         if not key:
             raise ValueError(f"api_key_file {path!r} is empty.")
         return key
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether models are loaded when they are used and may be unloaded; else there is one, always
+        loaded."""
+        return any(getattr(self, name) not in (None, ()) for name in SEVERAL_MODELS)
+
+    def _check_models(self) -> None:
+        for name in ("models", "pin"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.models_memory_gb is not None and not 0 < self.models_memory_gb < math.inf:
+            raise ValueError(f"models_memory_gb is {self.models_memory_gb}; it must be above 0 and finite.")
+        if self.keeps_alive and self.replicas > 1:
+            raise ValueError(
+                f"replicas is {self.replicas} and models are loaded and unloaded: replicas divide the whole"
+                " machine. Serve the model alone, without keep_alive."
+            )
+        if not (self.models or self.models_dir):
+            return
+        for name, why in ONE_MODEL.items():
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} is {getattr(self, name)!r} and there are several models: {why}")
+
+
+SEVERAL_MODELS = ("models", "models_dir", "keep_alive", "pin", "models_memory_gb")
+"""Options of a server that loads and unloads models."""
+ONE_MODEL = {
+    "draft_model": "a draft model has the tokenizer of one of them. Serve the model alone.",
+    "calibration": "a calibration is of one model. Put it into the model's folder.",
+    "kv_events": "events name no model. Serve the model alone.",
+    "rope_scaling": "it replaces that of every model. Put it into the model's config.json.",
+}
+"""Option that a server of several models refuses → the reason and the remedy."""

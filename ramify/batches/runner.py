@@ -218,7 +218,7 @@ class Runner:
         while True:
             answer = await post(self._app, endpoint, body, self._headers)
             if answer.status == 503:
-                if self._service.frontend.gave_up or self._service.draining:
+                if self._service.frontend.gave_up or self._service.life.draining:
                     raise EngineClosed("The engine takes no more requests.")
                 refusals += 1
             if answer.status not in (429, 503) or refusals == ATTEMPTS:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ramify.errors import InvalidRequest
+from ramify.runtime.config import SEVERAL_MODELS
 
 C = TypeVar("C")
 
@@ -29,6 +30,7 @@ GROUPS = {
         *("model", "model_impl", "load_format", "dtype", "quantization", "exact_activations"),
         *("context_length", "rope_scaling", "loras", "served_model_name", "sampling_defaults", "calibration"),
     ),
+    "several models": SEVERAL_MODELS,
     "memory": (
         *("kv_memory_gb", "num_pages", "page_size", "kv_cache_dtype", "prefix_cache", "memory_fraction"),
         *("state_memory_gb", "num_states", "packed_cache_gb"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.option_values import from_text, from_value
-from ramify.runtime.config import ELSEWHERE, ServerConfig
+from ramify.runtime.config import ELSEWHERE, SEVERAL_MODELS, ServerConfig
 from ramify.runtime.executor.memory import ON_CPU, ON_CUDA
 from ramify.spelling import nearest
 
@@ -29,6 +29,7 @@ NOT_HERE = dict.fromkeys(("kv_events", "kv_events_replay", "kv_events_topic"), O
     "tensor_parallel": "Ramify divides no model on a Ray cluster yet: use `ramify serve --tensor-parallel`.",
     "log_format": "Ray writes the logs of its processes, as the logging_config of Ray Serve says.",
     "prefill_replicas": "Replicas on a Ray cluster have no roles: use `ramify serve`.",
+    **dict.fromkeys(SEVERAL_MODELS, "A deployment has one model: use `ramify serve`."),
 }
 """Options that a deployment on a Ray cluster cannot have → reason."""
 

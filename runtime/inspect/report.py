@@ -130,8 +130,9 @@ def inspected(
     draft: ModelFiles | None = None,
     chat: bool = True,
 ) -> Inspection:
-    """The inspection of a model on a machine. Without `chat` the tokenizer is not read. `draft` is the files
-    of the draft model that the configuration names.
+    """The inspection of a model on a machine. Without `chat` the tokenizer is not read, and neither possible
+    numbers of ranks nor a draft head in the checkpoint are sought: both would import torch. `draft` is the
+    files of the draft model that the configuration names.
 
     Raises `InvalidRequest` for files that cannot be read.
     """
@@ -155,11 +156,13 @@ def inspected(
         dtype = dtype_of_torch() if by_torch else machine.dtype
     own = shape.quantised is not None if isinstance(shape, ModelConfig) else False
     quantization = _quantization(config, "checkpoint" if own else "none" if weights.is_dir() else "gguf")
-    divides_by, ranks, undivided = _ranks(shape, config, weights)
+    ranked = chat or config.tensor_parallel > 1
+    divides_by, ranks, undivided = _ranks(shape, config, weights) if ranked else ([], 1, [])
     draft_shape, refused_as_draft = None, list[Refusal]()
     loaded = tensors
     if shape is not None:
-        draft_shape, refused_as_draft = refused_draft(shape, config, machine.device, files, draft)
+        if chat or draft is not None:
+            draft_shape, refused_as_draft = refused_draft(shape, config, machine.device, files, draft)
         head = draft_shape if draft is None and isinstance(draft_shape, HeadConfig) else None
         loaded = [tensor for tensor in tensors if is_loaded(tensor.name, shape, head)]
     formats, weight_bytes = _sizes(loaded, machine.device if native else None, quantization, dtype, ranks)

@@ -28,6 +28,9 @@ _LOGGED_CHARACTERS = 500
 
 SYSTEM_ONE = "/v1/systemone"
 """The path of TypeSafe's API."""
+SYSTEM_ONE_MODELS = "jev-"
+"""Beginning of the names of TypeSafe's models, such as jev-latest, the default of its SDK. They stand for the
+served model, and for the first of several."""
 SYSTEM_ONE_ID = "x-typesafe-request-id"
 """The header of TypeSafe's API with the request's id."""
 SYSTEM_ONE_SDK = "x-typesafe-sdk"

@@ -26,7 +26,9 @@ from ramify.runtime.server.app.notify import keep_alive, notify
 from ramify.spans import tracer_of
 
 if TYPE_CHECKING:
+    from ramify.runtime.frontend.frontend import Frontend
     from ramify.runtime.processes.prestart import PrestartedWorkers
+    from ramify.runtime.server.models import Models
     from ramify.runtime.server.router import Router
     from ramify.runtime.server.service import FrontendProtocol
 
@@ -78,9 +80,7 @@ def serve(
 async def _serve(
     config: ServerConfig, listener: socket.socket, routes: Routes, workers: PrestartedWorkers | None
 ) -> int:
-    from ramify.runtime.frontend.frontend import Frontend
-
-    frontend = Frontend(config, workers)
+    frontend = _frontend(config, workers)
     with stop_signals() as stopping:
         start = asyncio.gather(frontend.start(), asyncio.to_thread(_import_application, routes))
         try:
@@ -88,12 +88,8 @@ async def _serve(
             if not start.done():
                 return 0
             _, routers = start.result()
-            if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
-                values = ", ".join(f"{name} {value:g}" for name, value in named.items())
-                print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
-            if config.max_output_tokens is None:
-                most = f"{frontend.max_prompt_tokens:,} tokens"
-                print(f"A chat that names no max_tokens may have {most} (--max-output-tokens N: at most N)")
+            if not config.keeps_alive:
+                _tell_of_defaults(config, frontend)
             port = listener.getsockname()[1]
             url = f"http://{_url_host(config.host)}:{port}"
             await run_server(
@@ -102,7 +98,7 @@ async def _serve(
                 listener,
                 stopping,
                 on_ready=lambda: print(
-                    f"Serving {frontend.info.name} on {url}{for_others(config.host, port)}", flush=True
+                    f"Serving {_named(frontend)} on {url}{for_others(config.host, port)}", flush=True
                 ),
                 routers=routers,
             )
@@ -111,6 +107,31 @@ async def _serve(
             await asyncio.gather(start, return_exceptions=True)
             await frontend.aclose()
     return 0
+
+
+def _tell_of_defaults(config: ServerConfig, frontend: FrontendProtocol) -> None:
+    if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
+        values = ", ".join(f"{name} {value:g}" for name, value in named.items())
+        print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
+    if config.max_output_tokens is None:
+        most = f"{frontend.max_prompt_tokens:,} tokens"
+        print(f"A chat that names no max_tokens may have {most} (--max-output-tokens N: at most N)")
+
+
+def _frontend(config: ServerConfig, workers: PrestartedWorkers | None) -> Frontend | Models:
+    """The frontend of the only model, or of all models of a server that loads and unloads them."""
+    if not config.keeps_alive:
+        from ramify.runtime.frontend.frontend import Frontend
+
+        return Frontend(config, workers)
+    from ramify.runtime.server.models import models_of
+
+    return models_of(config, workers)
+
+
+def _named(frontend: Frontend | Models) -> str:
+    names = getattr(frontend, "names", None) or (frontend.info.name,)
+    return ", ".join([*names[:8], *([f"{len(names) - 8} others"] if len(names) > 8 else [])])
 
 
 def _import_application(routes: Routes) -> Sequence[Router]:
@@ -153,7 +174,7 @@ async def run_server(
         alive = asyncio.create_task(keep_alive(lambda: not frontend.gave_up))
         async with cancel_at_end((alive,)), app.router.lifespan_context(app):
             await _until(stopping, serving)
-        app.state.service.draining = True
+        app.state.service.life.draining = True
         notify("STOPPING=1")
         stopping.clear()
         print(
@@ -164,7 +185,7 @@ async def run_server(
         draining = asyncio.create_task(frontend.drain(config.drain_s))
         async with cancel_at_end((draining,)):
             await _until(stopping, draining, serving)
-        app.state.service.stopped = True
+        app.state.service.life.stopped = True
         frontend.abort()
     finally:
         server.should_exit = True

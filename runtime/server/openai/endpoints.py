@@ -18,6 +18,7 @@ from ramify.fill import Fill
 from ramify.messages import Generate, Segment, Usage
 from ramify.runtime.server.errors import SYSTEM_ONE_ID, SYSTEM_ONE_SDK
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.models import ServedModel, served_model, served_models, status_body
 from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
 from ramify.runtime.server.openai.codex_models import codex_model
@@ -48,9 +49,10 @@ _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    cards = [_card(service, name, lora) for name, lora in service.all_names.items()]
-    info = service.frontend.info
+    served = await served_models(request)
+    cards = [_card(one, service.started_at, name, lora) for one in served for name, lora in one.names.items()]
     if "client_version" in request.query_params:  # Codex
+        info = service.frontend.info
         models = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
     else:
         models = [_metadata(card) for card in cards]
@@ -62,9 +64,9 @@ async def list_models(request: Request) -> Response:
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
-    service = Service.serving(request)
-    lora = lora_of(service, model)
-    return json_response(_card(service, lora or (model if model in service.model_names else ""), lora=lora))
+    served, started = await served_model(request, model), Service.serving(request).started_at
+    lora = "" if served.service is None else lora_of(served.service, model)
+    return json_response(_card(served, started, lora or (model if model in served.names else ""), lora=lora))
 
 
 @router.post("/v1/chat/completions")
@@ -215,21 +217,22 @@ def _metadata(card: Body) -> Body:
     what = "Model" if card["parent"] is None else f"LoRA adapter of {card['parent']}"
     return {
         "name": card["id"],
-        "description": f"{what} on Ramify, with a context of {card['max_model_len']} tokens.",
+        "description": f"{what} on Ramify, with a context of {card['max_model_len'] or 'unknown'} tokens.",
         "release_date": time.strftime("%Y-%m-%d", time.gmtime(card["created"])),
     }
 
 
-def _card(service: Service, name: str, lora: str = "") -> Body:
+def _card(served: ServedModel, started: int, name: str, lora: str = "") -> Body:
     """The entry of the model, or with `lora` of this adapter, under `name` ("": its id)."""
-    info = service.frontend.info
-    return {
-        "id": name or service.model_name,
+    service, (own, *_) = served.service, served.names
+    card: Body = {
+        "id": name or own,
         "object": "model",
-        "created": service.started_at,
+        "created": started,
         "owned_by": "ramify",
-        "root": service.frontend.loras.loaded[lora].path if lora else info.path,
-        "parent": service.model_name if lora else None,
-        "max_model_len": info.context_length,
-        "model_impl": info.model_impl,
+        "root": service.frontend.loras.loaded[lora].path if service is not None and lora else served.path,
+        "parent": own if lora else None,
+        "max_model_len": served.context_length,
+        "model_impl": None if service is None else service.frontend.info.model_impl,
     }
+    return card if served.status is None or lora else card | status_body(served.status)

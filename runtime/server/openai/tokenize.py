@@ -132,8 +132,8 @@ async def texts_of(service: Service, prompts: Sequence[Segment]) -> list[str]:
     return [one if isinstance(one, str) else next(found) for one in prompts]
 
 
-@router.get("/tokenizer_info")
-@router.get("/v1/tokenizer_info")
+@router.get("/tokenizer_info", uses_model=True)
+@router.get("/v1/tokenizer_info", uses_model=True)
 async def tokenizer_info(request: Request) -> Response:
     """The special tokens and the chat template, under the names of a tokenizer_config.json."""
     info = Service.serving(request).frontend.info
