@@ -8,14 +8,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ramify.errors import WorkerDied
 from ramify.logs import JsonLines, fields
-from ramify.runtime.config import ServerConfig
+from ramify.runtime.config import EngineConfig, ServerConfig
+from ramify.runtime.processes.worker_process import Orders
 from ramify.runtime.server.service import Service
 from tests.server.conftest import BODIES, CHAT, COMPLETION
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
@@ -256,3 +259,30 @@ def test_everything_on_standard_error_is_json() -> None:
     loggers = {line["logger"] for line in found}
     assert {"uvicorn.error", "py.warnings", "ramify"} <= loggers
     assert found[-1]["traceback"].endswith("KeyError: 0")
+
+
+def test_the_processes_of_the_engine_log_in_the_same_form(tmp_path: Path) -> None:
+    script = (
+        "import logging; from ramify.runtime.processes.worker_process import take_orders\n"
+        "take_orders('tokenizer')\n"
+        "logging.getLogger('ramify').warning('a\\nb')\n"
+        "raise KeyError(1)"
+    )
+    orders = Orders(
+        sockets=str(tmp_path),
+        config=EngineConfig(log_format="json"),
+        tokenizer="",
+        weights="",
+        model_name=MODEL,
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(orders) + b"\n")
+        process.stdin.flush()
+        first, second = map(json.loads, process.stderr)
+    assert (first["process"], first["level"], first["message"]) == ("tokenizer", "warning", "a\nb")
+    assert second["level"] == "critical"
+    assert second["traceback"].endswith("KeyError: 1")
