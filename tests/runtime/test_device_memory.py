@@ -24,7 +24,7 @@ from ramify.runtime.executor.device import (
     resolve_ops,
     resolve_page_dtype,
 )
-from ramify.runtime.executor.kv_pool import page_bytes
+from ramify.runtime.executor.kv_pool import KvPool, page_bytes
 from ramify.runtime.executor.memory import (
     CPU_CONTEXTS,
     CPU_TOKENS,
@@ -388,3 +388,23 @@ def test_a_trial_that_a_model_has_no_use_for_is_refused(trial: Any, changes: Any
     vars(shape).update(changes)
     with pytest.raises(UnsupportedField, match=f"trial is '{trial}'"):
         devices.check_trials(config, CUDA, shape)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_the_bytes_of_a_page_are_the_keys_of_all_layers_then_the_values(
+    tiny_model: Any, dtype: torch.dtype
+) -> None:
+    float8 = dtype == torch.float8_e4m3fn
+    pool = KvPool(
+        tiny_model.config, num_pages=4, page_size=2, dtype=torch.bfloat16 if float8 else dtype, float8=float8
+    )
+    for each in (pool.k, pool.v):
+        each.copy_(torch.randn(each.shape))
+    read = pool.read_pages([3, 1])
+    assert (read.shape, read.dtype) == ((2, pool.page_bytes), torch.uint8)
+    for row, page in zip(read, (3, 1), strict=True):
+        keys, values = (each[:, page].contiguous().view(torch.uint8).flatten() for each in (pool.k, pool.v))
+        assert torch.equal(row, torch.cat((keys, values)))
+    pool.write_pages([0, 2], read)
+    assert torch.equal(pool.read_pages([0, 2]), read)
+    assert torch.equal(pool.k[:, 2].float(), pool.k[:, 1].float())
