@@ -312,8 +312,9 @@ def kv_facts(
     draft: ModelShape | None = None,
 ) -> tuple[dict[str, int], str | None]:
     """(figures of KV memory, reason why the model does not fit the machine or None if it fits)."""
-    size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
-    per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
+    kept = config.kv_cache_dtype
+    size = SimpleNamespace(itemsize=_BYTES[dtype] if kept == "auto" else 1, is_floating_point=kept != "int8")
+    per_token = page_bytes(shape, 1, size, draft)
     context = with_context(shape, config.context_length).context_length
     assert config.page_size is not None
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
@@ -322,7 +323,7 @@ def kv_facts(
     device: Any = SimpleNamespace(type=machine.device)
     try:
         shorter = dataclasses.replace(shape, context_length=context)
-        pages = pages_in(config, shorter, size, device, draft)  # type: ignore[arg-type]
+        pages = pages_in(config, shorter, size, device, draft)
         kv = max(0, room // 2) if pages is None else pages * config.page_size * per_token
         slots = states_in(config, shape, kv, device)
     except EngineError as error:
