@@ -275,14 +275,14 @@ def fill_call(
     `score_factor`.
     """
     tokens, heads, dim = q.shape
-    size = q.element_size()
+    size, kept = q.element_size(), k_pages.element_size()
     call = arena.call
     call.q, call.q_token = q.data_ptr(), q.stride(0) * size
     call.out, call.out_token = out.data_ptr(), out.stride(0) * size
-    call.page_bytes, call.head_bytes, call.row_bytes = (size * x for x in k_pages.stride()[:3])
+    call.page_bytes, call.head_bytes, call.row_bytes = (kept * x for x in k_pages.stride()[:3])
     _, kv_heads, call.page_size, _ = k_pages.shape
     call.kv_heads, call.group, call.dim = kv_heads, heads // kv_heads, dim
-    call.bf16, call.tokens = size == 2, tokens
+    call.bf16, call.int8, call.tokens = size == 2, kept == 1, tokens
     sequences, call.table_width = page_table.shape
     call.sequences, call.order = sequences, arena.order_of(sequences)
     call.starts, call.lens, call.table = query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr()
@@ -314,8 +314,9 @@ def paged_attention(
         are faster with dots of bfloat16.
     """
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
-    )
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks,
+        page_dtypes=(torch.int8,),
+    )  # fmt: skip
     call = fill_call(q, k_pages, page_table, query_starts, kv_lens, out)
     call.k, call.v = k_pages.data_ptr(), v_pages.data_ptr()
     call.sinks = 0 if sinks is None else sinks.data_ptr()

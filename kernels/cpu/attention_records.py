@@ -30,6 +30,7 @@ FRAME = record(
     "group",  # query heads of one KV head
     "dim",
     "bf16",
+    "int8",  # whether pages are int8 rows, each with its scale
     "kv_heads", "sequences", "starts", "lens", "table", "table_width",
     "window", "capped",
     "sinks",  # a float32 for each query head; 0: none
@@ -78,12 +79,21 @@ def partial_bytes(frame, rows):  # type: ignore[no-untyped-def]
 
 
 @part
+def widened_bytes(frame):  # type: ignore[no-untyped-def]
+    """Bytes of the widened rows of a block of int8 pages: their addresses, the scales of keys and of values,
+    the keys, the values."""
+    if not frame.int8:
+        return 0
+    return BLOCK * (8 + 4 + 4 + 2 * frame.dim * (2 if frame.bf16 else 4))
+
+
+@part
 def scratch_bytes(frame):  # type: ignore[no-untyped-def]
     queries = vl.round_up(4 * frame.rows * frame.dim, 64)
     keys = frame.dim * SCORE_ROW
     values = BLOCK * frame.value_row
     results = 2 * partial_bytes(frame, frame.rows)
-    return queries + frame.rows * SCORE_ROW + keys + values + 16 * BLOCK + results
+    return queries + frame.rows * SCORE_ROW + keys + values + 16 * BLOCK + widened_bytes(frame) + results
 
 
 @part

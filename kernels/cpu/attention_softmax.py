@@ -19,10 +19,12 @@ NO_SCORE = np.float32(-3e38)
 
 
 @part
-def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
+def softmax_rows(frame, item, segment, start, count, scores, scales, block):  # type: ignore[no-untyped-def]
     """Turn scores into weights 2**(score - maximum), in place; write the maxima and sums to `block`.
 
-    With `frame.rounded` the weights become bfloat16, and the sums are sums of rounded weights.
+    With `frame.rounded` the weights become bfloat16, and the sums are sums of rounded weights. For int8 pages
+    scores are multiplied by the keys' `scales`, and weights, after they are summed, by the values' scales
+    behind these.
     """
     maxima = block
     sums = block + 4 * vl.round_up(segment.queries * frame.group, PADDED_ROWS)
@@ -34,10 +36,10 @@ def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ig
         if frame.window > 0:
             low = max(0, position - frame.window + 1 - start)
         for _ in range(frame.group):
-            if frame.rounded and not frame.capped and low == 0 and high == BLOCK:
+            if frame.rounded and not frame.capped and not frame.int8 and low == 0 and high == BLOCK:
                 top, weight = _softmax_whole_row(frame, row)
             else:
-                top, weight = _softmax_row(frame, row, count, low, high)
+                top, weight = _softmax_row(frame, row, scales, count, low, high)
             vl.write_f32(maxima, top)
             vl.write_f32(sums, weight)
             maxima += 4
@@ -63,7 +65,7 @@ def _softmax_whole_row(frame, row):  # type: ignore[no-untyped-def]
 
 
 @part
-def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
+def _softmax_row(frame, row, scales, count, low, high):  # type: ignore[no-untyped-def]
     if low >= high:
         for column in range(0, count, LANES):
             vl.store(row + 4 * column, vl.splat_f32(0.0))
@@ -72,6 +74,8 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
     best = vl.splat_f32(-np.inf)
     for column in range(0, count, LANES):
         x = vl.load(row + 4 * column)
+        if frame.int8:
+            x = vl.mul(x, vl.load(scales + 4 * column))
         if frame.dots:
             x = vl.mul(x, scale)
         if frame.capped:
@@ -84,11 +88,14 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
     total = vl.splat_f32(0.0)
     for column in range(0, count, LANES):
         x = vl.exp2(vl.sub(vl.load(row + 4 * column), shift))
+        weight = x
+        if frame.int8:
+            weight = vl.mul(x, vl.load(scales + 4 * BLOCK + 4 * column))
         if frame.rounded:
-            x = vl.store_rounded(row + 2 * column, x)
+            weight = vl.store_rounded(row + 2 * column, weight)
         else:
-            vl.store(row + 4 * column, x)
-        total = vl.add(total, x)
+            vl.store(row + 4 * column, weight)
+        total = vl.add(total, x if frame.int8 else weight)
     return top, vl.sum_lanes(total)
 
 

@@ -31,12 +31,13 @@ from ramify.kernels.cpu.attention_loops import (
     transpose_pairs,
     transpose_pairs_alone,
 )
-from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW, SEGMENT, partial_bytes
+from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW, SEGMENT, partial_bytes, widened_bytes
 from ramify.kernels.cpu.attention_softmax import clear, finish, merge, softmax_rows
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES
+from ramify.kernels.cpu.parts.int8_rows import widen_rows
 
 IN_PLACE_ROWS = 8
 """Tiles of at most this many rows (mostly decodes) read values from the pages; larger tiles read a widened
@@ -53,7 +54,10 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
     values = keys + frame.dim * SCORE_ROW
     offsets = values + BLOCK * frame.value_row
     next_offsets = offsets + 8 * BLOCK
-    block = next_offsets + 8 * BLOCK
+    near = next_offsets + 8 * BLOCK
+    scales = near + 8 * BLOCK
+    wide = scales + 8 * BLOCK
+    block = next_offsets + 8 * BLOCK + widened_bytes(frame)
     total = block + partial_bytes(frame, frame.rows)
 
     _load_queries(frame, item, queries)
@@ -67,6 +71,10 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
     query_row, value_row = 4 * frame.dim, frame.value_row
     if frame.dots:
         query_row = 2 * frame.dim
+    wide_row = frame.dim * (2 if frame.bf16 else 4)
+    if frame.int8:
+        for index in range(BLOCK):
+            vl.write_i64(near + 8 * index, wide + index * wide_row)
     few = False
     if TILES and frame.dots:
         whole = item.segment_count == 1 and frame.page_size % AMX_ROWS == 0
@@ -93,19 +101,29 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets, base)
             else:
                 _locate(frame, after, after.begin, next_offsets, later_base)
+            rows_at, later_at, values_at = offsets, next_offsets, to_values
+            if frame.int8:
+                widened = vl.round_up(count, LANES)
+                widen_rows(offsets, next_offsets, 0, widened, frame.dim, frame.bf16, wide, scales)
+                rows_at, later_at, values_at = near, near, BLOCK * wide_row
             if few:
-                _score_few(frame, segment, start, count, base, queries, keys, scores, next_offsets)
+                _score_few(frame, segment, start, count, base, queries, keys, scores, wide, next_offsets)
             elif frame.dots:
-                _copy_keys(frame, offsets, next_offsets, count, keys)
+                _copy_keys(frame, rows_at, later_at, count, keys)
                 pairs = frame.dim // 2
                 multiply_pairs(
-                    mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, next_offsets
+                    mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, later_at
                 )
             else:
-                _copy_keys(frame, offsets, next_offsets, count, keys)
+                _copy_keys(frame, rows_at, later_at, count, keys)
                 multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count, 0)
-            softmax_rows(frame, item, segment, start, count, scores, block)
-            if few:  # in between, as a burst of requests stalls the processor
+            if frame.int8:
+                at = wide + BLOCK * wide_row
+                widen_rows(
+                    offsets, next_offsets, to_values, widened, frame.dim, frame.bf16, at, scales + 4 * BLOCK
+                )
+            softmax_rows(frame, item, segment, start, count, scores, scales, block)
+            if few and not frame.int8:  # in between, as a burst of requests stalls the processor
                 _prefetch_rows(next_offsets + 16 * AMX_ROWS, 2 * frame.dim)
             depth = (count + 1) // 2 if frame.rounded else count
             weighted = block + vl.round_up(8 * vl.round_up(rows, PADDED_ROWS), 64)
@@ -114,9 +132,9 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 multiply_in_place(
                     scores,
                     SCORE_ROW,
-                    to_values,
-                    offsets,
-                    next_offsets,
+                    values_at,
+                    rows_at,
+                    later_at,
                     frame.bf16 != 0,
                     frame.rounded != 0,
                     weighted,
@@ -126,7 +144,7 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     frame.dim,
                 )
             else:
-                _copy_values(frame, to_values, offsets, next_offsets, count, values)
+                _copy_values(frame, values_at, rows_at, later_at, count, values)
                 if few:
                     for column in range(0, 4 * frame.dim, 2 * 64):
                         at = values + column
@@ -139,7 +157,7 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     multiply(
                         scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
-            if few:
+            if few and not frame.int8:
                 _prefetch_rows(next_offsets + 24 * AMX_ROWS, 2 * frame.dim)
             if merging:
                 merge(frame, block, rows, total, item.queries * frame.group, first)
@@ -187,24 +205,30 @@ def _prefetch_rows(table, row_bytes):  # type: ignore[no-untyped-def]
 
 
 @part
-def _score_few(frame, segment, start, count, base, queries, spare, scores, ahead):  # type: ignore[no-untyped-def]
-    """The scores of the rows that `_turn_queries` has transposed, for the block at `start`. Prefetches the
-    first 32 keys of the next block, whose addresses are in the table `ahead`."""
+def _score_few(frame, segment, start, count, base, queries, spare, scores, wide, ahead):  # type: ignore[no-untyped-def]
+    """The scores of the rows that `_turn_queries` has transposed, for the block at `start`, whose keys are at
+    `wide` if pages are int8. Prefetches the first 32 keys of the next block, whose addresses are in the table
+    `ahead`; `widen_rows` has prefetched int8 rows."""
     chunks, results = spare, spare + 64
     first = max(start, segment.low) // AMX_ROWS * AMX_ROWS
     last = (min(start + BLOCK, segment.high) - 1) // AMX_ROWS * AMX_ROWS
     turned = queries + 2 * frame.dim * AMX_ROWS
+    row_bytes = 2 * frame.dim if frame.int8 else frame.row_bytes
     for column in range(0, count, 2 * AMX_ROWS):
         for chunk in range(2):
-            position = min(max(start + column + AMX_ROWS * chunk, first), last)
-            page = position // frame.page_size
-            at = base + vl.read_i32(segment.table + 4 * page) * frame.page_bytes
-            vl.write_i64(chunks + 8 * chunk, at + (position - page * frame.page_size) * frame.row_bytes)
-        key_tiles(chunks, frame.row_bytes, turned, results, frame.dim // 2)
+            at = wide + (column + AMX_ROWS * chunk) * row_bytes
+            if not frame.int8:
+                position = min(max(start + column + AMX_ROWS * chunk, first), last)
+                page = position // frame.page_size
+                at = base + vl.read_i32(segment.table + 4 * page) * frame.page_bytes
+                at += (position - page * frame.page_size) * row_bytes
+            vl.write_i64(chunks + 8 * chunk, at)
+        key_tiles(chunks, row_bytes, turned, results, frame.dim // 2)
         for chunk in range(2):
             to = scores + 4 * (column + AMX_ROWS * chunk)
             turn_scores(results + AMX_ROWS * 4 * FEW_ROWS * chunk, to, SCORE_ROW, 0, 0)
-        _prefetch_rows(ahead + 4 * column, 2 * frame.dim)
+        if not frame.int8:
+            _prefetch_rows(ahead + 4 * column, 2 * frame.dim)
 
 
 @part

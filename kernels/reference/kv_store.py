@@ -23,7 +23,7 @@ def quantise_rows(x: Tensor) -> Tensor:
     then the bytes of the float32 scale max |x| / 127. An error is at most half a scale.
     """
     most = x.abs().amax(-1, keepdim=True)
-    inverse = torch.where(most >= LEAST, MOST_CODE / most, 0.0)
+    inverse = torch.where(most >= LEAST, most.new_tensor(MOST_CODE) / most, 0.0)
     codes = torch.round(x * inverse).to(torch.int8)
     return torch.cat((codes, (most / MOST_CODE).view(torch.int8)), dim=-1)
 
