@@ -53,6 +53,7 @@ from ramify.kernels.cpu.attention_records import (
     FRAME,
     ITEM,
     SEGMENT,
+    codes_of,
     dots_of,
     partial_bytes,
     scratch_bytes,
@@ -178,6 +179,7 @@ def run_attention(call_at):  # type: ignore[no-untyped-def]
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     group, dim, sequences, threads = frame.group, frame.dim, frame.sequences, frame.threads
     frame.dots = dots_of(frame)
+    frame.codes = codes_of(frame)
     frame.rounded = frame.may_round and frame.dots
     frame.value_row = 4 * vl.round_up(dim, PANEL)
     frame.common = frame.order + 8 * sequences

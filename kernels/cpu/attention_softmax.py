@@ -36,8 +36,8 @@ def softmax_rows(frame, item, segment, start, count, scores, scales, block):  # 
         if frame.window > 0:
             low = max(0, position - frame.window + 1 - start)
         for _ in range(frame.group):
-            if frame.rounded and not frame.capped and not frame.int8 and low == 0 and high == BLOCK:
-                top, weight = _softmax_whole_row(frame, row)
+            if frame.rounded and not frame.capped and low == 0 and high == BLOCK:
+                top, weight = _softmax_whole_row(frame, row, scales)
             else:
                 top, weight = _softmax_row(frame, row, scales, count, low, high)
             vl.write_f32(maxima, top)
@@ -48,19 +48,41 @@ def softmax_rows(frame, item, segment, start, count, scores, scales, block):  # 
 
 
 @part
-def _softmax_whole_row(frame, row):  # type: ignore[no-untyped-def]
+def _score(frame, row, scales, column, scale):  # type: ignore[no-untyped-def]
+    """The scores of the positions from `column` on, times the keys' scales of int8 pages and the factor."""
+    x = vl.load(row + 4 * column)
+    if frame.int8:
+        x = vl.mul(x, vl.load(scales + 4 * column))
+    return vl.mul(x, scale) if frame.dots else x
+
+
+@part
+def _store_weights(frame, row, scales, column, x):  # type: ignore[no-untyped-def]
+    """Write weights, times the values' scales of int8 pages, and return what the sum of weights adds."""
+    weight = x
+    if frame.int8:
+        weight = vl.mul(x, vl.load(scales + 4 * (BLOCK + column)))
+    if frame.rounded:
+        weight = vl.store_rounded(row + 2 * column, weight)
+    else:
+        vl.store(row + 4 * column, weight)
+    return x if frame.int8 else weight
+
+
+@part
+def _softmax_whole_row(frame, row, scales):  # type: ignore[no-untyped-def]
     """`_softmax_row`, with the same bits, if all positions of the block are visible, weights are rounded and
     scores have no cap: the case of most rows of a prefill."""
     scale = vl.splat_f32(frame.query_factor)
-    best = vl.mul(vl.load(row), scale)
+    best = _score(frame, row, scales, 0, scale)
     for column in range(LANES, BLOCK, LANES):
-        best = vl.maximum(best, vl.mul(vl.load(row + 4 * column), scale))
+        best = vl.maximum(best, _score(frame, row, scales, column, scale))
     top = vl.max_lanes(best)
     shift = vl.broadcast(top)
     total = vl.splat_f32(0.0)
     for column in range(0, BLOCK, LANES):
-        x = vl.exp2(vl.sub(vl.mul(vl.load(row + 4 * column), scale), shift))
-        total = vl.add(total, vl.store_rounded(row + 2 * column, x))
+        x = vl.exp2(vl.sub(_score(frame, row, scales, column, scale), shift))
+        total = vl.add(total, _store_weights(frame, row, scales, column, x))
     return top, vl.sum_lanes(total)
 
 
@@ -73,11 +95,7 @@ def _softmax_row(frame, row, scales, count, low, high):  # type: ignore[no-untyp
     scale, factor = vl.splat_f32(frame.query_factor), vl.splat_f32(frame.score_factor)
     best = vl.splat_f32(-np.inf)
     for column in range(0, count, LANES):
-        x = vl.load(row + 4 * column)
-        if frame.int8:
-            x = vl.mul(x, vl.load(scales + 4 * column))
-        if frame.dots:
-            x = vl.mul(x, scale)
+        x = _score(frame, row, scales, column, scale)
         if frame.capped:
             x = vl.mul(vl.tanh(x), factor)
         x = vl.lanes_between(x, low - column, high - column)
@@ -88,14 +106,7 @@ def _softmax_row(frame, row, scales, count, low, high):  # type: ignore[no-untyp
     total = vl.splat_f32(0.0)
     for column in range(0, count, LANES):
         x = vl.exp2(vl.sub(vl.load(row + 4 * column), shift))
-        weight = x
-        if frame.int8:
-            weight = vl.mul(x, vl.load(scales + 4 * BLOCK + 4 * column))
-        if frame.rounded:
-            weight = vl.store_rounded(row + 2 * column, weight)
-        else:
-            vl.store(row + 4 * column, weight)
-        total = vl.add(total, x if frame.int8 else weight)
+        total = vl.add(total, _store_weights(frame, row, scales, column, x))
     return top, vl.sum_lanes(total)
 
 

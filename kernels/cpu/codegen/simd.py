@@ -155,6 +155,15 @@ def _widen_int8(builder: ir.IRBuilder, address: ir.Value, to: ir.Value) -> ir.Va
     return _i64(0)
 
 
+def joined(builder: ir.IRBuilder, high: ir.Value, low: ir.Value) -> ir.Value:
+    """256 high + low, of vectors of int32, as float32."""
+    return builder.sitofp(builder.add(builder.shl(high, splat_constant(8)), low), _vector)
+
+
+def _joined_at(builder: ir.IRBuilder, high: ir.Value, low: ir.Value) -> ir.Value:
+    return joined(builder, *(builder.load(pointer(builder, at, _ivector), align=4) for at in (high, low)))
+
+
 def splat_constant(value: int) -> ir.Constant:
     return ir.Constant(_ivector, [value] * LANES)
 
@@ -407,6 +416,8 @@ load_int8, store_int8 = _op1(vector, _load_int8), _op2(types.int64, _store_int8)
 """LANES int8 as float32, and whole numbers in [-128, 127] as int8."""
 widen_int8 = _op2(types.int64, _widen_int8)
 """Write the 2 * LANES int8 at an address to another as bfloat16, which is exact."""
+joined_int32 = _op2(vector, _joined_at)
+"""256 a + b of the vectors of int32 at two addresses, as float32."""
 broadcast = _op1(vector, splat)
 add = _op2(vector, lambda builder, a, b: builder.fadd(a, b))
 sub = _op2(vector, lambda builder, a, b: builder.fsub(a, b))
