@@ -117,9 +117,7 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
             else:
                 _locate(frame, after, after.begin, next_offsets, later_base)
             rows_at, later_at, values_at = offsets, next_offsets, to_values
-            if frame.codes:
-                read_scales(frame, offsets, to_values, count, scales)
-            elif frame.int8:
+            if frame.int8 and not frame.codes:
                 widened = vl.round_up(count, LANES)
                 widen_rows(offsets, next_offsets, 0, widened, frame.dim, frame.bf16, wide, scales)
                 rows_at, later_at = near, near
@@ -140,6 +138,8 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 widened, at = vl.round_up(count, LANES), scales + 4 * BLOCK
                 widen_rows(offsets, next_offsets, to_values, widened, frame.dim, frame.bf16, wide, at)
                 rows_at, later_at, values_at = near, near, 0
+            if frame.codes:  # only now, as some rows were prefetched shortly before
+                read_scales(frame, offsets, to_values, count, scales)
             softmax_rows(frame, item, segment, start, count, scores, scales, block)
             if few:  # in between, as a burst of requests stalls the processor
                 _prefetch_rows(frame, next_offsets + 16 * AMX_ROWS)
