@@ -111,6 +111,34 @@ def test_fp8_pages_are_where_there_is_float8(
     assert refused.value.field == "kv_cache_dtype"
 
 
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
+def test_int8_pages_are_on_the_cpu_alone(backend: Any) -> None:
+    config = EngineConfig(kv_cache_dtype="int8")
+    for own in ("cpu", "torch"):
+        assert resolve_page_dtype(config, own, CPU, torch.bfloat16) == torch.int8
+    with pytest.raises(UnsupportedField, match=f"kv_cache_dtype is 'int8', and the {backend}") as refused:
+        resolve_page_dtype(config, backend, CUDA, torch.bfloat16)
+    assert refused.value.field == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_int8_pages_hold_more_tokens_and_the_same_sense(tiny_model: Any, backend: Any) -> None:
+    shape, ids, rows = tiny_model.config, np.arange(40, dtype=np.int32) % 50, []
+    numbers = 2 * shape.num_layers * shape.num_kv_heads * 16
+    assert page_bytes(shape, 16, torch.int8) == numbers * (shape.head_dim + 4)
+    for kept in ("auto", "int8"):
+        options = EngineConfig(attention_backend=backend, num_pages=5, dtype="float32", kv_cache_dtype=kept)
+        runner = build_runner(options, lambda *_: tiny_model)
+        assert runner.pool.page_bytes == page_bytes(shape, 16, runner.pool.k.dtype)
+        runner.forward(pack([Extension(ids, 0, 39, range(3))], 16))
+        runner.pool.write_pages([4, 3], runner.pool.read_pages([0, 1]))
+        runner.copy_pages([(2, 0)])
+        rows.append(runner.logits(runner.forward(pack([Extension(ids, 39, 40, (4, 3, 0))], 16))))
+    exact, found = rows
+    assert not torch.equal(exact, found)
+    assert (found - exact).abs().max() < 0.02 * exact.abs().max()
+
+
 def test_fp8_pages_hold_twice_the_tokens_and_the_same_sense(tiny_model: Any) -> None:
     """FP8 pages are half as large as bfloat16 pages. Their logits are near those of float32 pages."""
     shape, ids, rows = tiny_model.config, np.arange(40, dtype=np.int32) % 50, []
