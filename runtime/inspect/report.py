@@ -85,6 +85,7 @@ class Inspection:
     dtype: str
     quantization: str
     weight_bytes: int
+    kv_dtype: str
     kv_bytes_per_token: int
     state_bytes: int
     """Bytes of one sequence's state in linear attention layers."""
@@ -177,7 +178,11 @@ def inspected(
             notes += [] if about_ends is None else [about_ends]
         beside = 0
         options = refused_options(shape, machine, config)
-        asked = (f"--quantization {config.quantization}", "--draft-model" if config.draft_model else "")
+        asked = (
+            f"--quantization {config.quantization}",
+            f"--kv-cache-dtype {config.kv_cache_dtype}",
+            "--draft-model" if config.draft_model else "",
+        )
         refused += [refusal for refusal in options if refusal.subject in asked]
         refused += refused_as_draft
         if draft is not None:
@@ -200,6 +205,7 @@ def inspected(
         device=machine.device,
         memory=machine.memory,
         dtype=dtype,
+        kv_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         quantization=quantization,
         weight_bytes=weight_bytes,
         max_running=config.max_running,
