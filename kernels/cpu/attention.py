@@ -16,7 +16,9 @@ KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
 Scores are dots of pairs of bfloat16: by AMX tiles, or on AMD's processors with AVX512_BF16 by the instruction
 of `codegen/dots.py`. The products of weights and values are float32. With `rounded` they are dots of bfloat16
-pairs as well: half the operations, or with AMX a sixteenth.
+pairs as well: half the operations, or with AMX a sixteenth. The codes of int8 pages are multiplied by AMX
+(`attention_int8.py`) or widened (`parts/int8_rows.py`); the scales of keys multiply scores, those of values
+weights.
 
 Every number of the output comes from the same operations in the same order. So a sequence's bits are the same
 alone or in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of
