@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 
 SCALE_BYTES = 4
 """Bytes of the float32 scale behind the codes of a row of int8 pages."""
+MOST_CODE = 127
+"""Codes of int8 rows lie in ± MOST_CODE."""
+LEAST = 2.0**-100
+"""A row whose largest magnitude is below this has codes of 0; else MOST_CODE / magnitude is a float32."""
 
 
 class PageDtype(Protocol):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ramify.kernels.arguments.pages import LEAST
 from ramify.kernels.cpu.attention_amx import AMX_ROWS, FEW_ROWS
 from ramify.kernels.cpu.attention_loops import multiply_codes, transpose_pairs
 from ramify.kernels.cpu.attention_records import SCORE_ROW
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.simd import LANES
-from ramify.kernels.reference.kv_store import LEAST
 
 MOST_SPLIT = 127 * 256 + 127
 """The largest number that 256 high + low can be if both are int8."""

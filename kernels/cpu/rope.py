@@ -18,6 +18,7 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_head_norms, check_rope, check_store
+from ramify.kernels.arguments.pages import LEAST, MOST_CODE
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.functions import copy_bytes, run_body
@@ -25,7 +26,6 @@ from ramify.kernels.cpu.codegen.simd import LANES
 from ramify.kernels.cpu.parts.norm import normalise
 from ramify.kernels.cpu.rowwise import rms_norm
 from ramify.kernels.machine.records import Arena, record
-from ramify.kernels.reference.kv_store import LEAST, MOST_CODE
 
 ITEM_TOKENS = 8
 """Tokens of a work item: about 5 us of work. Starting a team of threads costs 1 us."""

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_copy
-from ramify.kernels.arguments.pages import SCALE_BYTES
-
-MOST_CODE = 127
-"""Codes of int8 rows lie in ± MOST_CODE."""
-LEAST = 2.0**-100
-"""A row whose largest magnitude is below this has codes of 0; else MOST_CODE / magnitude is a float32."""
+from ramify.kernels.arguments.pages import LEAST, MOST_CODE, SCALE_BYTES
 
 
 def quantise_rows(x: Tensor) -> Tensor:
