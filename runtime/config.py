@@ -164,10 +164,11 @@ class EngineConfig:
     """Memory for KV pages, in GiB; ignored if `num_pages` is given. None, on the CPU: enough for 20,480
     tokens or two contexts, whichever is more, but at most 1. None, on a CUDA device: the memory that
     `memory_fraction` leaves."""
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
     """Number format of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, which fits
-    twice the tokens into the same memory. fp8 needs the torch backend, or the triton backend on a GPU of
-    compute capability 8.9 or later."""
+    twice the tokens into the same memory; it needs the torch backend, or the triton backend on a GPU of
+    compute capability 8.9 or later. int8, on the CPU: int8 with a float32 scale for each token and KV head,
+    which fits 1.9 times the tokens into the same memory."""
     num_pages: int | None = None
     """Number of KV pages. None: as many as `kv_memory_gb` holds."""
     memory_fraction: float | None = None

@@ -22,6 +22,7 @@ UNFIT = 1
 _OPTIONS = (
     *("model", "device", "dtype", "quantization", "model_impl"),
     *("context_length", "rope_scaling", "kv_memory_gb", "max_running", "chunk_tokens", "page_size"),
+    "kv_cache_dtype",
     *("draft_model", "loras", "tensor_parallel"),
 )
 """Fields of `EngineConfig` on which the reported memory and refusals depend."""
@@ -114,7 +115,7 @@ def report_lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
 def _kv_lines(found: Inspection) -> list[tuple[str, str]]:
     where = "the CPU" if found.device == "cpu" else "the CUDA device"
     rows = [("context", f"{found.context_length:,} tokens")]
-    rows.append(("KV", f"{found.kv_bytes_per_token:,} bytes a token, in {found.dtype}"))
+    rows.append(("KV", f"{found.kv_bytes_per_token:,} bytes a token, in {found.kv_dtype}"))
     if found.state_bytes:
         rows.append(("states", f"{_gib(found.state_bytes)} a sequence"))
 

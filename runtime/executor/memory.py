@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.errors import EngineError, UnsupportedField
+from ramify.kernels.arguments.pages import PageDtype
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.shape.config import ModelShape
@@ -113,7 +114,7 @@ def check_memory(config: EngineConfig, device: torch.device) -> None:
 def pages_in(
     config: EngineConfig,
     model: ModelShape,
-    dtype: torch.dtype,
+    dtype: PageDtype,
     device: torch.device,
     draft: ModelShape | None = None,
 ) -> int | None:
