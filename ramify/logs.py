@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
+LEVELS = ("debug", "info", "warning", "error", "critical")
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the HTTP request that is being handled, as its response names it in x-request-id; "" outside of

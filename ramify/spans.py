@@ -7,14 +7,16 @@ extra, ``ramify-llm[otel]``, and are imported only where spans are asked for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ramify.errors import InvalidRequest, RamifyError
-from ramify.messages import Generate, Usage
+from ramify.messages import Generate, TextChunk, Usage
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
@@ -91,6 +93,53 @@ def _not_installed() -> InvalidRequest:
         field="otel",
         remedy="Install them: pip install 'ramify-llm[otel]'.",
     )
+
+
+class Spans:
+    """The spans of the programs and engines of this process."""
+
+    tracer: Any = None
+    """None while they are off."""
+    texts = False
+    """Whether they have the texts of prompts and outputs."""
+
+
+PROGRAMS = Spans()
+
+
+@contextlib.contextmanager
+def engine_span(request: Generate, model: str) -> Iterator[Callable[[TextChunk], object]]:
+    """A ``with`` block with the span of a request to an engine of this process. Yields a function that is to
+    be called with each chunk. There is no span for a request of a program, which has one already."""
+    if PROGRAMS.tracer is None or request.hint is not None:
+        yield _ignore
+        return
+    chunks: list[TextChunk] = []
+    name, attributes = f"{operation_of(request)} {model}", request_attributes(request, model)
+    span = PROGRAMS.tracer.start_span(name, attributes=attributes)
+    try:
+        yield chunks.append
+    except Exception as error:
+        set_failed(span, error)
+        raise
+    finally:
+        usage = next((chunk.usage for chunk in reversed(chunks) if chunk.usage is not None), Usage())
+        finish = chunks[-1].finish if chunks else None
+        reason = "" if finish is None else finish.reason
+        span.set_attributes(token_attributes(usage) | phase_attributes(usage))
+        if reason:
+            span.set_attribute("gen_ai.response.finish_reasons", (reason,))
+        if PROGRAMS.texts:
+            reasoning, text = (
+                "".join([getattr(chunk, part) for chunk in chunks]) for part in ("reasoning", "text")
+            )
+            span.set_attribute("gen_ai.input.messages", input_messages(request))
+            span.set_attribute("gen_ai.output.messages", output_messages(reasoning, text, reason))
+        span.end()
+
+
+def _ignore(chunk: TextChunk) -> None:
+    """Take a chunk of a request without a span."""
 
 
 def operation_of(request: Generate) -> str:

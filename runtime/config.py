@@ -6,13 +6,12 @@ The docstring of a field is its help on the command line.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.kernels.trials import Trial
-from ramify.logs import LogFormat
+from ramify.logs import LEVELS, LogFormat
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.lora_names import checked_name
 from ramify.runtime.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
@@ -272,11 +271,10 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}."
                     f" {remedy}".rstrip()
                 )
-        levels = [name.lower() for name in logging.getLevelNamesMapping()]
-        if self.log_level.lower() not in levels:
-            remedy = nearest(self.log_level, levels) or ""
+        if self.log_level.lower() not in LEVELS:
+            remedy = nearest(self.log_level, LEVELS) or ""
             raise ValueError(
-                f"log_level is {self.log_level!r}; it must be one of {', '.join(levels)}. {remedy}".rstrip()
+                f"log_level is {self.log_level!r}; it must be one of {', '.join(LEVELS)}. {remedy}".rstrip()
             )
         named = (self.trial,) if isinstance(self.trial, str) else tuple(self.trial)
         if unknown := [name for name in named if name not in get_args(Trial)]:

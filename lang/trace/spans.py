@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.lang.trace.calls import Call
 from ramify.messages import Generate
 from ramify.spans import (
+    PROGRAMS,
     input_messages,
     operation_of,
     output_messages,
@@ -26,17 +27,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 
-class _Settings:
-    tracer: Any = None
-    """The tracer of all programs of this process; None while spans are off."""
-    texts = False
-
-
-_settings = _Settings()
-
-
 def enable_otel(provider: TracerProvider | None = None, *, texts: bool = False) -> None:
-    """Send spans of OpenTelemetry for all programs that this process runs from now on.
+    """Send spans of OpenTelemetry for all programs that this process runs from now on, and for all requests
+    to its engines.
 
     Args:
         provider: The provider of the tracer. None: the one that the application has set, or if it has set
@@ -45,13 +38,13 @@ def enable_otel(provider: TracerProvider | None = None, *, texts: bool = False) 
 
     Raises `InvalidRequest` if opentelemetry is not installed (``pip install 'ramify-llm[otel]'``).
     """
-    _settings.tracer, _settings.texts = tracer_of(provider), texts
+    PROGRAMS.tracer, PROGRAMS.texts = tracer_of(provider), texts
 
 
 def begin_program(call: Call, program: str) -> None:
     """Begin the span of a run. Its parent is the span of the surrounding program's step, or else the current
     span of the caller."""
-    if _settings.tracer is not None:
+    if PROGRAMS.tracer is not None:
         _begin(
             call,
             f"invoke_workflow {call.name}",
@@ -77,7 +70,7 @@ def end_program(call: Call, error: BaseException | None) -> None:
 def request_span(call: Call, request: Generate, model: str) -> Iterator[None]:
     """A ``with`` block with the span of the request of `call` as the current span. The span ends with the
     block, with what is known of `call` then."""
-    if _settings.tracer is None:
+    if PROGRAMS.tracer is None:
         yield
         return
     attributes = request_attributes(request, model)
@@ -92,7 +85,7 @@ def request_span(call: Call, request: Generate, model: str) -> Iterator[None]:
                 span.set_attribute("ramify.resent", call.resent)
             if call.stored:
                 span.set_attribute("ramify.stored", True)
-            if _settings.texts:
+            if PROGRAMS.texts:
                 reason = call.finish.reason if call.finish is not None else ""
                 span.set_attribute("gen_ai.input.messages", input_messages(request))
                 texts = output_messages(call.thinking or "", call.text, reason)
@@ -102,11 +95,11 @@ def request_span(call: Call, request: Generate, model: str) -> Iterator[None]:
 @contextlib.contextmanager
 def tool_span(call: Call) -> Iterator[None]:
     """A ``with`` block with the span of the tool's call `call` as the current span."""
-    if _settings.tracer is None:
+    if PROGRAMS.tracer is None:
         yield
         return
     attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
-    if _settings.texts:
+    if PROGRAMS.texts:
         attributes["gen_ai.tool.call.arguments"] = call.arguments or ""
     with _current(call, f"execute_tool {call.name}", attributes):
         yield
@@ -116,7 +109,7 @@ def tool_span(call: Call) -> Iterator[None]:
 def program_context(call: Call) -> Iterator[None]:
     """A ``with`` block with the span of the program of `call` as the current span, for a task that serves the
     whole program."""
-    if _settings.tracer is None:
+    if PROGRAMS.tracer is None:
         yield
         return
     from opentelemetry import trace
@@ -129,7 +122,7 @@ def program_context(call: Call) -> Iterator[None]:
 
 def add_headers(headers: MutableMapping[str, str]) -> None:
     """Add the headers that name the current span, such as traceparent; none while spans are off."""
-    if _settings.tracer is not None:
+    if PROGRAMS.tracer is not None:
         from opentelemetry import propagate
 
         propagate.inject(headers)
@@ -157,7 +150,7 @@ def _begin(call: Call, name: str, attributes: dict[str, Any], *, client: bool = 
     above = call.parent
     while above is not None and above.span is None:
         above = above.parent
-    call.span = _settings.tracer.start_span(
+    call.span = PROGRAMS.tracer.start_span(
         name,
         context=None if above is None else trace.set_span_in_context(above.span),
         kind=trace.SpanKind.CLIENT if client else trace.SpanKind.INTERNAL,

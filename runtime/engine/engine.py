@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -45,6 +45,7 @@ from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segm
 from ramify.runtime.inspect.resolve import check_name
 from ramify.sampling_options import read_options, resolve_options
 from ramify.sampling_params import SamplingParams
+from ramify.spans import engine_span
 from ramify.spelling import nearest, parameters_of
 
 T = TypeVar("T")
@@ -187,9 +188,12 @@ class Engine:
 
     async def _generate(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
         await self._ensure_started()
-        async with contextlib.aclosing(self._frontend.generate(request)) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                yield chunk
+        chunks = cast("AsyncGenerator[TextChunk, None]", self._frontend.generate(request))
+        with engine_span(request, self._frontend.info.name) as take:
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    take(chunk)
+                    yield chunk
 
     async def abort(self, rid: str) -> bool:
         """Abort the request `rid`. Its stream ends with finish reason "abort" and its usage. Returns False if

@@ -16,11 +16,10 @@ import pytest
 
 import ramify as rm
 from ramify.errors import InvalidRequest, WorkerDied
-from ramify.lang.trace import spans as of_programs
 from ramify.programs.route import router
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.app.serve import serve
-from ramify.spans import _exporting, tracer_of
+from ramify.spans import PROGRAMS, _exporting, tracer_of
 from tests.lang.remote import ScriptedFrontend
 from tests.lang.test_tools import after_trigger, written
 from tests.server.conftest import CHAT, COMPLETION
@@ -63,7 +62,7 @@ def spans(exporter: Any) -> Any:
 def programs(spans: Any) -> Iterator[None]:
     rm.enable_otel()
     yield
-    of_programs._settings.tracer, of_programs._settings.texts = None, False
+    PROGRAMS.tracer, PROGRAMS.texts = None, False
 
 
 def test_a_request_is_a_span_in_the_trace_of_its_client(traced: LiveServer, spans: Any) -> None:
@@ -266,6 +265,29 @@ def test_a_program_that_fails_says_so(programs: None, spans: Any) -> None:
     assert span.attributes["error.type"] == "ValueError"
     assert not span.status.is_ok
     assert SECRET not in str(span.to_json())
+
+
+def test_a_request_to_an_engine_is_a_span_too(
+    programs: None, spans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = rm.Engine()
+    frontend = FakeFrontend()
+    monkeypatch.setattr(engine, "_frontend", frontend)
+    monkeypatch.setattr(engine, "_owner", os.getpid())
+    answer = engine.complete(SECRET, max_tokens=2)
+    frontend.fail_first = WorkerDied("The scheduler died.")
+    with pytest.raises(WorkerDied):
+        engine.complete(SECRET, max_tokens=2)
+    frontend.reset()
+    rm.enable_otel(texts=True)
+    engine.complete(SECRET, max_tokens=2)
+    told, failed, texts = spans()
+    assert told.name == f"text_completion {MODEL}"
+    assert told.attributes["gen_ai.usage.output_tokens"] == answer.usage.completion_tokens == 2
+    assert told.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert SECRET not in str(dict(told.attributes))
+    assert not failed.status.is_ok
+    assert json.loads(texts.attributes["gen_ai.output.messages"])[0]["parts"][0]["content"] == answer.text
 
 
 def test_programs_have_no_spans_unless_asked_for(spans: Any) -> None:
