@@ -38,6 +38,7 @@ a request's table covers hold the KV of that request's own tokens.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -52,7 +53,7 @@ from ramify.radix.node import Node
 from ramify.radix.states import States
 from ramify.radix.tree import RadixTree
 from ramify.radix.tree_log import TreeLog
-from ramify.radix.views import HeldPrefix, NodeView, prefixes, snapshot
+from ramify.radix.views import HeldPrefix, NodeView, Prefix, covered, prefix, prefixes, snapshot
 
 FLUSH = "flush"
 """The `taker` on record for pages that `PrefixCache.flush` evicted."""
@@ -79,6 +80,7 @@ class PrefixCache:
         self.num_pages = num_pages
         self.page_size = page_size
         self.tree = RadixTree(page_size)
+        self._clock = clock
         self._leases = LeaseBook(clock)
         self.usage = Usage(self._leases.order, states=num_states > 0)
         self.states = States(num_states, self.tree, self._leases, self.usage.offer)
@@ -293,6 +295,7 @@ class PrefixCache:
         length: int | None = None,
         *,
         pinned: bool = False,
+        note: object = None,
     ) -> None:
         """Lease the first `length` tokens of `lock` (None: all) to `owner` until `seconds` from now.
 
@@ -300,7 +303,7 @@ class PrefixCache:
         pages are evicted after all others, those needed furthest in the future first (`ramify.radix.lease`).
         When some of the pages are evicted, the lease goes on for the remaining prefix. `part` names some of
         the owner's leases, for `expect` and `end_leases`. With `pinned`, the pages are not evicted as long as
-        the lease lasts, unless `unpin` makes it an ordinary one.
+        the lease lasts, unless `unpin` makes it an ordinary one. `note` is kept as `Lease.note`.
         """
         node = self._checked_lock(lock)
         end = lock.length if length is None else length
@@ -311,7 +314,9 @@ class PrefixCache:
             node = node.parent
         if node.end > end:
             node = self.tree.split(node, end)
-        new, pins, covered = self._leases.take(node, owner, seconds, needed_in, part, pinned=pinned)
+        new, pins, covered = self._leases.take(
+            node, owner, seconds, needed_in, part, pinned=pinned, note=note
+        )
         if new or pins:
             self.usage.lease(node, new, pins)
         else:
@@ -328,6 +333,15 @@ class PrefixCache:
         ended = self._leases.end(owner, part)
         self._unlease(ended)
         return len(ended)
+
+    def leases(self) -> list[Lease]:
+        """All leases, by owner. Callers only read them."""
+        self._tick_leases()
+        return list(self._leases)
+
+    def now(self) -> float:
+        """The clock of `Lease.expires` and `Lease.needed`, in seconds."""
+        return self._clock()
 
     def unpin(self) -> Lease | None:
         """Make the pin that expires first an ordinary lease, and return it; None if there is no pin."""
@@ -385,6 +399,23 @@ class PrefixCache:
         O(tree)."""
         self._tick_leases()
         return prefixes(self.tree, self._leases.owners, most)
+
+    def extent(self, leases: Iterable[Lease]) -> tuple[int, int]:
+        """(distinct tokens, pages) of the prefixes of `leases` together. Costs O(nodes on their paths)."""
+        nodes = covered(lease.node for lease in leases)
+        return sum(node.end - node.start for node in nodes), sum(node.owned for node in nodes)
+
+    def prefix(self, lease: Lease, ids: int) -> Prefix:
+        """The prefix of `lease`, with its last `ids` tokens."""
+        assert lease.node is not None
+        return prefix(lease.node, ids)
+
+    def unheld(self, most: int, ids: int) -> list[Prefix]:
+        """The longest prefixes without a lease that end in a leaf without a lock, at most `most`, each with
+        its last `ids` tokens."""
+        leaves = [leaf for leaf in self.usage.queue.leaves() if not leaf.leases]
+        longest = heapq.nlargest(most, leaves, key=lambda leaf: leaf.end)
+        return [prefix(leaf, ids) for leaf in longest]
 
     def check(self) -> None:
         """Check every count against a recount from scratch, in O(tree). Raises `ConservationError` naming

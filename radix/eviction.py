@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
 from ramify.radix.node import Node
@@ -57,6 +57,10 @@ class EvictionQueue:
             if node.queue_entry == entry_id:
                 self.discard(node)
                 return node
+
+    def leaves(self) -> Iterator[Node]:
+        """Iterate over the queued leaves, in no order."""
+        return (node for *_, entry_id, node in self._heap if node.queue_entry == entry_id)
 
     def misfiled(self) -> list[Node]:
         """Queued leaves whose entry does not match their present lease."""

@@ -58,6 +58,8 @@ class Lease:
     needed: float
     """The clock when the owner is expected to come back; infinite if unknown."""
     pinned: bool = False
+    note: object = None
+    """A value of the caller, to tell the lease from others."""
     queued: float = math.inf
     """The time of the lease's live entry in `LeaseBook._queue`; infinite if there is no such entry."""
 
@@ -125,6 +127,7 @@ class LeaseBook:
         part: str = "",
         *,
         pinned: bool = False,
+        note: object = None,
     ) -> tuple[int, int, list[Ended]]:
         """Lease the path to `node`. An existing lease of the same owner, part and node is never shortened,
         and stays a pin if it is one.
@@ -139,10 +142,11 @@ class LeaseBook:
         new_pins = int(pinned and not (lease and lease.pinned))
         if lease is not None:
             lease.pinned = pinned = pinned or lease.pinned
+            lease.note = note
             lease.expires = expires = max(lease.expires, expires)
             self._estimate(lease, now, now + needed_in)
         else:
-            self._enter(Lease(owner, part, node, expires, now, now + needed_in, pinned))
+            self._enter(Lease(owner, part, node, expires, now, now + needed_in, pinned, note))
         covered = []
         above = node.parent
         while above is not None and owned:

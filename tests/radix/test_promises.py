@@ -160,7 +160,9 @@ def test_pinned_pages_stay_until_the_pin_ends_or_becomes_a_lease() -> None:
     assert (world.cache.match(tokens(0, 4)).length, world.cache.match(tokens(20, 24)).length) == (4, 4)
     first = world.cache.unpin()
     assert first is not None
-    assert (first.owner, world.cache.available()) == ("pin 0", 6), "the one that expires first gives way first"
+    assert (first.owner, world.cache.available()) == ("pin 0", 6), (
+        "the one that expires first gives way first"
+    )
     world.verify()
     world.clock.now = 20
     assert world.cache.available() == 8, "nothing else has looked at the clock"
