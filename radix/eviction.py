@@ -12,7 +12,8 @@ from ramify.radix.node import Node
 
 class EvictionQueue:
     """The leaves that may be evicted. Leaves without a lease go first, the least recently used before others.
-    Then leased leaves go, beginning with the leaf that is needed furthest in the future, and pinned leaves last.
+    Then leased leaves go, beginning with the leaf that is needed furthest in the future; pinned leaves go
+    last.
 
     With `states`, leaves without a state go before all other unleased leaves, because no request can continue
     from their pages. Leased leaves without a state go first only among leased leaves that are needed at the
@@ -75,8 +76,8 @@ class Usage:
     """Counts the locks and leases of nodes and the pages in use, pinned, leased and evictable; queues leaves
     that can be evicted.
 
-    A node is in use if it has locks, else pinned if it has pins, else leased if it has leases, else evictable.
-    A lock, lease or pin counts on every node of its path. So the parent of a node in use is in use, and the
+    A node is in use if it has locks, else pinned if it has pins, else leased if it has leases, else
+    evictable. A lock, lease or pin counts on every node of its path. So the parent of a node in use is in use, and the
     parent of a leased node is leased, pinned or in use. Each call costs O(nodes on the path).
     """
 
@@ -131,8 +132,8 @@ class Usage:
             self.held_pages -= pages
 
     def lease(self, node: Node, leases: int = 1, pins: int = 0) -> None:
-        """Add `leases` leases, of which `pins` are pins, to the path from the root to `node`. Negative numbers
-        remove them; (0, 1) makes a lease a pin."""
+        """Add `leases` leases, of which `pins` are pins, to the path from the root to `node`. Negative
+        numbers remove them; (0, 1) makes a lease a pin."""
         step: Node | None = node
         while step is not None:
             pinned = step.pins > 0

@@ -12,8 +12,8 @@ Example, with the clock at 100 s:
 
 When a leased leaf is evicted, its lease moves to the parent node and still covers the rest of the prefix.
 
-A pin is a lease whose pages are not evicted while it lasts. It becomes an ordinary lease (`LeaseBook.unpin`) if
-a request that runs alone has no other pages.
+A pin is a lease whose pages are not evicted while it lasts. It becomes an ordinary lease (`LeaseBook.unpin`)
+if a request that runs alone has no other pages.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class LeaseBook:
         """Move the leases of `leaf`, which is about to leave the tree, to its parent.
 
         A lease ends instead if the parent is a root, or if the same owner and part have a lease on the parent
-        already. The lease on the parent then takes the later `expires` and the earlier `needed` of the two, and
-        is a pin if one of them is. Returns for each lease that ended whether there is one pin less now.
+        already. The lease on the parent then takes the later `expires` and the earlier `needed` of the two,
+        and is a pin if one of them is. Returns for each lease that ended whether there is one pin less now.
         """
         parent = leaf.parent
         assert parent is not None

@@ -47,8 +47,8 @@ class PageCounts:
     evictable: int
     """Pages in the tree without a lock or a lease."""
     leased: int
-    """Pages in the tree with a lease and without a lock. They are evicted only if no page is evictable; pinned
-    ones not at all."""
+    """Pages in the tree with a lease and without a lock. They are evicted only if no page is evictable;
+    pinned ones not at all."""
     in_use: int
     """Pages that running requests have locked in the tree, and private pages of requests."""
     total: int

@@ -1,4 +1,4 @@
-"""What the prefix cache of one engine holds, as GET /cache and `Engine.cache` tell it."""
+"""The contents of an engine's prefix cache, as GET /cache and `Engine.cache` tell them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int
     """Distinct tokens of the prefixes."""
     pages: int
-    """KV pages of these tokens. Owners that hold a common prefix hold its pages together."""
+    """KV pages of these tokens. Owners that hold a common prefix hold its pages together. A prefix
+    that leaves others in the middle of a page has that page twice."""
     seconds_left: float
     """Seconds until the last of the leases is over."""
     needed_in: float | None

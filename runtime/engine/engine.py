@@ -106,6 +106,8 @@ class Engine:
 
     name = "engine"
 
+    pins = True
+
     def __init__(
         self,
         model: str | None = None,
@@ -418,8 +420,8 @@ class Engine:
         return wait(self._after_start(self._frontend.control.stats))
 
     def cache(self, *, texts: bool = False) -> CacheContents:
-        """What the prefix cache holds: the owners with their tokens, pages and remaining seconds, and the
-        longest prefixes that nobody holds; with `texts`, the ends of the prefixes as text."""
+        """The contents of the prefix cache: the owners with their tokens, pages and remaining seconds, and
+        the longest prefixes that nobody holds; with `texts`, the ends of the prefixes as text."""
 
         return wait(self._after_start(lambda: self._frontend.control.cache(texts=texts)))
 

@@ -123,8 +123,8 @@ class ControlClient:
         return reply.stats, reply.snapshot
 
     async def cache(self, most: int = MOST_HOLDS, *, texts: bool = False) -> CacheContents:
-        """What the prefix cache holds: at most `most` holds of each replica, and as many prefixes that nobody
-        holds; with `texts`, the last tokens of each as text."""
+        """The contents of the prefix cache: at most `most` holds of each replica, and as many prefixes that
+        nobody holds; with `texts`, the last tokens of each as text."""
         reply = await self._ask(GetCache(rid=self._new_rid(), most=most, ids=texts))
         assert isinstance(reply, Reply)
         assert reply.cache is not None

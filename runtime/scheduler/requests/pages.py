@@ -190,8 +190,8 @@ class RequestPages:
                 return False
 
     def unpin(self, request: Request) -> bool:
-        """Make the pin that ends first an ordinary lease, because `request` runs alone and does not fit beside
-        the pins. Returns False if there is no pin."""
+        """Make the pin that ends first an ordinary lease, because `request` runs alone and does not fit
+        beside the pins. Returns False if there is no pin."""
         lease = self.cache.unpin()
         if lease is not None:
             about = "the pin %s is an ordinary lease now: request %s needs its KV pages to run at all"
