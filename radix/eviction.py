@@ -77,8 +77,8 @@ class Usage:
     that can be evicted.
 
     A node is in use if it has locks, else pinned if it has pins, else leased if it has leases, else
-    evictable. A lock, lease or pin counts on every node of its path. So the parent of a node in use is in use, and the
-    parent of a leased node is leased, pinned or in use. Each call costs O(nodes on the path).
+    evictable. A lock, lease or pin counts on every node of its path. So the parent of a node in use is in
+    use, and the parent of a leased node is leased, pinned or in use. Each call costs O(nodes on the path).
     """
 
     def __init__(self, order: Callable[[Node], tuple[int, float]], *, states: bool = False) -> None:

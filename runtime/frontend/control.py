@@ -131,7 +131,7 @@ class ControlClient:
         found = reply.cache
         if not texts:
             return found
-        shown = [one.ids for one in (*found.holds, *found.unheld)]
+        shown = [*(one.ids for one in found.holds), *(one.ids for one in found.unheld)]
         whole, _ = await self.detokenize(shown, skip_special_tokens=False)
         told = iter(whole)
         lists = {
