@@ -77,8 +77,8 @@ def pin(state: ProgramState, seconds: float = PIN_S) -> Pin:
     Waits for the steps so far, and computes what is not in the cache yet. The tokens are not evicted for
     other requests, although the program ends, until the time is over or the pin is released. They are lost if
     the engine restarts. `state` may be a running state, a branch of a fork, or the state that `run` has
-    returned. The transcript is that for the run's own backend; the request counts towards the limits of the run, and is
-    the call "pin" in its trace.
+    returned. The transcript is that for the run's own backend. The request counts towards the limits of the
+    run, and is the call "pin" in its trace.
 
     Pins together hold at most `max_pinned_share` of the engine's KV pages. One request that runs alone and
     does not fit beside them makes them ordinary leases, the pin that ends first before others.

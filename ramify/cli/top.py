@@ -77,7 +77,7 @@ class Sample:
 async def fetch(client: Any) -> Sample:
     """The figures of the server of `client`, an `HttpClient`, now. Never raises a `RamifyError`."""
     jobs = (client.get("/live"), client.get("/cache"), client.get("/v1/models"), client.text("/metrics"))
-    found: list[Any] = await asyncio.gather(*jobs, return_exceptions=True)
+    found: list[Any] = list(await asyncio.gather(*jobs, return_exceptions=True))
     for one in found:
         if isinstance(one, BaseException) and not isinstance(one, RamifyError):
             raise one
@@ -143,7 +143,7 @@ def _head(now: Sample, before: Sample | None, url: str, width: int, paused: bool
     stats = live["stats"]
     state = "healthy" if live["healthy"] else "NOT HEALTHY"
     lines = [
-        f"ramify top  {url}  {live['model']}  up {_span(live['up_s'])}  {state}{'  PAUSED' if paused else ''}"
+        f"ramify top  {'PAUSED  ' if paused else ''}{url}  {live['model']}  up {_span(live['up_s'])}  {state}"
     ]
     if stats is None:
         return [*lines, "the scheduler does not answer"]
@@ -158,15 +158,16 @@ def _head(now: Sample, before: Sample | None, url: str, width: int, paused: bool
     lines.append(f"latency   first token {first}  between tokens {each}")
     for one in now.cache or [{f"pages_{name}": stats.get(f"pages_{name}", 0) for name in PAGES} | stats]:
         name = f"{one['model']}: " if len(now.cache) > 1 else ""
-        lines.append(f"pages     {name}{_bar(one, max(10, min(60, width - 70)))}")
+        told, bar = _pages(one, max(10, min(90, width - 12)))
+        lines += [f"pages     {name}{told}", f"          {bar}"]
     return lines
 
 
 PAGES = ("total", "free", "evictable", "leased", "in_use", "pinned")
 
 
-def _bar(one: Mapping[str, Any], width: int) -> str:
-    """A bar of the pages by state, and their numbers. Pages that are pinned and in use count as in use."""
+def _pages(one: Mapping[str, Any], width: int) -> tuple[str, str]:
+    """The numbers of pages by state, and a bar of them. Pages that are pinned and in use count as in use."""
     total = one["pages_total"]
     pinned = min(one["pages_pinned"], one["pages_leased"])
     counts = {name: one[f"pages_{name}"] for name in ("in_use", "leased", "evictable", "free")}
@@ -178,7 +179,7 @@ def _bar(one: Mapping[str, Any], width: int) -> str:
         bar += character * (until - shown)
         shown = until
     told = ", ".join(f"{counts[name]} {name.replace('_', ' ')} {character}" for name, character in BAR)
-    return f"[{bar}] {total} x {one['page_size']}: {told}"
+    return f"{total} x {one['page_size']} tokens: {told}", f"[{bar}]"
 
 
 def _rates(throughput: Mapping[str, Any]) -> tuple[float, float, float, str]:
@@ -204,8 +205,8 @@ def _latency(now: Sample, before: Sample | None, name: str) -> str:
     below = {float(labels[0]): labels[0] for one, labels in now.metrics if one == name + "_bucket"}
     bounds = sorted(below)  # the last one is infinite
     tail = next((bound for bound in bounds if count("_bucket", below[bound]) >= 0.95 * number), math.inf)
-    told = f"at most {_short(tail)}" if tail < math.inf else f"above {_short(bounds[-2])}"
-    return f"{_short(count('_sum') / number)} mean, 95% {told}"
+    told = f"<= {_short(tail)}" if tail < math.inf else f"> {_short(bounds[-2])}"
+    return f"{_short(count('_sum') / number)}, p95 {told}"
 
 
 def _requests(running: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
@@ -215,23 +216,22 @@ def _requests(running: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
         rows.append({**one, "age": -one["age_s"], "rate": rate})
     largest_first = sort in ("out", "rate")
     rows.sort(key=lambda row: row[sort], reverse=largest_first)
-    widths = (-16, -20, -22, -7, 8, 8, 8, 7, 7)
     marks = {"age": "AGE", "out": "OUT", "rate": "TOK/S", "program": "PROGRAM", "client": "CLIENT"}
-    titles = ("REQUEST", "PROGRAM", "CLIENT", "STATE", "AGE", "PROMPT", "CACHED", "OUT", "TOK/S")
+    titles = ("AGE", "PROMPT", "CACHED", "OUT", "TOK/S", "STATE", "PROGRAM", "CLIENT", "REQUEST")
     return _table(
         [f"{title}*" if title == marks[sort] else title for title in titles],
-        widths,
+        (8, 7, 7, 7, 7, -7, -20, -22, -64),
         [
             (
-                row["rid"],
-                row["program"],
-                row["client"],
-                "prompt" if row["first_s"] is None else "output",
                 _short(row["age_s"]),
                 str(row["prompt_tokens"] or "-"),
                 str(row["cached"] if row["prompt_tokens"] else "-"),
                 str(row["out"]),
                 f"{row['rate']:.1f}" if row["rate"] else "-",
+                "waiting" if row["first_s"] is None else "output",
+                row["program"],
+                row["client"],
+                row["rid"],
             )
             for row in rows
         ],
@@ -239,28 +239,29 @@ def _requests(running: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
 
 
 def _holds(now: Sample) -> list[str]:
-    held = [(one, hold) for one in now.cache for hold in one["holds"]]
+    held = [hold for one in now.cache for hold in one["holds"]]
     if not held:
         return []
-    widths = (-26, -10, -20, -22, 8, 7, 9, 9)
-    titles = ("HOLD", "KIND", "NAME", "CLIENT", "TOKENS", "PAGES", "LEFT", "NEEDED")
-    rows = []
-    for _, hold in held[:HOLDS]:
-        needed = hold["needed_in"]
-        rows.append(
-            (
-                hold["owner"],
-                hold["kind"],
-                hold["name"],
-                hold["client"],
-                str(hold["tokens"]),
-                str(hold["pages"]),
-                "-" if hold["seconds_left"] is None else _span(hold["seconds_left"]),
-                "-" if needed is None else _short(needed),
-            )
+    titles = ("LEFT", "NEEDED", "TOKENS", "PAGES", "KIND", "NAME", "CLIENT", "HOLD")
+    rows = [
+        (
+            "-" if hold["seconds_left"] is None else _span(hold["seconds_left"]),
+            "-" if hold["needed_in"] is None else _short(hold["needed_in"]),
+            str(hold["tokens"]),
+            str(hold["pages"]),
+            hold["kind"],
+            hold["name"],
+            hold["client"],
+            hold["owner"],
         )
+        for hold in held[:HOLDS]
+    ]
     more = len(held) - len(rows) + sum(one["more_holds"] for one in now.cache)
-    return ["", *_table(titles, widths, rows), *([f"and {more} more"] if more else [])]
+    return [
+        "",
+        *_table(titles, (8, 8, 8, 7, -10, -20, -22, -80), rows),
+        *([f"and {more} more"] if more else []),
+    ]
 
 
 def _models(now: Sample) -> list[str]:
@@ -350,7 +351,7 @@ class Terminal:
 
     def draw(self, lines: Sequence[str]) -> None:
         """Show a frame. Each line is overwritten in place and the rest cleared, in one write: no flicker."""
-        titles = ("REQUEST", "HOLD ", "MODEL ", "KEY ", "ramify top")
+        titles = ("     AGE", "    AGE*", "    LEFT", "MODEL ", "KEY ", "ramify top")
         styled = [f"\x1b[7m{line}\x1b[27m" if line.startswith(titles) else line for line in lines]
         self._write("\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in styled) + "\x1b[J")
 

@@ -257,8 +257,8 @@ class Recent:
         return self._clock()
 
     def running(self, most: int) -> list[dict[str, Any]]:
-        """The oldest `most` running requests in plain types; ``first_s`` is the seconds since the first token,
-        None before it."""
+        """The oldest `most` running requests in plain types; ``first_s`` is the seconds since the first
+        token, None before it."""
         now = self._clock()
         records = sorted(
             (record for program in self for record in program.running), key=lambda record: record.begun
