@@ -73,7 +73,7 @@ def test_requests_by_column_and_within_the_height() -> None:
     assert rows[2] == ["20.0", "s", "50", "40", "90", "18.0", "output", "c", "you", "quick"]
     assert rows[3] == ["250", "ms", "-", "-", "0", "-", "waiting", "a", "zed", "new"]
     cut = shown(sample(*[running(str(number)) for number in range(50)]), height=14, width=20)
-    assert (len(cut), max(map(len, cut)), cut[-1]) == (13, 20, "and 46 more")
+    assert (len(cut), max(map(len, cut)), cut[-1]) == (14, 20, "and 45 more")
 
 
 HISTOGRAM = "ramify_time_to_first_token_seconds"
@@ -105,8 +105,7 @@ def test_latencies_of_the_last_seconds_and_usage_by_key() -> None:
     before = sample(at=100.0, metrics=read_metrics(metrics(100, 100)))
     now = sample(at=130.0, metrics=read_metrics(metrics(100, 104)))
     assert "first token 250 ms, p95 <= 500 ms" in shown(now, before)[3]
-    assert "first token 250 ms, p95 <= 500 ms" in shown(now)[3]
-    assert "p95 <= 100 ms" in shown(before)[3]
+    assert "p95 <= 100 ms" in shown(now)[3]
     keys = [line.split() for line in shown(now)[-3:]]
     assert keys == [
         ["KEY", "REQUESTS", "REFUSED", "PROMPT", "CACHED", "WRITTEN"],
@@ -114,7 +113,9 @@ def test_latencies_of_the_last_seconds_and_usage_by_key() -> None:
         ["bob", "0", "0", "0", "0", "30"],
     ]
     assert top._same_server(before, now)
-    assert not top._same_server(before, sample(at=3.0)), "restarted: its counters began anew"
+    assert now.live is not None
+    restarted = Sample(130.0, now.live | {"up_s": 3.0})
+    assert not top._same_server(before, restarted), "its counters began anew"
 
 
 def test_models_with_their_states() -> None:

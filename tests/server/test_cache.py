@@ -46,9 +46,9 @@ class Holding(FakeFrontend):
 
 @pytest.fixture
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    with LiveServer(Holding(), **getattr(request, "param", {})) as server:
-        with httpx.Client(base_url=server.url, timeout=60) as client:
-            yield client
+    config: dict[str, Any] = getattr(request, "param", {})
+    with LiveServer(Holding(), **config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
 
 
 @pytest.mark.parametrize(
