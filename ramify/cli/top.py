@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the server told at `at`, seconds of the monotonic clock."""
+    """The server's figures at `at`, seconds of the monotonic clock."""
 
     at: float
     live: Mapping[str, Any] | None = None
