@@ -55,8 +55,8 @@ def read_share(served: Served, prompt: str) -> float:
 
 
 def press(served: Served, by: str) -> None:
-    """Send requests that need all pages but those of one leased prompt."""
-    for name in ("x", "y"):
+    """Send requests that need all pages together, each a third of them."""
+    for name in ("x", "y", "z"):
         ask(served, f"{name} {by}: " + "four five six " * 110)
 
 
