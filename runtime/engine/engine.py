@@ -426,10 +426,8 @@ class Engine:
         return wait(self._after_start(lambda: self._frontend.control.cache(texts=texts)))
 
     def release(self, owner: str) -> int:
-        """Release what a program, a session or a pin holds (`Hold.owner`). Returns the number of prefixes.
-
-        Raises `NotFound` if `owner` holds nothing.
-        """
+        """Release what a program, a session or a pin holds (`Hold.owner`). Returns the number of prefixes,
+        0 if `owner` holds nothing."""
 
         return wait(self._after_start(lambda: self._frontend.control.release(owner)))
 

@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ramify.constraint import json_object, json_schema
