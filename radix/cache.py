@@ -38,6 +38,7 @@ a request's table covers hold the KV of that request's own tokens.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -46,13 +47,13 @@ from ramify.radix.evicted import EvictionRecord, Lost
 from ramify.radix.eviction import Usage
 from ramify.radix.integrity import verify
 from ramify.radix.key import TOKEN_BYTES, Tokens, encode
-from ramify.radix.lease import LeaseBook
+from ramify.radix.lease import Ended, Lease, LeaseBook
 from ramify.radix.lock import Match, PageCounts, PrefixLock, StateCounts
 from ramify.radix.node import Node
 from ramify.radix.states import States
 from ramify.radix.tree import RadixTree
 from ramify.radix.tree_log import TreeLog
-from ramify.radix.views import HeldPrefix, NodeView, prefixes, snapshot
+from ramify.radix.views import HeldPrefix, NodeView, Prefix, covered, prefix, prefixes, snapshot
 
 FLUSH = "flush"
 """The `taker` on record for pages that `PrefixCache.flush` evicted."""
@@ -79,8 +80,9 @@ class PrefixCache:
         self.num_pages = num_pages
         self.page_size = page_size
         self.tree = RadixTree(page_size)
+        self._clock = clock
         self._leases = LeaseBook(clock)
-        self.usage = Usage(self._leases.needed, states=num_states > 0)
+        self.usage = Usage(self._leases.order, states=num_states > 0)
         self.states = States(num_states, self.tree, self._leases, self.usage.offer)
         self.record = EvictionRecord()
         self.log = log
@@ -149,7 +151,9 @@ class PrefixCache:
     # --- pages ------------------------------------------------------------------------------------
 
     def available(self) -> int:
-        """Pages that `allocate` can hand out now: free, evictable and leased pages."""
+        """Pages that `allocate` can hand out now: free, evictable and leased pages, but no pinned ones."""
+        if self.usage.pinned_pages:
+            self._tick_leases()
         return len(self._free) + self.usage.evictable_pages + self.usage.leased_pages
 
     def allocate(self, n: int, taker: str = "") -> list[int] | None:
@@ -157,6 +161,7 @@ class PrefixCache:
 
         Free pages are taken first. Then leaves are evicted: first leaves without a lease, the least recently
         used before others, then leased leaves, beginning with the one that is needed furthest in the future.
+        Pinned leaves are not evicted.
         The last of these leaves loses only as many pages as are still missing, from its end. `taker` is
         recorded with the evicted tokens; `lost` reports it later.
         """
@@ -288,13 +293,17 @@ class PrefixCache:
         needed_in: float = math.inf,
         part: str = "",
         length: int | None = None,
+        *,
+        pinned: bool = False,
+        note: object = None,
     ) -> None:
         """Lease the first `length` tokens of `lock` (None: all) to `owner` until `seconds` from now.
 
         The lease outlives the lock. The owner is expected to use the tokens in `needed_in` seconds. Leased
         pages are evicted after all others, those needed furthest in the future first (`ramify.radix.lease`).
         When some of the pages are evicted, the lease goes on for the remaining prefix. `part` names some of
-        the owner's leases, for `expect` and `end_leases`.
+        the owner's leases, for `expect` and `end_leases`. With `pinned`, the pages are not evicted as long as
+        the lease lasts, unless `unpin` makes it an ordinary one. `note` is kept as `Lease.note`.
         """
         node = self._checked_lock(lock)
         end = lock.length if length is None else length
@@ -305,9 +314,11 @@ class PrefixCache:
             node = node.parent
         if node.end > end:
             node = self.tree.split(node, end)
-        is_new, covered = self._leases.take(node, owner, seconds, needed_in, part)
-        if is_new:
-            self.usage.lease(node)
+        new, pins, covered = self._leases.take(
+            node, owner, seconds, needed_in, part, pinned=pinned, note=note
+        )
+        if new or pins:
+            self.usage.lease(node, new, pins)
         else:
             self.usage.offer(node)
         self._unlease(covered)
@@ -323,17 +334,46 @@ class PrefixCache:
         self._unlease(ended)
         return len(ended)
 
+    def leases(self) -> list[Lease]:
+        """All leases, by owner. Callers only read them."""
+        self._tick_leases()
+        return list(self._leases)
+
+    def now(self) -> float:
+        """The clock of `Lease.expires` and `Lease.needed`, in seconds."""
+        return self._clock()
+
+    def unpin(self) -> Lease | None:
+        """Make the pin that expires first an ordinary lease, and return it; None if there is no pin."""
+        lease = self._leases.unpin()
+        if lease is not None:
+            assert lease.node is not None
+            self.usage.lease(lease.node, 0, -1)
+        return lease
+
+    def pinned_length(self, match: Match) -> int:
+        """The number of tokens, from the first on, that `match` has found and that are pinned."""
+        node = match.node
+        while node is not None and not node.pins:
+            node = node.parent
+        return 0 if node is None else min(node.end, match.known)
+
     # --- the whole cache --------------------------------------------------------------------------
 
-    def flush(self) -> int:
-        """Evict every page that no running request uses, leased or not, and every state in the tree.
+    def flush(self, *, pins: bool = True) -> int:
+        """Evict every page that no running request uses, leased or not, and every state in the tree. Without
+        `pins`, pinned pages stay.
 
         Returns the number of pages freed.
         """
         before = len(self._free)
-        self.states.drop_all()
+        self.states.drop_all(pins=pins)
         while self.usage.queue:
-            self._drop(self.usage.queue.pop(), FLUSH)
+            leaf = self.usage.queue.pop()
+            if leaf.pins and not pins:
+                self.usage.offer(leaf)
+                break  # the others are pinned too
+            self._drop(leaf, FLUSH)
         return len(self._free) - before
 
     def counts(self) -> PageCounts:
@@ -342,10 +382,11 @@ class PrefixCache:
         return PageCounts(
             free=len(self._free),
             evictable=self.usage.evictable_pages,
-            leased=self.usage.leased_pages,
+            leased=self.usage.leased_pages + self.usage.pinned_pages,
             in_use=self.usage.locked_pages + len(self._private),
             total=self.num_pages,
             evicted=self._evicted,
+            pinned=self.usage.held_pages,
         )
 
     def snapshot(self, most: int) -> list[NodeView]:
@@ -358,6 +399,23 @@ class PrefixCache:
         O(tree)."""
         self._tick_leases()
         return prefixes(self.tree, self._leases.owners, most)
+
+    def extent(self, leases: Iterable[Lease]) -> tuple[int, int]:
+        """(distinct tokens, pages) of the prefixes of `leases` together. Costs O(nodes on their paths)."""
+        nodes = covered(lease.node for lease in leases)
+        return sum(node.end - node.start for node in nodes), sum(node.owned for node in nodes)
+
+    def prefix(self, lease: Lease, ids: int) -> Prefix:
+        """The prefix of `lease`, with its last `ids` tokens."""
+        assert lease.node is not None
+        return prefix(lease.node, ids)
+
+    def unheld(self, most: int, ids: int) -> list[Prefix]:
+        """The longest prefixes without a lease that end in a leaf without a lock, at most `most`, each with
+        its last `ids` tokens."""
+        leaves = [leaf for leaf in self.usage.queue.leaves() if not leaf.leases]
+        longest = heapq.nlargest(most, leaves, key=lambda leaf: leaf.end)
+        return [prefix(leaf, ids) for leaf in longest]
 
     def check(self) -> None:
         """Check every count against a recount from scratch, in O(tree). Raises `ConservationError` naming
@@ -429,9 +487,9 @@ class PrefixCache:
         for node in late:
             self.usage.offer(node)
 
-    def _unlease(self, ended: list[Node]) -> None:
-        for node in ended:
-            self.usage.lease(node, -1)
+    def _unlease(self, ended: Iterable[Ended]) -> None:
+        for node, pinned in ended:
+            self.usage.lease(node, -1, -pinned)
 
     def _evict(self, count: int, taker: str) -> None:
         """Free `count` pages of leaves without a lock. The caller has checked that there are enough of
@@ -463,7 +521,7 @@ class PrefixCache:
         self.usage.drop(leaf, leaf.owned)
         self._free += leaf.owned_pages
         parent = self.tree.remove(leaf)
-        self._unlease([parent] * ended)
+        self._unlease(Ended(parent, pinned) for pinned in ended)
         self.usage.offer(parent)
         self.tree.prune(parent)
 

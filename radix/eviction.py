@@ -1,10 +1,10 @@
-"""Tree pages in use, leased and evictable, and the order in which leaves are evicted."""
+"""Tree pages in use, pinned, leased and evictable, and the order in which leaves are evicted."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
 from ramify.radix.node import Node
@@ -12,7 +12,8 @@ from ramify.radix.node import Node
 
 class EvictionQueue:
     """The leaves that may be evicted. Leaves without a lease go first, the least recently used before others.
-    Then leased leaves go, beginning with the leaf that is needed furthest in the future.
+    Then leased leaves go, beginning with the leaf that is needed furthest in the future; pinned leaves go
+    last.
 
     With `states`, leaves without a state go before all other unleased leaves, because no request can continue
     from their pages. Leased leaves without a state go first only among leased leaves that are needed at the
@@ -22,11 +23,11 @@ class EvictionQueue:
     O(log n) amortised. An entry is live while its id is the node's `queue_entry`.
     """
 
-    def __init__(self, needed: Callable[[Node], float | None], *, states: bool = False) -> None:
-        self._needed = needed
+    def __init__(self, order: Callable[[Node], tuple[int, float]], *, states: bool = False) -> None:
+        self._order = order
         self._states = states
-        self._heap: list[tuple[bool, float, float, int, Node]] = []
-        """(leased, minus the time when the lease is needed, last use, entry id, node)"""
+        self._heap: list[tuple[int, float, float, int, Node]] = []
+        """(`LeaseBook.order`, last use, entry id, node)"""
         self._entry_ids = itertools.count(1)
         self._live = 0
 
@@ -58,31 +59,34 @@ class EvictionQueue:
                 self.discard(node)
                 return node
 
+    def leaves(self) -> Iterator[Node]:
+        """Iterate over the queued leaves, in no order."""
+        return (node for *_, entry_id, node in self._heap if node.queue_entry == entry_id)
+
     def misfiled(self) -> list[Node]:
         """Queued leaves whose entry does not match their present lease."""
         return [
             node
-            for leased, needed, _, entry_id, node in self._heap
-            if node.queue_entry == entry_id and (leased, needed) != self._order(node)
+            for rank, needed, _, entry_id, node in self._heap
+            if node.queue_entry == entry_id and (rank, needed) != self._order(node)
         ]
-
-    def _order(self, node: Node) -> tuple[bool, float]:
-        needed = self._needed(node)
-        return (False, 0.0) if needed is None else (True, -needed)
 
 
 class Usage:
-    """Counts the locks and leases of nodes and the pages in use, leased and evictable; queues leaves that can
-    be evicted.
+    """Counts the locks and leases of nodes and the pages in use, pinned, leased and evictable; queues leaves
+    that can be evicted.
 
-    A node is in use if it has locks, else leased if it has leases, else evictable. A lock or lease counts on
-    every node of its path. So the parent of a node in use is in use, and the parent of a leased node is
-    leased or in use. Each call costs O(nodes on the path).
+    A node is in use if it has locks, else pinned if it has pins, else leased if it has leases, else
+    evictable. A lock, lease or pin counts on every node of its path. So the parent of a node in use is in
+    use, and the parent of a leased node is leased, pinned or in use. Each call costs O(nodes on the path).
     """
 
-    def __init__(self, needed: Callable[[Node], float | None], *, states: bool = False) -> None:
-        self.queue = EvictionQueue(needed, states=states)
+    def __init__(self, order: Callable[[Node], tuple[int, float]], *, states: bool = False) -> None:
+        self.queue = EvictionQueue(order, states=states)
         self.locked_pages = 0
+        self.pinned_pages = 0
+        self.held_pages = 0
+        """Pages of nodes with pins, in use or not."""
         self.leased_pages = 0
         self.evictable_pages = 0
         self._releases = 0
@@ -123,25 +127,35 @@ class Usage:
 
     def drop(self, node: Node, pages: int) -> None:
         """Subtract `pages` pages, which leave `node`. `node` has no lock."""
-        if node.leases:
-            self.leased_pages -= pages
-        else:
-            self.evictable_pages -= pages
+        self._add(node, -pages)
+        if node.pins:
+            self.held_pages -= pages
 
-    def lease(self, node: Node, change: int = 1) -> None:
-        """Add one lease to the path from the root to `node`, or remove one (`change` -1)."""
+    def lease(self, node: Node, leases: int = 1, pins: int = 0) -> None:
+        """Add `leases` leases, of which `pins` are pins, to the path from the root to `node`. Negative
+        numbers remove them; (0, 1) makes a lease a pin."""
         step: Node | None = node
         while step is not None:
-            if step.locks or (step.leases and step.leases + change):
-                step.leases += change
-            else:
+            pinned = step.pins > 0
+            if not step.locks:
                 self._count(step, -1)
-                step.leases += change
+            step.leases += leases
+            step.pins += pins
+            self.held_pages += step.owned * ((step.pins > 0) - pinned)
+            if not step.locks:
                 self._count(step, 1)
             step = step.parent
         self.offer(node)
 
     def _count(self, node: Node, sign: int) -> None:
-        """Add (sign 1) or subtract (-1) the pages of `node` as leased or evictable, without regard to
+        """Add (sign 1) or subtract (-1) the pages of `node` as pinned, leased or evictable, without regard to
         locks."""
-        self.drop(node, -sign * node.owned)
+        self._add(node, sign * node.owned)
+
+    def _add(self, node: Node, pages: int) -> None:
+        if node.pins:
+            self.pinned_pages += pages
+        elif node.leases:
+            self.leased_pages += pages
+        else:
+            self.evictable_pages += pages

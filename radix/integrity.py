@@ -113,32 +113,38 @@ def _states(nodes: list[Node], states: States) -> list[str]:
 
 
 def _claims(nodes: list[Node], leases: LeaseBook, locks: Iterable[PrefixLock]) -> list[str]:
-    """Check that a node's counts of locks and leases equal the locks and leases that end there or below."""
+    """Check that a node's counts of locks, leases and pins equal those that end there or below."""
     locked: Counter[Node | None] = Counter(lock.node for lock in locks)
     leased = Counter({node: leases.at(node) for node in nodes if leases.at(node)})
+    pinned: Counter[Node | None] = Counter({node: leases.pins_at(node) for node in leased})
     wrong = []
     if leased.total() != len(leases):
         wrong.append(f"{len(leases)} leases, {leased.total()} of them on nodes of the tree")
     for node in reversed(nodes):  # children first
-        if (node.locks, node.leases) != (locked[node], leased[node]):
+        if (node.locks, node.leases, node.pins) != (locked[node], leased[node], pinned[node]):
             wrong.append(
-                f"{_name(node)} counts {node.locks} locks and {node.leases} leases;"
-                f" it has {locked[node]} and {leased[node]}"
+                f"{_name(node)} counts {node.locks} locks, {node.leases} leases and {node.pins} pins;"
+                f" it has {locked[node]}, {leased[node]} and {pinned[node]}"
             )
         if node.parent is not None:
             locked[node.parent] += locked[node]
             leased[node.parent] += leased[node]
+            pinned[node.parent] += pinned[node]
     return wrong
 
 
 def _usage(nodes: list[Node], usage: Usage) -> list[str]:
     pages: Counter[str] = Counter()
     for node in nodes:
-        pages["locked" if node.locks else "leased" if node.leases else "evictable"] += node.owned
+        idle_as = "pinned" if node.pins else "leased" if node.leases else "evictable"
+        pages["locked" if node.locks else idle_as] += node.owned
+        pages["held"] += node.owned if node.pins else 0
     wrong = [
         f"{counted} pages counted as {state}, {pages[state]} are"
         for state, counted in (
             ("locked", usage.locked_pages),
+            ("pinned", usage.pinned_pages),
+            ("held", usage.held_pages),
             ("leased", usage.leased_pages),
             ("evictable", usage.evictable_pages),
         )

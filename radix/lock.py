@@ -47,11 +47,14 @@ class PageCounts:
     evictable: int
     """Pages in the tree without a lock or a lease."""
     leased: int
-    """Pages in the tree with a lease and without a lock. They are evicted only if no page is evictable."""
+    """Pages in the tree with a lease and without a lock. They are evicted only if no page is evictable;
+    pinned ones not at all."""
     in_use: int
     """Pages that running requests have locked in the tree, and private pages of requests."""
     total: int
     evicted: int
+    pinned: int
+    """Pages in the tree with a pin, in use or leased."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

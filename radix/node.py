@@ -34,6 +34,7 @@ class Node:
         "locks",
         "pages",
         "parent",
+        "pins",
         "queue_entry",
         "start",
         "state",
@@ -56,6 +57,8 @@ class Node:
         """Locks that end here or below."""
         self.leases = 0
         """Leases that end here or below."""
+        self.pins = 0
+        """Pins among these leases."""
         self.last_used = 0
         """Sequence number of the last release of a path through this node."""
         self.queue_entry = 0

@@ -113,10 +113,12 @@ class States:
             self._tree.version += 1
             self.free_slots.append(state.slot)
 
-    def drop_all(self) -> None:
+    def drop_all(self, *, pins: bool) -> None:
+        """Drop all states; without `pins`, those of pinned nodes stay."""
         for node in list(self.holders):
-            self.drop(node)
-            self._offer(node)
+            if pins or not node.pins:
+                self.drop(node)
+                self._offer(node)
 
     def _leave(self, slot: int) -> None:
         if slot not in self.in_use:

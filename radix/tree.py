@@ -1,7 +1,7 @@
 """The shape of the prefix tree: matching, splitting, appending and joining nodes.
 
 Locks, leases and the order of eviction are decided elsewhere. When the tree splits a node, it copies the
-counts of locks and leases to the new node.
+counts of locks, leases and pins to the new node.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class RadixTree:
             node.pages[: -(-at // self.page_size) - head],
             node.borrows_head,
         )
-        upper.locks, upper.leases, upper.last_used = node.locks, node.leases, node.last_used
+        upper.locks, upper.leases, upper.pins = node.locks, node.leases, node.pins
+        upper.last_used = node.last_used
         parent.adopt(first_token(upper.tokens), upper)
         node.tokens = node.tokens[cut:]
         node.start = at
@@ -151,7 +152,7 @@ class RadixTree:
 
     def join(self, child: Node) -> tuple[int, ...] | None:
         """Join `child` and its parent into one node, `child`, if the parent has no other child and no state,
-        and both nodes have the same number of locks and of leases.
+        and both nodes have the same number of locks, of leases and of pins.
 
         The caller makes sure that both nodes were last used together. Joining undoes a split after one branch
         is gone, so that paths stay short. Returns the pages that are no longer needed: (), or the parent's
@@ -166,6 +167,7 @@ class RadixTree:
             or parent.state is not None
             or parent.locks != child.locks
             or parent.leases != child.leases
+            or parent.pins != child.pins
         ):
             return None
         pages, borrows_head = parent.pages, parent.borrows_head

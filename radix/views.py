@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from ramify.radix.key import ids
+from ramify.radix.key import TOKEN_BYTES, ids
 from ramify.radix.node import Node, Root
 from ramify.radix.tree import RadixTree
 
@@ -76,6 +76,41 @@ def snapshot(tree: RadixTree, owners: Callable[[Node], Iterable[str]], most: int
         if parent >= 0:
             views[parent].hidden += 1
     return views
+
+
+class Prefix(NamedTuple):
+    """The tokens from the first of a sequence to the end of a node."""
+
+    scope: str
+    tokens: int
+    pages: int
+    """Number of pages of the path that no lock and no lease keeps."""
+    ids: tuple[int, ...]
+    """The last of the tokens."""
+
+
+def prefix(node: Node, count: int) -> Prefix:
+    """The prefix that ends at `node`, with its last `count` tokens. Costs O(nodes on the path)."""
+    tokens, pages, end = b"", 0, node.end
+    while node.parent is not None:
+        if len(tokens) < count * TOKEN_BYTES:
+            tokens = node.tokens + tokens
+        pages += 0 if node.locks or node.leases else node.owned
+        node = node.parent
+    assert isinstance(node, Root)
+    last = ids(tokens)[-count:] if count else ()
+    return Prefix(node.scope, end, pages, tuple(map(int, last)))
+
+
+def covered(ends: Iterable[Node | None]) -> set[Node]:
+    """The nodes on the paths to `ends`."""
+    found: set[Node] = set()
+    for end in ends:
+        node = end
+        while node is not None and node not in found:
+            found.add(node)
+            node = node.parent
+    return found
 
 
 class HeldPrefix(NamedTuple):

@@ -7,6 +7,7 @@ names, start without importing the DSL.
 The modules beside this file and `html`, `tool_calls` and `decisions` are shared by `lang` and `runtime`:
     messages, engine_messages   between clients and the runtime, and between the engine core's processes
     constraint, sampling_params, bounds, priority, fill    the parts of a request
+    cache_contents              the prefixes that an engine keeps, and their owners
     graph, graph_text           a program as a graph, and the texts that it inserts
     questions, model_info       decisions about a prompt, and the served model
     sampling_options            sampling options under the names that SGLang and others use

@@ -53,6 +53,9 @@ from ramify.lang.graph.conditions import when as when
 from ramify.lang.program import events as events
 from ramify.lang.program.run import set_default_backend as set_default_backend
 from ramify.lang.state.fork import ForkGroup as ForkGroup
+from ramify.lang.state.pin import Pin as Pin
+from ramify.lang.state.pin import apin as apin
+from ramify.lang.state.pin import pin as pin
 from ramify.lang.state.state import ProgramState as ProgramState
 from ramify.lang.tools.mcp import mcp as mcp
 from ramify.lang.tools.tool import Tool as Tool

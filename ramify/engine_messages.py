@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from ramify.cache_contents import CacheContents
 from ramify.constraint import Constraint
 from ramify.errors import ErrorInfo
 from ramify.messages import (
@@ -214,6 +215,23 @@ class GetSnapshot(Message, frozen=True, kw_only=True):
     """Most nodes of the tree in the answer."""
     programs: int
     """Most programs of the queue in the answer."""
+
+
+class GetCache(Message, frozen=True, kw_only=True):
+    """Ask the scheduler what its prefix cache holds. Answered by `Reply` with `cache`."""
+
+    rid: str
+    most: int
+    """Most holds, and most prefixes that nobody holds, in the answer."""
+    ids: bool = False
+    """Whether the answer has the last tokens of each prefix."""
+
+
+class ReleaseHold(Message, frozen=True, kw_only=True):
+    """End the leases of `owner`, pins and others. Answered by `Reply` with `released`."""
+
+    rid: str
+    owner: str
 
 
 class GetTree(Message, frozen=True, kw_only=True):
@@ -450,6 +468,9 @@ class Reply(Message, frozen=True, kw_only=True):
     """Revision of the LoRA adapter that was loaded."""
     transferred: Transferred | None = None
     prefixes: tuple[HeldPrefix, ...] = ()
+    cache: CacheContents | None = None
+    released: int = 0
+    """Number of leases that were ended."""
 
 
 class TokenIds(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -531,6 +552,8 @@ Forwarded = (
     | UnloadLora
     | GetStats
     | GetSnapshot
+    | GetCache
+    | ReleaseHold
     | GetTree
     | GetPrefixes
     | ExportPrefix

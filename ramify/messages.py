@@ -78,6 +78,11 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The limits towards which the request counts, outermost first. Any of them ends it (`Finish.limit`)."""
     session: bool = False
     """True for a program without a known end: the order of admission takes each request alone."""
+    pinned: bool = False
+    """Whether the lease is a pin: its pages are not evicted until it is over or the program ends. The request
+    is refused if pins would hold more than `max_pinned_share` of the KV pages."""
+    client: str = ""
+    """Name of the client that sent the request. A server sets it by the headers."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -499,6 +504,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_evictable: int
     pages_leased: int
     pages_in_use: int
+    pages_pinned: int = 0
+    """Leased pages, and pages in use, that a pin holds."""
     page_size: int
     states_total: int = 0
     """Slots for the states of linear attention layers: free + held + in_use == total."""

@@ -163,6 +163,9 @@ class EngineConfig:
     """Memory for KV pages, in GiB; ignored if `num_pages` is given. None, on the CPU: enough for 20,480
     tokens or two contexts, whichever is more, but at most 1. None, on a CUDA device: the memory that
     `memory_fraction` leaves."""
+    max_pinned_share: float = 0.5
+    """Share of the KV pages that pins may hold together (`rm.pin`), from 0 to 1. A pin above it is refused.
+    Pins give way to a request that runs alone and does not fit beside them."""
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
     """Number format of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, which fits
     twice the tokens into the same memory; it needs the torch backend, or the triton backend on a GPU of
@@ -312,6 +315,8 @@ class EngineConfig:
         several = getattr(self, "models", ()) or getattr(self, "models_dir", None)
         for name in self.loras:
             checked_name(name.rpartition(":")[2] if several else name, "loras")
+        if not 0 <= self.max_pinned_share <= 1:
+            raise ValueError(f"max_pinned_share is {self.max_pinned_share}; it must be from 0 to 1.")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
 
@@ -436,9 +441,9 @@ class ServerConfig(EngineConfig):
     store: bool = True
     """Keep responses of /v1/responses and conversations in memory, so that requests can continue them by
     `previous_response_id` and `conversation`. The least recently used are dropped."""
-    max_lease_s: float = 3600.0
+    max_lease_s: float = 86_400.0
     """Most seconds for which a request may lease its pages after its end: leased pages are evicted after
-    others. 0 allows no leases."""
+    others, pinned ones not at all. 0 allows no leases."""
     batch_dir: str | None = None
     """Folder for batch files (/v1/files, /v1/batches): their prompts and answers. Only one server at a time
     uses it. None: the folder batches/PORT in Ramify's home."""

@@ -43,6 +43,8 @@ class Backend(Protocol):
     - ``priority``, of a backend that honours `Generate.priority`: the default priority of requests. None
       stands for 0, and in a batch for `ramify.priority.BATCH`.
 
+    - ``pins``: True for a backend that keeps the prefix of a request whose hint is `ProgramHint.pinned`.
+
     - ``lora``, of a backend with LoRA adapters: the default adapter of requests. Such a backend also has a
       coroutine ``lora_revisions()``, which returns name → revision. A revision changes with the adapter's
       weights.
@@ -74,7 +76,7 @@ class Wrapper:
     methods of `_backend`."""
 
     PASSED_ON = frozenset(("abort", "answers", "await_tools", "lora", "lora_revisions", "priority", "retry"))
-    PASSED_ON |= {"takes_messages", "tool_results", "tools_returned"}
+    PASSED_ON |= {"pins", "takes_messages", "tool_results", "tools_returned"}
     _backend: Backend
 
     def __getattr__(self, name: str) -> Any:

@@ -50,6 +50,8 @@ class RuntimeEndpoint:
             programs use it.
     """
 
+    pins = True
+
     @suggests
     def __init__(
         self,

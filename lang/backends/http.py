@@ -135,6 +135,14 @@ class HttpClient:
         """Get `path` and decode its JSON."""
         return await self._retry.call(lambda: self._json("GET", path))
 
+    async def text(self, path: str) -> str:
+        """Get `path` as text."""
+        async with self._answer("GET", path, None) as response:
+            answer = await response.read()
+        if response.status != 200:
+            raise self._error_of(response, answer)
+        return answer.decode(errors="replace")
+
     async def post(self, path: str, body: Mapping[str, Any] | None = None, *, once: bool = False) -> Any:
         """Post `body` and decode the JSON answer; with `once`, without retries."""
         if once:

@@ -127,6 +127,8 @@ class ReplayBackend:
     differs from the most similar recorded request.
     """
 
+    pins = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._header, exchanges = recording.read(path)

@@ -127,7 +127,8 @@ class Run(Session):
         self.home = self._target(own, info)
         """The model of all steps that name no backend. Branches keep their content in the form that this
         model reads."""
-        self._own = own
+        self.own_backend = own
+        """Backend of the steps that name no other. `home` has another one while a graph runs remotely."""
         self._targets = {own: self.home}
         self.options = options
         self.default_tokens = DEFAULT_MAX_TOKENS
@@ -198,7 +199,7 @@ class Run(Session):
         if named is None:
             return step
         found = default_of(find_backend(named, self.router))
-        return replace(step, backend=None if found is self._own else found)
+        return replace(step, backend=None if found is self.own_backend else found)
 
     async def target(self, step: ModelStep) -> Target:
         """The model that `step` runs on. The step must have been resolved."""

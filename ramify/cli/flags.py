@@ -33,6 +33,7 @@ GROUPS = {
     "several models": SEVERAL_MODELS,
     "memory": (
         *("kv_memory_gb", "num_pages", "page_size", "kv_cache_dtype", "prefix_cache", "memory_fraction"),
+        "max_pinned_share",
         *("state_memory_gb", "num_states", "packed_cache_gb"),
     ),
     "limits": (

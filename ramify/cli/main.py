@@ -29,6 +29,7 @@ COMMANDS = {
     "quantize": "write a model with quantised weights",
     "calibrate": "measure decisions on labelled questions, and fit temperatures to them",
     "cache": "list what is kept on disk, and remove it",
+    "top": "watch a running server: requests, tokens/s, KV pages, held prefixes, models, keys",
     "bench": "load-test an OpenAI-compatible endpoint",
 }
 

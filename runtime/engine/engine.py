@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from ramify.answers import AnswerStore
+from ramify.cache_contents import CacheContents
 from ramify.constraint import Constraint, checked
 from ramify.decisions.calibration import read_calibration
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
@@ -105,6 +106,8 @@ class Engine:
     """
 
     name = "engine"
+
+    pins = True
 
     def __init__(
         self,
@@ -419,6 +422,18 @@ class Engine:
         """Counters of the scheduler, and the numbers of pages in each state."""
 
         return wait(self._after_start(self._frontend.control.stats))
+
+    def cache(self, *, texts: bool = False) -> CacheContents:
+        """The contents of the prefix cache: the owners with their tokens, pages and remaining seconds, and
+        the longest prefixes that nobody holds; with `texts`, the ends of the prefixes as text."""
+
+        return wait(self._after_start(lambda: self._frontend.control.cache(texts=texts)))
+
+    def release(self, owner: str) -> int:
+        """Release what a program, a session or a pin holds (`Hold.owner`). Returns the number of prefixes,
+        0 if `owner` holds nothing."""
+
+        return wait(self._after_start(lambda: self._frontend.control.release(owner)))
 
     def flush_cache(self) -> bool:
         """Drop every cached page that no running request uses. Returns True."""

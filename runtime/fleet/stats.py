@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ramify.cache_contents import CacheContents
 from ramify.engine_messages import QueueShare, Reply, Snapshot, TreeNode
 from ramify.messages import SchedulerStats
 from ramify.runtime.fleet.replica import State
@@ -25,13 +26,37 @@ class FleetStats(SchedulerStats, frozen=True, kw_only=True):
 def merged(replies: Mapping[str, Reply], states: Mapping[str, State]) -> Reply:
     """Merge the replies of several replicas. `states` includes the replicas without a reply."""
     first = next(iter(replies.values()))
+    if first.cache is not None:
+        found = {name: reply.cache for name, reply in replies.items() if reply.cache is not None}
+        return msgspec.structs.replace(first, cache=_side_by_side(found))
     if first.stats is None:
-        return first
+        return msgspec.structs.replace(first, released=sum(reply.released for reply in replies.values()))
     stats = {name: replies[name].stats if name in replies else None for name in states}
     snapshots = [reply.snapshot for reply in replies.values() if reply.snapshot is not None]
     return msgspec.structs.replace(
         first, stats=_sum(stats, states), snapshot=_joined(snapshots) if snapshots else None
     )
+
+
+def _side_by_side(caches: Mapping[str, CacheContents]) -> CacheContents:
+    """Merge the contents of caches by replica: pages summed, and the lists with the name of the replica."""
+    first = next(iter(caches.values()))
+    of_page = ("page_size", "page_bytes")
+    lists: dict[str, list[Any]] = {
+        field: [
+            msgspec.structs.replace(one, replica=name)
+            for name, cache in caches.items()
+            for one in getattr(cache, field)
+        ]
+        for field in ("holds", "unheld")
+    }
+    sums = {
+        field: sum(getattr(cache, field) for cache in caches.values())
+        for field in CacheContents.__struct_fields__
+        if field not in lists and field not in of_page
+    }
+    merged = {field: tuple(found) for field, found in lists.items()}
+    return msgspec.structs.replace(first, **sums, **merged)
 
 
 def _sum(stats: dict[str, SchedulerStats | None], states: Mapping[str, State]) -> FleetStats:

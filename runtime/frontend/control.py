@@ -6,14 +6,19 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
+from ramify.cache_contents import CacheContents
 from ramify.engine_messages import (
     AwaitTools,
     Detokenize,
     EndProgram,
     FlushCache,
+    GetCache,
     GetSnapshot,
     GetStats,
     LoadLora,
+    ReleaseHold,
     Reply,
     Snapshot,
     Texts,
@@ -27,7 +32,20 @@ from ramify.messages import Generate, SchedulerStats
 from ramify.runtime.faults import unsendable
 from ramify.runtime.frontend.prompts import check_prompt
 
-ControlCall = GetStats | GetSnapshot | FlushCache | LoadLora | UnloadLora | Tokenize | Detokenize
+MOST_HOLDS = 100
+"""Most holds of a replica that `ControlClient.cache` tells."""
+
+ControlCall = (
+    GetStats
+    | GetSnapshot
+    | GetCache
+    | ReleaseHold
+    | FlushCache
+    | LoadLora
+    | UnloadLora
+    | Tokenize
+    | Detokenize
+)
 """Messages that the engine core answers by `Reply` or `Texts`."""
 
 
@@ -102,6 +120,30 @@ class ControlClient:
         assert reply.stats is not None
         assert reply.snapshot is not None
         return reply.stats, reply.snapshot
+
+    async def cache(self, most: int = MOST_HOLDS, *, texts: bool = False) -> CacheContents:
+        """The contents of the prefix cache: at most `most` holds of each replica, and as many prefixes that
+        nobody holds; with `texts`, the last tokens of each as text."""
+        reply = await self._ask(GetCache(rid=self._new_rid(), most=most, ids=texts))
+        assert isinstance(reply, Reply)
+        assert reply.cache is not None
+        found = reply.cache
+        if not texts:
+            return found
+        shown = [*(one.ids for one in found.holds), *(one.ids for one in found.unheld)]
+        whole, _ = await self.detokenize(shown, skip_special_tokens=False)
+        told = iter(whole)
+        lists = {
+            "holds": tuple(msgspec.structs.replace(one, ids=(), text=next(told)) for one in found.holds),
+            "unheld": tuple(msgspec.structs.replace(one, ids=(), text=next(told)) for one in found.unheld),
+        }
+        return msgspec.structs.replace(found, **lists)
+
+    async def release(self, owner: str) -> int:
+        """Release what `owner` holds: a pin, a program or a session. Returns the number of prefixes."""
+        reply = await self._ask(ReleaseHold(rid=self._new_rid(), owner=owner))
+        assert isinstance(reply, Reply)
+        return reply.released
 
     async def flush_cache(self) -> None:
         """Drop every cached page that no running request uses."""

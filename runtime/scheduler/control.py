@@ -16,11 +16,13 @@ from ramify.engine_messages import (
     AwaitTools,
     EndProgram,
     FlushCache,
+    GetCache,
     GetSnapshot,
     GetStats,
     LoadLora,
     PageRun,
     QueueShare,
+    ReleaseHold,
     Reply,
     Snapshot,
     TreeChange,
@@ -33,6 +35,7 @@ from ramify.radix.tree import RadixTree
 from ramify.radix.tree_log import Page, TreeLog
 from ramify.runtime.lora_names import same_model
 from ramify.runtime.model.lora.adapters import Adapters
+from ramify.runtime.scheduler.holds import contents
 from ramify.runtime.scheduler.lifecycle import Lifecycle
 from ramify.runtime.scheduler.transfers import Transfers
 
@@ -121,12 +124,14 @@ class Control:
     """Answers control calls.
 
     model : the name or path of the model, as given to the engine
+    pinned_share : `EngineConfig.max_pinned_share`
     """
 
     requests: Lifecycle
     adapters: Adapters
     transfers: Transfers
     model: str
+    pinned_share: float
 
     @property
     def handlers(self) -> dict[type, Callable[..., None]]:
@@ -137,6 +142,8 @@ class Control:
             FlushCache: functools.partial(self._answer, self._flush),
             GetStats: functools.partial(self._answer, lambda message: {"stats": self.stats()}),
             GetSnapshot: functools.partial(self._answer, self._snapshot),
+            GetCache: functools.partial(self._answer, self._cache),
+            ReleaseHold: functools.partial(self._answer, self._release),
             LoadLora: functools.partial(self._answer, self._load_lora),
             UnloadLora: functools.partial(self._answer, self._unload_lora),
             **self.transfers.handlers,
@@ -166,6 +173,7 @@ class Control:
             pages_evictable=pages.evictable,
             pages_leased=pages.leased,
             pages_in_use=pages.in_use,
+            pages_pinned=pages.pinned,
             page_size=self.requests.pages.cache.page_size,
             states_total=states.total,
             states_free=states.free,
@@ -198,6 +206,14 @@ class Control:
     def _unload_lora(self, message: UnloadLora) -> dict[str, Any]:
         self.adapters.unload(message.name)
         return {}
+
+    def _cache(self, message: GetCache) -> dict[str, Any]:
+        cache, page_bytes = self.requests.pages.cache, self.transfers.pool.page_bytes * self.transfers.ranks
+        found = contents(cache, page_bytes, self.pinned_share, message.most, ids=message.ids)
+        return {"cache": found}
+
+    def _release(self, message: ReleaseHold) -> dict[str, Any]:
+        return {"released": self.requests.pages.cache.end_leases(message.owner)}
 
     def _snapshot(self, message: GetSnapshot) -> dict[str, Any]:
         queue, hidden = shares(self.requests, message.programs)

@@ -24,6 +24,7 @@ from ramify.errors import EngineError, InvalidConstraint, InvalidRequest, Ramify
 from ramify.messages import Finish
 from ramify.runtime.model.lora.adapters import Adapters
 from ramify.runtime.model.tokenizer.end_tokens import no_end_token
+from ramify.runtime.scheduler.holds import check_pin
 from ramify.runtime.scheduler.outputs import OutputAppender, StepOutputs
 from ramify.runtime.scheduler.requests.accounts import Budgets, Counters
 from ramify.runtime.scheduler.requests.choices import ChoiceTree, ScoringState
@@ -202,6 +203,7 @@ class Arrivals:
 
     retokenizer : spells forced text as the tokenizer does; if None, only single tokens are forced
     healer : has the masks for token healing; if None, prompts are not healed
+    pinned_share : `EngineConfig.max_pinned_share`
     """
 
     limits: Limits
@@ -211,6 +213,7 @@ class Arrivals:
     requests: Lifecycle
     appender: OutputAppender
     scorer: Scorer
+    pinned_share: float
 
     def submit(self, message: Submit) -> None:
         choices = adapter = decisions = None
@@ -243,6 +246,12 @@ class Arrivals:
             adapter=adapter,
             decisions=decisions,
         )
+        if message.hint is not None and message.hint.pinned:
+            try:
+                check_pin(self.requests.pages.cache, request, self.requests.open.values(), self.pinned_share)
+            except RamifyError as error:
+                self.requests.refuse(message.rid, error)
+                return
         if message.open_end:
             self._heal(request)
         if choices is not None:

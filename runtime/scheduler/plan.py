@@ -465,12 +465,14 @@ class StepPlanner:
 
     def _make_room(self, request: Request, take: Callable[[], bool] | None = None) -> bool:
         """Find pages for all tokens of `request`, or let `take` take pages for it. If too few are available,
-        drop its draft tokens, abort a transfer, then retract the newest requests of the lowest rank. Returns
-        False if `request` is retracted."""
+        drop its draft tokens, abort a transfer, then retract the newest requests of the lowest rank; pins
+        give way to a request that runs alone. Returns False if `request` is retracted."""
         while not (self._pages.grow(request) if take is None else take()):
             if request.drop_draft() or self._give_way():
                 continue
             last = self._requests.running[-1]
+            if len(self._requests.running) == 1 and self._pages.unpin(request):
+                continue
             self._requests.retract(last)
             if last is request:
                 return False

@@ -104,8 +104,11 @@ class Scheduler:
             self.requests,
             results.appender,
             results.scorer,
+            config.max_pinned_share,
         )
-        self._control = Control(self.requests, runner.adapters, self.transfers, config.model)
+        self._control = Control(
+            self.requests, runner.adapters, self.transfers, config.model, config.max_pinned_share
+        )
         self._handlers: dict[type, Callable[..., None]] = {
             Submit: self._arrivals.submit,
             Abort: self.requests.abort,

@@ -271,6 +271,7 @@ _FAMILIES = (
         ("page_size", "num_pages"),
     ),
     _pool("kv_pages", "pages", "KV pages by state.", ("free", "evictable", "leased", "in_use")),
+    _gauge("pinned_kv_pages", "pages_pinned", "KV pages that pins hold, leased or in use."),
     _pool("states", "states", "Slots for states of linear attention layers.", ("free", "held", "in_use")),
     _drafts("draft", "Draft tokens verified."),
     _drafts("accepted", "Draft tokens accepted."),

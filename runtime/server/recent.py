@@ -103,6 +103,21 @@ class RequestRecord:
         forced = max(usage.forced_tokens, self.forced_tokens)
         return msgspec.structs.replace(usage, completion_tokens=self.output_tokens, forced_tokens=forced)
 
+    def progress(self, now: float) -> dict[str, Any]:
+        """The record of a running request in plain types, without texts."""
+        usage = self.usage_so_far()
+        return {
+            "rid": self.rid,
+            "program": self.program.name,
+            "program_id": self.program.id,
+            "client": self.client,
+            "age_s": now - self.begun,
+            "first_s": None if self.first is None else now - self.first,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "out": usage.completion_tokens,
+        }
+
     def to_dict(self, origin: float) -> dict[str, Any]:
         """The record in plain types, with times in seconds since `origin`."""
         usage = self.usage_so_far()
@@ -240,6 +255,15 @@ class Recent:
 
     def now(self) -> float:
         return self._clock()
+
+    def running(self, most: int) -> list[dict[str, Any]]:
+        """The oldest `most` running requests in plain types; ``first_s`` is the seconds since the first
+        token, None before it."""
+        now = self._clock()
+        records = sorted(
+            (record for program in self for record in program.running), key=lambda record: record.begun
+        )
+        return [record.progress(now) for record in records[:most]]
 
     def _make_room(self) -> None:
         """Drop one program if there are `PROGRAMS` already: the oldest idle one, or the oldest of all."""

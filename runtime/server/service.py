@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from ramify.errors import EngineClosed, InvalidRequest
-from ramify.messages import Generate, TextChunk
+from ramify.messages import Generate, ProgramHint, TextChunk
 from ramify.model_info import ModelInfo
 from ramify.priority import BATCH
 from ramify.runtime.config import ServerConfig
@@ -167,6 +167,18 @@ class Service:
             named.append(f"and {len(fields) - MAX_NAMED} more")
         return {IGNORED_HEADER: ", ".join(named)}
 
+    def _named(self, hint: ProgramHint) -> ProgramHint:
+        """`hint` with the client's name, and a lease of at most `max_lease_s`. Raises `InvalidRequest` for a
+        longer pin."""
+        most = self.config.max_lease_s
+        if hint.pinned and hint.lease_s > most:
+            raise InvalidRequest(
+                f"The pin is for {hint.lease_s:g} s; this server keeps one for at most {most:g} s.",
+                field="hint.lease_s",
+                remedy="Pin for a shorter time, or start the server with a larger max_lease_s.",
+            )
+        return msgspec.structs.replace(hint, lease_s=min(hint.lease_s, most), client=CLIENT.get())
+
     async def end_program(self, program: str) -> None:
         """End `program`, which sends no further requests: its leases are released."""
         self.recent.end_program(program)
@@ -186,9 +198,8 @@ class Service:
         """
         if self.life.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
-        if request.hint is not None and request.hint.lease_s > self.config.max_lease_s:
-            hint = msgspec.structs.replace(request.hint, lease_s=self.config.max_lease_s)
-            request = msgspec.structs.replace(request, hint=hint)
+        if request.hint is not None:
+            request = msgspec.structs.replace(request, hint=self._named(request.hint))
         if batch := IN_BATCH.get():
             request = msgspec.structs.replace(request, priority=request.priority or BATCH, flow=batch)
         choices = choices or ChoiceUsages(1)

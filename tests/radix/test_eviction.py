@@ -19,8 +19,8 @@ def leaf(last_used: int) -> Node:
 class Needs(dict[Node, float]):
     """When nodes are needed; nodes that are not listed have no lease."""
 
-    def __call__(self, node: Node) -> float | None:
-        return self.get(node)
+    def __call__(self, node: Node) -> tuple[int, float]:
+        return (1, -self[node]) if node in self else (0, 0.0)
 
 
 def drain(queue: EvictionQueue) -> list[Node]:

@@ -37,6 +37,8 @@ ACTIONS = {
     "lease": 2,
     "expect": 1,
     "end_leases": 1,
+    "unpin": 0.3,
+    "flush_unpinned": 0.2,
     "probe": 4,
     "time": 2,
     "pressure": 1,
@@ -158,7 +160,17 @@ class Dice:
             owner, part, needed_in = map(self.random.choice, (OWNERS, PARTS, NEEDED))
             length = max(0, request.lock.length - self.random.choice((0, self.random.randint(0, 14))))
             seconds = self.random.randint(1, 6)
-            self.world.cache.lease(request.lock, owner, seconds, needed_in, part, length)
+            pinned = self.random.random() < 0.3
+            self.world.cache.lease(request.lock, owner, seconds, needed_in, part, length, pinned=pinned)
+
+    def unpin(self, _: Request | None) -> None:
+        self.world.cache.unpin()
+
+    def flush_unpinned(self, _: Request | None) -> None:
+        pinned = self.world.pinned()
+        self.world.cache.flush(pins=False)
+        self.world.lost_some = True
+        assert self.world.pinned() == pinned
 
     def expect(self, _: Request | None) -> None:
         self.world.cache.expect(*map(self.random.choice, (OWNERS, PARTS, NEEDED)))

@@ -147,6 +147,42 @@ def test_leased_pages_go_last_and_from_their_end() -> None:
     world.verify()
 
 
+def test_pinned_pages_stay_until_the_pin_ends_or_becomes_a_lease() -> None:
+    world = World(8, 2)
+    for start, seconds in ((0, 10), (20, 20)):
+        request = world.admit("", tokens(start, start + 4))
+        assert request is not None
+        world.compute(request, [])
+        world.retire(request, owner=f"pin {start}", seconds=seconds, pinned=True)
+    assert (world.cache.counts().pinned, world.cache.available()) == (4, 4)
+    assert world.allocate(5) is None
+    run(world, tokens(40, 48))
+    assert (world.cache.match(tokens(0, 4)).length, world.cache.match(tokens(20, 24)).length) == (4, 4)
+    first = world.cache.unpin()
+    assert first is not None
+    assert (first.owner, world.cache.available()) == ("pin 0", 6), (
+        "the one that expires first gives way first"
+    )
+    world.verify()
+    world.clock.now = 20
+    assert world.cache.available() == 8, "nothing else has looked at the clock"
+    assert world.cache.counts().pinned == 0
+
+
+def test_a_flush_may_leave_pins() -> None:
+    world = World(8, 2)
+    request = world.admit("", tokens(0, 4))
+    assert request is not None
+    world.compute(request, [])
+    world.retire(request, owner="p", seconds=10, pinned=True)
+    run(world, [*tokens(0, 4), *tokens(20, 24)])
+    assert world.cache.flush(pins=False) == 2
+    assert world.cache.match(tokens(0, 4)).length == 4
+    world.verify()
+    assert world.cache.flush() == 2
+    world.verify()
+
+
 def test_a_lease_that_loses_a_branch_keeps_what_is_above() -> None:
     world = World(8, 1)
     run(world, [1, 2, 3])

@@ -101,7 +101,7 @@ class World:
         return request
 
     def allocate(self, n: int) -> list[int] | None:
-        before, tree = self.cache.counts(), self.tree()
+        before, tree, pinned = self.cache.counts(), self.tree(), self.pinned()
         available = self.cache.available()
         pages = self.cache.allocate(n)
         after = self.cache.counts()
@@ -114,6 +114,7 @@ class World:
         evicted = max(0, n - before.free)
         assert after.evicted == before.evicted + evicted, "evicts exactly what is missing"
         assert before.leased - after.leased == max(0, evicted - before.evictable), "leased pages go last"
+        assert self.pinned() == pinned, "pinned pages stay"
         self.lost_some |= evicted > 0
         for page in pages:
             self.rows[page] = [POISON] * self.page_size
@@ -208,6 +209,10 @@ class World:
             for scope, prefix, pages, node in self.walk_tree()
         )
 
+    def pinned(self) -> list[tuple]:
+        """The pinned part of the tree as comparable values."""
+        return sorted((scope, prefix, pages) for scope, prefix, pages, node in self.walk_tree() if node.pins)
+
     def walk_tree(self):
         """(scope, prefix, table, node) of every node."""
         stack = [(scope, (), (), root) for scope, root in self.cache.tree.roots.items()]
@@ -223,7 +228,8 @@ class World:
         self.cache.check()
         counts = self.cache.counts()
         assert counts.free + counts.evictable + counts.leased + counts.in_use == counts.total
-        assert self.cache.available() == counts.total - counts.in_use
+        idle_pins = sum(node.owned for *_, node in self.walk_tree() if node.pins and not node.locks)
+        assert self.cache.available() == counts.total - counts.in_use - idle_pins
         for request in self.requests:
             if request.copy is None:
                 self.read(request.scope, request.tokens, request.computed, request.pages)

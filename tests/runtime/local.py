@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -117,7 +118,10 @@ class LocalScheduler:
             states.conv.fill_(float("nan"))
             states.recurrent.fill_(float("nan"))
         self.cache = (PrefixCache if config.prefix_cache == "radix" else NaiveCache)(
-            config.num_pages, config.page_size, num_states=0 if states is None else states.num_slots
+            config.num_pages,
+            config.page_size,
+            num_states=0 if states is None else states.num_slots,
+            clock=clock or time.monotonic,
         )
         limits = Limits(
             context_length=config.context_length or shape.context_length,

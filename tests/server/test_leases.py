@@ -43,7 +43,7 @@ def test_a_request_without_a_name_is_no_program(
     [
         ({"prompt_cache_key": "k"}, "k", 300.0),
         ({"prompt_cache_key": "k", "prompt_cache_retention": "in_memory"}, "k", 300.0),
-        ({"prompt_cache_key": "k", "prompt_cache_retention": "24h"}, "k", 3600.0),
+        ({"prompt_cache_key": "k", "prompt_cache_retention": "24h"}, "k", 86_400.0),
         ({"prompt_cache_key": "k", "prompt_cache_options": {"ttl": "30m"}}, "k", 1800.0),
         ({"prompt_cache_options": {"ttl": "10s"}}, None, 10.0),
         ({"prompt_cache_options": {"mode": "implicit"}}, "", 0.0),
@@ -73,7 +73,9 @@ def test_headers(http: httpx.Client, frontend: FakeFrontend, path: str) -> None:
     fields = {} if path == "/generate" else {"prompt_cache_key": "k", "prompt_cache_retention": "24h"}
     post(http, path, own | {"session-id": "s", "user-agent": "codex_exec/0.171 (Linux)"}, **fields)
     found = hint(frontend)
-    assert found == ProgramHint(program="nightly", name="codex_exec", lease_s=7.5, session=True)
+    assert found == ProgramHint(
+        program="nightly", name="codex_exec", lease_s=7.5, session=True, client="codex_exec/0.171"
+    )
     assert frontend.requests[-1].priority == -3
     post(http, path, own, priority=2)
     assert frontend.requests[-1].priority == 2

@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ramify.constraint import json_object, json_schema
@@ -334,7 +335,9 @@ def test_our_fields(endpoint: SglangEndpoint, frontend: FakeFrontend) -> None:
     assert answer["text"] == "yes"
     (request,) = frontend.requests
     assert request.prompt == ("ab", (99,), "d")
-    assert request.hint == ProgramHint(
+    assert request.hint is not None
+    assert request.hint.client.startswith("Python-urllib"), "the server names it"
+    assert msgspec.structs.replace(request.hint, client="") == ProgramHint(
         program="p1",
         name="judge",
         lease_s=2.5,

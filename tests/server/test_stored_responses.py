@@ -203,9 +203,9 @@ def test_the_kv_of_what_is_continued_is_leased_until_it_is_dropped(
     kept = client.responses.create(**ASK, input="d", store=True)
     hints = [request.hint for request in frontend.requests if request.hint]
     assert [(hint.program, hint.lease_s) for hint in hints] == [
-        (first.id, 3600.0),
-        (first.id, 3600.0),
-        (kept.id, 3600.0),
+        (first.id, 86_400.0),
+        (first.id, 86_400.0),
+        (kept.id, 86_400.0),
     ]
     client.responses.delete(second.id)
     assert frontend.ended_programs == []

@@ -8,6 +8,8 @@ into the tree, after its committed rows.
 
 from __future__ import annotations
 
+import logging
+
 from ramify.errors import PromptTooLong
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
@@ -19,6 +21,8 @@ from ramify.runtime.scheduler.requests.programs import Program, ReuseIntervals
 from ramify.runtime.scheduler.requests.request import Request, common_prefix
 from ramify.runtime.scheduler.requests.slots import RunningSlots
 from ramify.runtime.scheduler.requests.states import RequestStates
+
+log = logging.getLogger("ramify")
 
 RETRACTED_S = 600.0
 """The pages of a retracted request are leased until it runs again or ends, but for at most RETRACTED_S
@@ -94,6 +98,8 @@ class ProgramLeases:
         hint, lock, program = request.hint, request.pages.lock, request.program
         if hint is None or lock is None or not hint.lease_s > 0:  # NaN is no lease
             return
+        if hint.pinned and request.computed_len < request.prompt_len:  # aborted: nobody will release it
+            return
         for fork in hint.forks:
             common = program.forks.get(fork)
             if common is not None:
@@ -116,7 +122,9 @@ class ProgramLeases:
         assert hint is not None
         if part:
             self._cache.end_leases(hint.program, part)
-        self._cache.lease(lock, hint.program, hint.lease_s, needed_in, part, length)
+        self._cache.lease(
+            lock, hint.program, hint.lease_s, needed_in, part, length, pinned=hint.pinned, note=hint
+        )
 
 
 class RequestPages:
@@ -168,13 +176,27 @@ class RequestPages:
         return True
 
     def admit_alone(self, request: Request) -> bool:
-        """Evict everything that is cached, and admit `request`. No other request may be running.
+        """Evict everything that is cached, and admit `request`. No other request may be running. Pins give
+        way only if `request` does not fit beside them.
 
         Each fork of the tree inside a page keeps one more page locked, so a shared prefix may lock more pages
         than its tokens fill. Without shared pages, any request within `Limits` fits.
         """
-        self.cache.flush()
-        return self.try_admit(request, self.match(request), reserve=0)
+        while True:
+            self.cache.flush(pins=False)
+            if self.try_admit(request, self.match(request), reserve=0):
+                return True
+            if not self.unpin(request):
+                return False
+
+    def unpin(self, request: Request) -> bool:
+        """Make the pin that ends first an ordinary lease, because `request` runs alone and does not fit
+        beside the pins. Returns False if there is no pin."""
+        lease = self.cache.unpin()
+        if lease is not None:
+            about = "the pin %s is an ordinary lease now: request %s needs its KV pages to run at all"
+            log.warning(about, lease.owner, request.rid)
+        return lease is not None
 
     def check_decisions(self, decisions: Decisions, limits: Limits) -> None:
         """Raise `PromptTooLong` for a question that does not fit into the engine behind its prompt."""

@@ -27,6 +27,8 @@ NODES = 240
 """Maximum number of nodes of the radix tree that are shown."""
 QUEUED = 40
 """Maximum number of queued programs that are shown."""
+RUNNING = 200
+"""Maximum number of running requests that are listed."""
 MAX_AGE_S = 0.5
 """Seconds for which a snapshot is reused, by all open dashboards."""
 WAIT_S = 1.5
@@ -107,6 +109,7 @@ async def live_figures(request: Request) -> Response:
         "queue": [] if latest is None else latest.snapshot.queue,
         "queue_hidden": 0 if latest is None else latest.snapshot.queue_hidden,
         "throughput": recent.throughput.to_dict(),
+        "running": recent.running(RUNNING),
         "programs": [program.summary(now) for program in recent],
         "chosen": None if chosen is None else chosen.details(now),
     }

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
 from ramify.runtime.server import calls
-from ramify.runtime.server.admin import dashboard, health, models, replicas
+from ramify.runtime.server.admin import cache, dashboard, health, models, replicas
 from ramify.runtime.server.anthropic import endpoint as anthropic
 from ramify.runtime.server.app.access import RefuseWebPages
 from ramify.runtime.server.app.middleware import (
@@ -49,7 +49,7 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequen
     # models, for requests that name its API, have the paths of OpenAI's.
     dialects = (anthropic, openai, embeddings, responses, stored, sglang, tokenize, infill)
     deciding = (decisions, systemone, rerank)
-    modules = (calls, *dialects, *deciding, ollama, ollama_models, health, models, replicas, dashboard)
+    modules = (calls, *dialects, *deciding, ollama, ollama_models, health, models, replicas, cache, dashboard)
     own = [route for module in modules for route in module.router.routes]
     further = [route for router in routers for route in router.routes]
 

@@ -18,7 +18,9 @@ SAMPLING_PARAMS = FieldTable(
 )
 PROGRAM = FieldTable(
     "program",
-    taken("program name lease_s path next_use branch forks ended parts calls_left limits session"),
+    taken(
+        "program name lease_s path next_use branch forks ended parts calls_left limits session pinned client"
+    ),
 )
 CONSTRAINT = FieldTable("constraint", taken("kind source whitespace any_order strict definitions"))
 
