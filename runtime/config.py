@@ -369,6 +369,9 @@ class ServerConfig(EngineConfig):
     """The port to listen on. 0: any that is free; it is printed."""
     api_key: str | None = None
     """Key that requests must send as a bearer token or in x-api-key, but for /livez, /readyz and /health."""
+    keys: str | None = None
+    """File of API keys (TOML), each with its limits, models, endpoints and cache scope, beside or in place of
+    api_key. `ramify keys new` makes keys; SIGHUP reads the file again."""
     open_metrics: bool = False
     """/metrics needs no api_key, so that gateways can read it without one."""
     insecure: bool = False
@@ -413,6 +416,11 @@ class ServerConfig(EngineConfig):
     drain_s: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key."""
+        return self.api_key is not None or self.keys is not None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.port < 65536:
@@ -436,8 +444,8 @@ class ServerConfig(EngineConfig):
         for host in split_names(self.allowed_hosts):
             if host != "*" and host_name(host.removeprefix("*.")) is None:
                 raise ValueError(f"allowed_hosts names {host!r}, which is no host name.")
-        if not (self.api_key or self.insecure or is_loopback(self.host)):
+        if not (self.needs_key or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"host is {self.host!r}, which other machines can reach, and there is no api_key. Give one"
-                " (--api-key), or let everybody who reaches the server use it (--insecure)."
+                " (--api-key, --keys), or let everybody who reaches the server use it (--insecure)."
             )

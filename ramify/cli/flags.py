@@ -38,7 +38,17 @@ GROUPS = {
         *("grammar_memory_gb", "max_lease_s", "batch_gb", "drain_s"),
     ),
     "network and access": (
-        *("host", "port", "api_key", "insecure", "allowed_hosts", "cors", "open_metrics", "live_texts"),
+        *(
+            "host",
+            "port",
+            "api_key",
+            "keys",
+            "insecure",
+            "allowed_hosts",
+            "cors",
+            "open_metrics",
+            "live_texts",
+        ),
         "lora_loading",
     ),
     "the server's answers": ("strict_fields", "incremental_streaming_output", "store", "batch_dir"),

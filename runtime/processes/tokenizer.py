@@ -131,6 +131,7 @@ class PromptTokenizer:
             every_s=request.every_s,
             priority=request.priority,
             flow=request.flow,
+            key=request.key,
             continues=request.continues,
         )
         if choices is not None:
