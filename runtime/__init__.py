@@ -21,6 +21,6 @@ server       HTTP, one folder for each API dialect
 Layers, lowest first: own modules; model.shape; model; model.families; model.transformers;
 model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;
 scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; engine;
-server.tables; server.keys; server; server.openai; server.openai.responses; server.decisions; server.anthropic;
-server.ollama; server.llamacpp; server.admin; server.sglang; server.app.
+server.tables; server.keys; server; server.openai; server.openai.responses; server.decisions;
+server.anthropic; server.ollama; server.llamacpp; server.admin; server.sglang; server.app.
 """

@@ -29,6 +29,7 @@ COMMANDS = {
     "quantize": "write a model with quantised weights",
     "calibrate": "measure decisions on labelled questions, and fit temperatures to them",
     "cache": "list what is kept on disk, and remove it",
+    "keys": "make a key for the file of API keys",
     "bench": "load-test an OpenAI-compatible endpoint",
 }
 

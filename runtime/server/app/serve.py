@@ -14,7 +14,9 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -22,10 +24,12 @@ import uvicorn
 from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import ip_address
+from ramify.runtime.server.keys.file import read_keys
 from ramify.spelling import check_word
 
 if TYPE_CHECKING:
     from ramify.runtime.processes.prestart import PrestartedWorkers
+    from ramify.runtime.server.keys.tenants import Keys
     from ramify.runtime.server.router import Router
     from ramify.runtime.server.service import FrontendProtocol
 
@@ -52,13 +56,15 @@ def serve(
     notice: Callable[[], None] | None = None,
 ) -> int:
     """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
-    be started.
+    be started, and `InvalidRequest` if the file of keys is wrong.
 
     `routes` returns additional routers, whose lifespans end before the drain. It is called in a thread while
     the workers start, so it may import large modules. `workers`: processes for the engine core of the first
     replica, if they were started early. `notice`: logs a line as soon as logging is configured.
     """
     _log_at(config.log_level)
+    if config.keys is not None:
+        read_keys(Path(config.keys).expanduser())  # before the model is loaded
     if notice is not None:
         notice()
     try:
@@ -148,7 +154,8 @@ async def run_server(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with app.router.lifespan_context(app):
-            await _until(stopping, serving)
+            with _reloading(app.state.keys):
+                await _until(stopping, serving)
         app.state.service.draining = True
         stopping.clear()
         print(
@@ -199,6 +206,20 @@ def stop_signals() -> Iterator[StopSignal]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _reloading(keys: Keys) -> Iterator[None]:
+    """Within the block SIGHUP reads the file of keys again, if there is one."""
+    if keys.path is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, keys.reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 class _Server(uvicorn.Server):

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ramify.errors import InvalidRequest
 from ramify.priority import checked_priority
 from ramify.spelling import nearest
 
@@ -68,7 +69,7 @@ def hash_of(key: str | bytes) -> str:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """(a new random key of 256 bits, its table for the file). Raises ValueError for a wrong name."""
+    """(a new random key of 256 bits, its table for the file). Raises `InvalidRequest` for a wrong name."""
     _check_name("The name", name)
     key = "rk-" + secrets.token_urlsafe(32)
     quoted = f'"{name}"' if "." in name else name
@@ -76,13 +77,13 @@ def new_key(name: str) -> tuple[str, str]:
 
 
 def read_keys(path: Path) -> dict[str, Key]:
-    """Name → key. Raises ValueError, which names the file and the place in it, for a wrong file."""
+    """Name → key. Raises `InvalidRequest`, which names the file and the place in it, for a wrong file."""
     try:
         return _keys(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:  # also of TOML and of UTF-8
-        raise ValueError(f"{path}: {error}") from None
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", field="keys") from None
+    except (ValueError, InvalidRequest) as error:  # also of TOML and of UTF-8
+        raise InvalidRequest(f"{path}: {error}", field="keys") from None
 
 
 def _keys(document: dict[str, Any]) -> dict[str, Key]:
@@ -127,6 +128,6 @@ def _key(name: str, table: Any) -> Key:
 
 def _check_name(what: str, name: str) -> None:
     if not NAME.fullmatch(name):
-        raise ValueError(
-            f"{what} is {name[:100]!r}; a name has 1 to 64 letters, digits, and characters of _.- behind the first."
+        raise InvalidRequest(
+            f"{what} is {name[:100]!r}; it must be 1 to 64 letters, digits and, behind the first, _.-"
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ramify.errors import Overloaded, RamifyError
+from ramify.errors import InvalidRequest, Overloaded, RamifyError
 from ramify.messages import Generate, TextChunk
 from ramify.priority import BATCH, MOST
 from ramify.runtime.config import ServerConfig
@@ -273,11 +273,11 @@ OPEN = Account(Key(name="", hash="", max_priority=MOST, admin=True), "", time.mo
 class Keys:
     """The keys of a server: those of ``--keys``, and that of ``--api-key``, which has no limits.
 
-    Raises ValueError for a wrong file.
+    Raises `InvalidRequest` for a wrong file.
     """
 
     def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = None if config.keys is None else Path(config.keys).expanduser()
+        self.path = None if config.keys is None else Path(config.keys).expanduser()
         self._default = None
         if config.api_key is not None:
             self._default = Key(name=DEFAULT, hash=hash_of(config.api_key), admin=True, max_priority=MOST)
@@ -312,24 +312,22 @@ class Keys:
         """Read the file again. The keys stay if it is wrong; a line in the log says so."""
         try:
             self._load()
-        except ValueError as error:
+        except InvalidRequest as error:
             logger.error("The keys stay as they are: %s", error)
         else:
             logger.warning("The keys were read again: %d.", len(self._accounts))
 
     def _load(self) -> None:
-        keys = {} if self._path is None else read_keys(self._path)
+        keys = {} if self.path is None else read_keys(self.path)
         if self._default is not None:
             if DEFAULT in keys:
-                raise ValueError(
-                    f"{self._path}: keys.{DEFAULT} is the key of --api-key; choose another name."
-                )
+                raise ValueError(f"{self.path}: keys.{DEFAULT} is the key of --api-key; name it anew.")
             keys[DEFAULT] = self._default
         accounts = {}
         for name, key in keys.items():
             if (account := self._accounts.get(name)) is not None:
                 account.change(key)
             else:
-                account = Account(key, "" if self._path is None else f"{name}/", self._clock)
+                account = Account(key, "" if self.path is None else f"{name}/", self._clock)
             accounts[name] = account
         self._accounts = accounts
