@@ -4,9 +4,9 @@
 that overlap scheduling launches ahead. Both ask `Precedence` for the requests that take part, `ChunkSize` for
 the number of prompt tokens, and `StepPlanner._share_out` for each request's part.
 
-A request's rank is twice its priority, less one while its flow yields to others (`requests.flows`). Requests
-below the highest rank sit out steps. They are then owed a share of the following time, in proportion to the
-time that they sat out.
+A request's rank is three times its priority, less one while its flow yields to others, and less one while its
+API key yields to others (`requests.flows`). Requests below the highest rank sit out steps. They are then owed
+a share of the following time, in proportion to the time that they sat out.
 
 Example, with a chat of priority 0 beside 128 requests of priority -1:
 

@@ -192,7 +192,7 @@ def test_each_rank_has_its_turn_whichever_others_are_there() -> None:
     turns, served = Precedence(StepCost(), Tuning(patience_s=0.0)), []
     for step in range(12):
         lower = (-1, -2, -3) if step % 2 == 0 else (-1, -2)
-        served.append(turns.begin_turn([request("", rank) for rank in (0, *lower)], []).rule.most // 2)
+        served.append(turns.begin_turn([request("", rank) for rank in (0, *lower)], []).rule.most // 3)
     assert all(served.count(rank) >= 2 for rank in (-1, -2, -3))
 
 

@@ -94,7 +94,7 @@ def test_one_body_leaves_room_for_others() -> None:
 
         tasks = {f"b{index}": await ask(f"b{index}", "body") for index in range(14)}
         with pytest.raises(
-            Overloaded, match="14 requests of one body or program are running or queued; the limit is 14"
+            Overloaded, match="14 requests of one body, program or key are running or queued; the limit is 14"
         ):
             await ask("b14", "body")
         for rid in ("chat", "other"):

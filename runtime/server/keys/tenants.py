@@ -181,7 +181,7 @@ class Caller:
             scope=self.own_scope(request.scope),
             flow=batch or request.flow,
             priority=self._priority(request.priority, bool(batch)),
-            key=self.name,
+            key=self.name if self.account.prefix else "",
         )
 
     def shown(self, chunk: TextChunk, rid: str) -> TextChunk:
