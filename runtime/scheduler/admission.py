@@ -301,18 +301,22 @@ class Admission:
 
 
 def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:
-    """The first `count` requests of `waiting`, and some of the others: the oldest one, if ranks differ, and
-    the first request of each heavy flow, and of each heavy key, that has no request in the window yet."""
+    """The first `count` requests of `waiting`, and some of the others: the oldest one, if ranks differ; the
+    first request of each heavy flow that has no request in the window yet, and the first ``count // 4``
+    requests of each heavy key that has none."""
     if len(waiting) <= count:
         return waiting
     window = list(waiting[:count])
     if waiting[-1].rank < waiting[0].rank:
         window.append(min(waiting[count:], key=lambda request: request.arrival))
-    seen = {flow for request in window for flow in request.flow.levels}
+    room = {flow: 0 for request in window for flow in request.flow.levels}
+    most = count // 4
     for request in waiting[count:]:
-        if any(flow.heavy and flow not in seen for flow in request.flow.levels):
-            seen.update(request.flow.levels)
+        flow, key = request.flow, request.flow.key
+        assert key is not None
+        if (flow.heavy and room.get(flow, 1)) or (key.heavy and room.get(key, most)):
             window.append(request)
+            room[flow], room[key] = 0, max(room.get(key, most) - 1, 0)
     return window
 
 
