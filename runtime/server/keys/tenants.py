@@ -321,7 +321,7 @@ class Keys:
         keys = {} if self.path is None else read_keys(self.path)
         if self._default is not None:
             if DEFAULT in keys:
-                raise ValueError(f"{self.path}: keys.{DEFAULT} is the key of --api-key; name it anew.")
+                raise InvalidRequest(f"{self.path}: keys.{DEFAULT} is the key of --api-key; name it anew.")
             keys[DEFAULT] = self._default
         accounts = {}
         for name, key in keys.items():

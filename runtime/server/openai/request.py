@@ -84,8 +84,9 @@ def _lora_of(service: Service, model: str) -> str:
         if name not in loras:
             raise unknown(name, loras, "model")
         return name
-    loras = {name: lora for name, lora in loras.items() if name in service.all_names}
-    names = ", ".join(map(repr, [*own, *sorted(loras)]))
+    known = service.all_names  # to the key
+    models = [name for name in own if name in known or name == "default"]
+    names = ", ".join(map(repr, [*models, *sorted(known.keys() & loras.keys())]))
     raise NotFound(f"There is no model {quoted(model)} here.", field="model", remedy=f"Use one of {names}.")
 
 
