@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import msgspec
 from starlette.requests import Request
 
+from ramify.engine_messages import TokenIds
 from ramify.errors import EngineClosed, InvalidRequest, Overloaded
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
@@ -162,6 +163,12 @@ class Service:
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """Tell the engine that a branch of a program of the current key waits for `tools`."""
         await self.frontend.control.await_tools(KEY.get().own_id(program), branch, tools)
+
+    async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
+        """`ControlClient.tokenize`, in the cache scope of the current key."""
+        scope = KEY.get().own_scope("")
+        own = [msgspec.structs.replace(prompt, scope=scope) for prompt in prompts]
+        return await self.frontend.control.tokenize(own, special=special)
 
     def abort(self, rid: str | None) -> int:
         """Abort the requests of the current key with this id (`Frontend.abort`); None: all of them, and with

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from ramify.runtime.server.keys.tenants import Caller, Keys, expected_tokens
 from ramify.sampling_params import SamplingParams
 from tests.server.conftest import BODIES, COMPLETION, GENERATE, RESPONSE, refused
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
+from tests.server.test_batches import client_of
 from tests.server.test_programs import GRAPH
 
 ALICE, BOB, ROOT = "rk-alice", "rk-bob", "rk-root"
@@ -53,6 +56,9 @@ def write(path: Path, **tables: dict[str, Any]) -> Path:
     return path
 
 
+BATCH_LINE = json.dumps(
+    {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": COMPLETION}
+).encode()
 HASHED = f"hash = '{hash_of('a')}'\n"
 
 
@@ -364,7 +370,7 @@ def test_requests_a_minute_and_the_headers(of: Any) -> None:
     assert few.get("/v1/models").status_code == 200, "only requests that generate count"
     second = few.post("/v1/completions", json=COMPLETION | {"n": 4})
     assert second.status_code == 200, "the choices of a body are one request"
-    with openai.OpenAI(base_url=str(few.base_url) + "/v1", api_key="rk-few", max_retries=0) as client:
+    with client_of(str(few.base_url), "rk-few") as client:
         with pytest.raises(
             openai.RateLimitError, match=r"The key 'few' has reached requests_per_minute, 2"
         ) as raised:
@@ -452,6 +458,13 @@ def test_no_key_finds_the_prefixes_of_another(of: Any, frontend: FakeFrontend) -
         assert frontend.requests[-1].scope == "@bob/@alice/"
 
 
+def test_texts_are_tokenised_in_the_scope_of_the_key(of: Any, frontend: FakeFrontend) -> None:
+    assert of(BOB).post("/tokenize", json={"prompt": PROMPT}).status_code == 200
+    body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
+    assert of(ALICE).post("/v1/messages/count_tokens", json=body).status_code == 200
+    assert [one.scope for one in frontend.requests] == ["@bob/", "@alice/"]
+
+
 def test_no_key_aborts_a_request_of_another(of: Any, frontend: FakeFrontend) -> None:
     frontend.hold_after = 0
     answers: list[httpx.Response] = []
@@ -537,10 +550,41 @@ def test_batch_files_are_of_their_key(of: Any, server: LiveServer, frontend: Fak
         assert bob.batches.retrieve(batch.id).request_counts.completed == 1
     assert (frontend.requests[-1].key, frontend.requests[-1].priority) == ("bob", -1)
     for key in (ALICE, ROOT):
-        assert of(key).get(f"/v1/files/{file.id}/content").status_code == 404
+        assert of(key).get(f"/v1/files/{batch.input_file_id}/content").status_code == 404
         assert of(key).get(f"/v1/batches/{batch.id}").status_code == 404
         assert of(key).post(f"/v1/batches/{batch.id}/cancel").status_code == 404
         assert of(key).get("/v1/files").json()["data"] == []
+
+
+def test_a_batch_of_a_key_that_was_removed_fails(tmp_path: Path) -> None:
+    """Its key is removed while the server is down."""
+    given = {
+        "keys": str(write(tmp_path / "keys.toml", alice={}, bob={})),
+        "batch_dir": str(tmp_path / "files"),
+    }
+    frontend = FakeFrontend()
+    frontend.hold_after = 0
+    with LiveServer(frontend, batches.router, **given) as server, client_of(server.url, BOB) as bob:
+        batch = start(bob, BATCH_LINE)
+        assert frontend.held.wait(60)
+    write(tmp_path / "keys.toml", alice={})
+    described = tmp_path / "files" / f"{batch.id}.json"
+    with LiveServer(FakeFrontend(), batches.router, **given):
+        while b'"failed"' not in described.read_bytes():
+            time.sleep(0.01)
+    write(tmp_path / "keys.toml", alice={}, bob={})
+    with LiveServer(FakeFrontend(), batches.router, **given) as server, client_of(server.url, BOB) as bob:
+        found = bob.batches.retrieve(batch.id)
+    assert found.status == "failed"
+    assert found.errors is not None
+    assert found.errors.data is not None
+    assert found.errors.data[0].code == "unauthorized"
+
+
+def start(client: openai.OpenAI, lines: bytes) -> Any:
+    """Upload `lines`, and create a batch of completions with them."""
+    file = client.files.create(file=lines, purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
 
 
 def test_a_chunk_does_not_name_the_programs_of_other_keys(tmp_path: Path) -> None:
