@@ -570,7 +570,7 @@ def test_a_batch_of_a_key_that_was_removed_fails(tmp_path: Path) -> None:
     write(tmp_path / "keys.toml", alice={})
     described = tmp_path / "files" / f"{batch.id}.json"
     with LiveServer(FakeFrontend(), batches.router, **given):
-        while b'"failed"' not in described.read_bytes():
+        while b'"status":"failed"' not in described.read_bytes():
             time.sleep(0.01)
     write(tmp_path / "keys.toml", alice={}, bob={})
     with LiveServer(FakeFrontend(), batches.router, **given) as server, client_of(server.url, BOB) as bob:
