@@ -269,6 +269,18 @@ def test_each_rank_has_its_turn_whichever_others_are_there() -> None:
     assert all(served.count(rank) >= 2 for rank in (-1, -2, -3))
 
 
+def test_a_newcomer_goes_before_a_step_that_is_owed_once() -> None:
+    turns = Precedence(StepCost(), Tuning(patience_s=0.0))
+    running, came = [request("", -1)], request("")
+    rules = []
+    for _ in range(4):  # the newcomer never joins
+        rules.append(turns.begin_turn(running, [came]).rule)
+        turns.end_turn(1.0 if rules[-1].leaves_out else 0.0)
+    assert [rule.leaves_out for rule in rules] == [True, False, True, False]
+    came.stats.first_pass = 1.0
+    assert all(turns.begin_turn(running, [came]).rule.shared for _ in range(3))
+
+
 def test_flows_of_lower_priority_neither_yield_to_others_nor_make_them_yield() -> None:
     flows = Flows(100)
     running = [request("list") for _ in range(20)] + [request("chat", priority=-1)]
