@@ -227,5 +227,5 @@ class Requests:
 def _flows_of(request: Generate) -> list[tuple[str, ...]]:
     """The request's flow, unless it is one by itself, and its API key: (key, scope, kind, id) and (key)."""
     kind, name = flow_key("" if request.hint is None else request.hint.program, request.flow, request.rid)
-    found = [] if kind == "request" else [(request.key, request.scope, kind, name)]
+    found: list[tuple[str, ...]] = [] if kind == "request" else [(request.key, request.scope, kind, name)]
     return [*found, (request.key,)] if request.key else found
