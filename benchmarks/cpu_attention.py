@@ -4,17 +4,18 @@
         [--exact-activations]
 
 For decodes it prints the GB/s of keys and values read, beside the bandwidth of reading a large array. For
-prefills it prints the GFLOP/s of the visible scores, beside those of a large float32 matrix product. `twin`
-and `sdpa` are times over the kernel's time: of the kernel's twin in torch, and of torch's
-scaled_dot_product_attention. The latter runs on gathered keys and values of equal length, so that neither
-padding nor gathering is counted. Pages lie in random order. Up to 8 layers, of about `--cold-mb` together,
-take turns as in a model, so that no layer finds its keys and values in the cache. Times are the best of
-several calls.
+prefills it prints the GFLOP/s of the visible scores, beside those of a large float32 matrix product. `twin`,
+`sdpa` and `int8` are times over the kernel's time: of the kernel's twin in torch, of torch's
+scaled_dot_product_attention, and of the kernel on int8 pages, timed in turns. SDPA runs on gathered keys and
+values of equal length, so that neither padding nor gathering is counted. Pages lie in random order. Up to 8
+layers, of about `--cold-mb` together, take turns as in a model, so that no layer finds its keys and values in
+the cache. Times are the best of several calls.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Iterator
 
 import torch
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 
 from benchmarks.roofline import read_bandwidth
 from benchmarks.timing import fastest
+from ramify.kernels.reference.kv_store import quantise_rows
 from ramify.kernels.registry import ops
 
 DECODES = [(batch, context) for batch in (1, 8, 32) for context in (256, 1024, 4096)]
@@ -116,26 +118,49 @@ def main() -> None:
     bandwidth, flops = ceilings()
     print(f"{args.threads} threads, {args.dtype}, heads {args.heads}, head_dim {args.head_dim}")
     print(f"ceilings: reads {bandwidth / 1e9:.1f} GB/s, float32 products {flops / 1e9:.0f} GFLOP/s")
-    print(f"{'':<28}{'us':>10}{'rate':>16}{'of ceiling':>12}{'twin':>8}{'sdpa':>8}")
+    print(f"{'':<28}{'us':>10}{'rate':>16}{'of ceiling':>12}{'twin':>8}{'sdpa':>8}{'int8':>8}")
     for batch, context in DECODES:
         case = Case((batch, 1, context), tuple(args.heads), args.head_dim, args)
         seconds = best(case.paged(kernel))
         rate = case.kv_bytes / seconds
-        report(f"decode {batch} x {context}", seconds, f"{rate / 1e9:.1f} GB/s", rate / bandwidth, case, twin)
+        report(
+            f"decode {batch} x {context}",
+            seconds,
+            f"{rate / 1e9:.1f} GB/s",
+            rate / bandwidth,
+            case,
+            kernel,
+            twin,
+        )
     for new, prefix in PREFILLS:
         case = Case((1, new, new + prefix), tuple(args.heads), args.head_dim, args)
         seconds = best(case.paged(kernel))
         rate = case.flop / seconds
         report(
-            f"prefill {new} after {prefix}", seconds, f"{rate / 1e9:.0f} GFLOP/s", rate / flops, case, twin
+            f"prefill {new} after {prefix}",
+            seconds,
+            f"{rate / 1e9:.0f} GFLOP/s",
+            rate / flops,
+            case,
+            kernel,
+            twin,
         )
 
 
 def report(
-    name: str, seconds: float, rate: str, share: float, case: Case, twin: Callable[..., torch.Tensor]
+    name: str,
+    seconds: float,
+    rate: str,
+    share: float,
+    case: Case,
+    kernel: Callable[..., torch.Tensor],
+    twin: Callable[..., torch.Tensor],
 ) -> None:
     ratios = [best(case.paged(twin)) / seconds, best(case.dense()) / seconds]
-    columns = "".join(f"{ratio:>7.1f}x" for ratio in ratios)
+    narrow = copy.copy(case)
+    narrow.k, narrow.v = quantise_rows(case.k.float()), quantise_rows(case.v.float())
+    times = fastest([case.paged(kernel), narrow.paged(kernel)], 0.4)
+    columns = "".join(f"{ratio:>7.1f}x" for ratio in ratios) + f"{times[1] / times[0]:>7.2f}x"
     print(f"{name:<28}{seconds * 1e6:>10.1f}{rate:>16}{share:>12.0%}{columns}", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Decoding steps of a GGUF file on the CPU by the number of rows: the ceiling that bounds them, their parts.
 
     python -m benchmarks.cpu_steps [FILE.gguf ...] [--rows 1 4 8 16 32 64 128] [--prompt 512] [--context 256]
-        [--steps 24] [--threads 2] [--parts] [--masked 0.5] [--processor avx2]
+        [--steps 24] [--threads 2] [--parts] [--masked 0.5] [--processor avx2] [--kv-cache-dtype auto int8]
 
 Two ceilings are measured in the same run: the bandwidth of reading 512 MiB with all threads, and the
 operations a second of a prefill of this model. Both are measured before and after the steps,
@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--parts", action="store_true", help="print the parts of a step")
     parser.add_argument("--masked", type=float, default=0.0, help="share of requests under a grammar")
+    parser.add_argument("--kv-cache-dtype", nargs="+", choices=["auto", "int8"], default=["auto"])
     parser.add_argument("--processor", choices=PROCESSORS, help="compile for this one instead of the host")
     options = parser.parse_args(arguments)
     if options.processor is not None:
@@ -69,10 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.execve(sys.executable, command, {**os.environ, **chosen})
     torch.set_num_threads(options.threads)
     for file in options.files or [resolve(DEFAULT_MODEL).weights]:
-        measure(file, options)
+        for pages in options.kv_cache_dtype:
+            measure(file, options, pages)
 
 
-def measure(file: Path, options: argparse.Namespace) -> None:
+def measure(file: Path, options: argparse.Namespace, kv_cache_dtype: Any) -> None:
     prompt = options.prompt
     most = options.context + options.steps * options.repeat
     pages = max(options.rows) * (most // PAGE_SIZE + 8) + prompt // PAGE_SIZE
@@ -86,6 +89,7 @@ def measure(file: Path, options: argparse.Namespace) -> None:
         max_waiting=4096,
         threads=options.threads,
         speculation=False,
+        kv_cache_dtype=kv_cache_dtype,
     )
     engine = LocalEngine(file, config)
     if options.parts:
@@ -103,7 +107,8 @@ def measure(file: Path, options: argparse.Namespace) -> None:
     prefill = min(prefill, *(engine.prefill(prompt) for _ in range(options.repeat)))
     rate = one * prompt / prefill
     weights = weight_bytes(engine.model)
-    print(f"{file.name}: {weights / 1e6:.0f} MB a step; reads {bandwidth / 1e9:.1f} GB/s, ", end="")
+    print(f"{file.name}, KV in {engine.dtype}: {weights / 1e6:.0f} MB a step; ", end="")
+    print(f"reads {bandwidth / 1e9:.1f} GB/s, ", end="")
     print(f"a prefill of {prompt} computes {rate / 1e9:.0f} GFLOP/s")
     print(f"{'rows':>6}{'ms':>9}{'tokens/s':>10}{'read GB/s':>11}{'':>6}{'GFLOP/s':>9}{'':>6}  bound by")
     for rows, seconds in times.items():

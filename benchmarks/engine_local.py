@@ -24,6 +24,8 @@ from ramify.constraint import Constraint
 from ramify.engine_messages import Abort, Failed, FlushCache, Reply, Submit
 from ramify.grammar.compile.child_jobs import answer
 from ramify.grammar.vocabulary import Vocabulary
+from ramify.kernels.arguments.pages import head_dim_of
+from ramify.kernels.reference.kv_store import quantise_rows
 from ramify.kernels.registry import Ops
 from ramify.radix.cache import PrefixCache
 from ramify.runtime.config import EngineConfig
@@ -402,6 +404,10 @@ def _array(prompt: Sequence[int]) -> np.ndarray:
 def fill(pages: torch.Tensor) -> None:
     """Fill `pages` with numbers of N(0, 1). Zeros are no substitute: they may be multiplied faster."""
     generator = torch.Generator(pages.device).manual_seed(0)
+    if pages.dtype == torch.int8:
+        row = torch.randn(head_dim_of(pages), generator=generator, device=pages.device)
+        pages.copy_(quantise_rows(row))
+        return
     block = torch.randn(BLOCK, generator=generator, device=pages.device).to(pages.dtype)
     for part in pages.view(-1).split(BLOCK):
         part.copy_(block[: len(part)])

@@ -1,6 +1,7 @@
 """The quality that each weight format costs: logits, perplexity and greedy tokens against float32.
 
     python -m benchmarks.quality [--model NAME] [--tokens 40] [--formats none gguf int8 int4]
+        [--kv-cache-dtype auto int8] [--text FILE]
         [--peers openvino=VENV/bin/python llama.cpp=FOLDER]
 
 The reference is the checkpoint dequantised to float32. Every format runs as it is served, with bfloat16
@@ -18,6 +19,7 @@ greedy     share of the tokens of greedy continuations that come before the firs
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import tempfile
@@ -29,6 +31,7 @@ import torch
 from benchmarks.peers import DRIVERS
 from ramify.runtime.config import DEFAULT_MODEL
 from ramify.runtime.inspect.resolve import resolve
+from ramify.runtime.model.loading.load import read_config
 from ramify.runtime.model.tokenizer.tokenizer import load_tokenizer
 from ramify.runtime.quantize.quality import TEXT, Sequence, agreeing, compared, perplexity
 
@@ -79,6 +82,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40, help="of each greedy continuation")
     parser.add_argument("--decoded", type=int, default=400, help="tokens of the text that are decoded")
     parser.add_argument("--formats", nargs="+", default=["torch", "none", "gguf", "int8", "int4"])
+    parser.add_argument("--kv-cache-dtype", nargs="+", choices=["auto", "int8"], default=["auto"])
+    parser.add_argument("--text", type=Path, default=TEXT, help="read up to the model's context")
     parser.add_argument("--exact-activations", action="store_true", help="as `ramify serve` has it")
     parser.add_argument("--peers", nargs="+", default=[], metavar="NAME=WHERE")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -86,7 +91,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     files = resolve(args.model)
     tokenizer = load_tokenizer(files.tokenizer)
-    ids = np.array(tokenizer(TEXT.read_text(encoding="utf-8")).input_ids)
+    context = read_config(files.weights).default_context_length
+    ids = np.array(tokenizer(args.text.read_text(encoding="utf-8"), verbose=False).input_ids[:context])
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
     reference = Sequence(files, "none", torch.float32, packed=False)
     exact = reference.text(ids, 256)
@@ -97,15 +103,18 @@ def main() -> None:
         f"{files.weights.name}: {len(ids)} tokens, float32 perplexity {perplexity(exact, ids):.3f}; "
         f"of the first {args.decoded} {first:.3f}"
     )
-    print(f"{'':<20}{'logits':>9}{'KL':>9}{'same':>9}{'perplexity':>12}{'greedy':>9}")
+    print(f"{'':<24}{'logits':>9}{'KL':>9}{'same':>9}{'perplexity':>12}{'greedy':>9}")
     runs = (("prefill", 256, len(ids)), ("decode", 1, args.decoded))
-    for form in args.formats:
+    for form, pages in itertools.product(args.formats, args.kv_cache_dtype):
         quantization = "none" if form == "torch" else form
-        sequence = Sequence(files, quantization, torch.bfloat16, form != "torch", not args.exact_activations)
+        kept = torch.int8 if pages == "int8" else None
+        packed, rounds = form != "torch", not args.exact_activations
+        sequence = Sequence(files, quantization, torch.bfloat16, packed, rounds, kept)
         found = [sequence.continued(prompt, args.tokens) for prompt in prompts]
         equal = sum(map(agreeing, found, wanted)) / sum(map(len, wanted))
         for name, chunk, count in runs:
-            show(f"{form}, {name}", sequence.text(ids[:count], chunk), exact, ids, f"{equal:>9.1%}")
+            title = f"{form}, {name}" + (", int8 KV" if kept else "")
+            show(title, sequence.text(ids[:count], chunk), exact, ids, f"{equal:>9.1%}")
         del sequence
     for peer in args.peers:
         name, _, where = peer.partition("=")
@@ -119,7 +128,7 @@ def show(title: str, logits: torch.Tensor, exact: torch.Tensor, ids: np.ndarray,
     """Print a line that compares `logits` with `exact`, at the first len(logits) positions of the text."""
     seen = compared(logits, exact[: len(logits)], ids[: len(logits)])
     columns = f"{seen.logits:>9.2%}{1e3 * seen.divergence:>9.2f}{seen.same:>9.1%}{seen.perplexity:>12.3f}"
-    print(f"{title:<20}{columns}{greedy}", flush=True)
+    print(f"{title:<24}{columns}{greedy}", flush=True)
 
 
 if __name__ == "__main__":

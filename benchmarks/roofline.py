@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.timing import fastest
+from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.shape.config import ModelConfig
@@ -32,7 +33,7 @@ def weight_bytes(model: Model) -> int:
 
 def kv_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of `positions` positions, in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize * positions
+    return page_bytes(config, 1, dtype) * positions
 
 
 def prefill_flop(config: ModelConfig, tokens: int) -> int:

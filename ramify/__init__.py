@@ -12,8 +12,10 @@ The modules beside this file and `html`, `tool_calls` and `decisions` are shared
     sampling_options            sampling options under the names that SGLang and others use
     json_text, schema_bundle    JSON from outside, and schemas that other schemas refer to
     errors, spelling, text      errors, similar names, and texts shortened for people
+    option_values               texts and values of files as the values of options
     credentials                 addresses and command lines without the credentials in them
     cache, machine_code, answers    on disk: models and grammars, compiled code, answers of models
+    logs, spans                 lines of the log, and spans of OpenTelemetry
     loop, retry, unreachable    one event loop for blocking functions; requests sent again; failed connections
 These packages lie above `lang` and `runtime`, which never import them: `programs` (``POST /v1/programs``),
 `batches` (``/v1/batches``), `bench`, `ray`, `cli`, and `__main__` (``python -m ramify``).

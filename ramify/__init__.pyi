@@ -57,6 +57,7 @@ from ramify.lang.state.state import ProgramState as ProgramState
 from ramify.lang.tools.mcp import mcp as mcp
 from ramify.lang.tools.tool import Tool as Tool
 from ramify.lang.tools.tool import ToolCall as ToolCall
+from ramify.lang.trace.spans import enable_otel as enable_otel
 from ramify.lang.typed.decision import Decision as Decision
 from ramify.lang.typed.decision import ModelDecision as ModelDecision
 from ramify.lang.typed.questions import Levels as Levels

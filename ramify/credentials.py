@@ -26,6 +26,11 @@ _SECRET_OPTION = re.compile(r"([-_]key|apikey|token|secret|password)$", re.IGNOR
 --max-tokens."""
 
 
+def is_secret(name: str) -> bool:
+    """Whether the values of the flag or argument `name` are hidden where a command line is shown."""
+    return _SECRET_OPTION.search(name) is not None
+
+
 def without_credentials(text: str) -> str:
     """`text` without the logins in its URLs, and with "…" for the credentials in their queries."""
     text = re.sub(f"{LOGIN.pattern}@", "", text)
@@ -37,13 +42,13 @@ def command_line(words: Iterable[str], given: Mapping[str, object]) -> str:
 
     given: the parsed flags by name, from which a key is known however its flag was abbreviated
     """
-    keys = {value for name, value in given.items() if isinstance(value, str) and _SECRET_OPTION.search(name)}
+    keys = {value for name, value in given.items() if isinstance(value, str) and is_secret(name)}
 
     def shown(word: str) -> str:
         name, equals, value = word.partition("=")
         if word in keys:
             return "'…'"
-        if equals and (value in keys or _SECRET_OPTION.search(name)):
+        if equals and (value in keys or is_secret(name)):
             return f"{shlex.quote(name)}='…'"
         return shlex.quote(without_credentials(word))
 

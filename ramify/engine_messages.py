@@ -513,6 +513,8 @@ class Ready(Message, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     """The reason why the process could not start; None if it has started."""
     chat_format: ChatFormat | None = None
+    special_tokens: dict[str, str] = msgspec.field(default_factory=dict)
+    """See `ModelInfo`."""
     model_info: ModelInfo | None = None
     max_prompt_tokens: int = 0
     page_bytes: int = 0

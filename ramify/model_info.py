@@ -96,6 +96,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     chat_format: ChatFormat | None
     """The chat template as pieces; None if the model has no chat template."""
+    special_tokens: dict[str, str] = {}
+    """Special tokens of the tokenizer by their names in a tokenizer_config.json, such as "eos_token"."""
     model_impl: str = "native"
     """The implementation of the model: native or transformers."""
     fingerprint: str = ""

@@ -15,12 +15,13 @@ fleet        several replicas behind one frontend
 frontend     request ids, answers, cancellation, back-pressure
 inspect      the memory that a model would need, without loading it
 quantize     writes packed weights
+models       several models: loaded when used, unloaded when memory is needed
 engine       the engine in a user's script
 server       HTTP, one folder for each API dialect
 
 Layers, lowest first: own modules; model.shape; model; model.families; model.transformers;
 model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;
-scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; engine;
-server.tables; server.keys; server; server.openai; server.openai.responses; server.decisions;
-server.anthropic; server.ollama; server.llamacpp; server.admin; server.sglang; server.app.
+scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; models;
+engine; server.tables; server.telemetry; server.keys; server; server.openai; server.openai.responses;
+server.decisions; server.anthropic; server.ollama; server.llamacpp; server.admin; server.sglang; server.app.
 """

@@ -6,11 +6,13 @@ The docstring of a field is its help on the command line.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ramify.kernels.trials import Trial
+from ramify.logs import LogFormat
 from ramify.runtime.host_names import host_name, is_loopback, is_origin, split_names, tcp_host
 from ramify.runtime.lora_names import checked_name
 from ramify.runtime.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_field
@@ -79,6 +81,7 @@ ELSEWHERE = {
     "tool_call_parser": "The format of tool calls is read from the chat template.",
     "hf_overrides": "For its rope_parameters or rope_scaling there is rope_scaling (--rope-scaling).",
     "json_model_override_args": "For its rope_scaling there is rope_scaling (--rope-scaling).",
+    "models_max": "Memory decides how many models are loaded: models_memory_gb.",
     "reasoning_parser": "The marks of reasoning are read from the chat template.",
 }
 """Option of SGLang or vLLM → our option, or a remedy."""
@@ -161,10 +164,11 @@ class EngineConfig:
     """Memory for KV pages, in GiB; ignored if `num_pages` is given. None, on the CPU: enough for 20,480
     tokens or two contexts, whichever is more, but at most 1. None, on a CUDA device: the memory that
     `memory_fraction` leaves."""
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
     """Number format of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, which fits
-    twice the tokens into the same memory. fp8 needs the torch backend, or the triton backend on a GPU of
-    compute capability 8.9 or later."""
+    twice the tokens into the same memory; it needs the torch backend, or the triton backend on a GPU of
+    compute capability 8.9 or later. int8, on the CPU: int8 with a float32 scale for each token and KV head,
+    which fits 1.9 times the tokens into the same memory."""
     num_pages: int | None = None
     """Number of KV pages. None: as many as `kv_memory_gb` holds."""
     memory_fraction: float | None = None
@@ -253,6 +257,9 @@ class EngineConfig:
     """Seed of the generator that draws a seed for each request without one."""
     log_level: str = "warning"
     """Least level of the messages that are logged: debug, info, warning, error or critical."""
+    log_format: LogFormat = "text"
+    """json: each message is one line of JSON on standard error, from all processes. From the level info on
+    there is one for each request, with its ids, tokens and times as fields."""
     check_pages: bool = False
     """After every step, check that the numbers of free, evictable, leased and in-use pages add up to all
     pages (for tests)."""
@@ -265,6 +272,12 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}."
                     f" {remedy}".rstrip()
                 )
+        levels = [name.lower() for name in logging.getLevelNamesMapping()]
+        if self.log_level.lower() not in levels:
+            remedy = nearest(self.log_level, levels) or ""
+            raise ValueError(
+                f"log_level is {self.log_level!r}; it must be one of {', '.join(levels)}. {remedy}".rstrip()
+            )
         named = (self.trial,) if isinstance(self.trial, str) else tuple(self.trial)
         if unknown := [name for name in named if name not in get_args(Trial)]:
             remedy = nearest(unknown[0], get_args(Trial)) or ""
@@ -298,8 +311,9 @@ class EngineConfig:
         if self.packed_cache_gb < 0:
             raise ValueError(f"packed_cache_gb is {self.packed_cache_gb}; it must be at least 0.")
         self._check_rope_scaling()
+        several = getattr(self, "models", ()) or getattr(self, "models_dir", None)
         for name in self.loras:
-            checked_name(name, "loras")
+            checked_name(name.rpartition(":")[2] if several else name, "loras")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
 
@@ -369,6 +383,9 @@ class ServerConfig(EngineConfig):
     """The port to listen on. 0: any that is free; it is printed."""
     api_key: str | None = None
     """Key that requests must send as a bearer token or in x-api-key, but for /livez, /readyz and /health."""
+    api_key_file: str | None = None
+    """A file with the api_key, which then stands neither on the command line nor in the environment. White
+    space around the key is left out."""
     keys: str | None = None
     """File of API keys (TOML), each with its limits, models, endpoints and cache scope, beside or in place of
     api_key. `ramify keys new` makes keys; SIGHUP reads the file again."""
@@ -393,12 +410,31 @@ class ServerConfig(EngineConfig):
     lora_loading: bool = False
     """Requests may load and unload LoRA adapters. Anyone who may send requests can then have any folder of
     this machine read as an adapter."""
+    log_texts: bool = False
+    """The prompt and the output of each request are logged: in its line with log_format json, and in its span
+    with `otel`. Otherwise no text of a prompt or an output is logged."""
+    otel: bool = False
+    """Send a span of each request by OTLP over HTTP, as OpenTelemetry's variables OTEL_* say; needs
+    ramify-llm[otel]. The header traceparent makes it a child of the client's span."""
     live_texts: bool = True
     """Show the ends of prompts and the beginnings of outputs in the dashboard at /. Off: neither is
     stored."""
     incremental_streaming_output: bool = False
     """Each event of a /generate stream has only the new text, ids and output log-probabilities, as with
     SGLang's flag of this name. Otherwise each event has the whole output so far."""
+    models: Sequence[str] = ()
+    """Further models, each a MODEL or NAME=MODEL. A request's `model` chooses. A model is loaded at its first
+    use; all of them have the options of the engine that are given here."""
+    models_dir: str | None = None
+    """A folder of further models: its .gguf files and model folders, by their names."""
+    keep_alive: str | None = None
+    """How long a model stays loaded after its last request: seconds, or a duration such as 5m; 0 unloads it
+    at once, -1 never. None: never. A model is unloaded earlier if another one needs its memory."""
+    pin: Sequence[str] = ()
+    """Name of a model that is loaded at the start and stays loaded. The flag may be repeated."""
+    models_memory_gb: float | None = None
+    """Memory for all loaded models together, in GiB: weights, KV pages, and a workspace for each. None: what
+    is free when a model is loaded."""
     strict_fields: bool = False
     """Refuse fields of OpenAI's API that have no effect here. Otherwise each is named once in the log, and
     the response header x-ramify-ignored names the ignored fields of its request."""
@@ -431,9 +467,17 @@ class ServerConfig(EngineConfig):
             given = ", ".join(map(repr, names))
             raise ValueError(f"served_model_name is {given}; names differ and are not empty.")
         object.__setattr__(self, "served_model_name", names)
+        self._check_models()
         for name in ("max_lease_s", "batch_gb"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name):g}; it must be 0 or more.")
+        if self.log_texts and self.log_format != "json" and not self.otel:
+            raise ValueError(
+                "log_texts is set, and nothing would have the texts: give log_format json, or otel."
+            )
+        if self.api_key_file is not None:
+            object.__setattr__(self, "api_key", self._key_of_file(self.api_key_file))
+            object.__setattr__(self, "api_key_file", None)  # a copy on another machine does not read it
         if self.api_key == "":
             raise ValueError("api_key is empty.")
         for origin in split_names(self.cors):
@@ -449,3 +493,49 @@ class ServerConfig(EngineConfig):
                 f"host is {self.host!r}, which other machines can reach, and there is no api_key. Give one"
                 " (--api-key, --keys), or let everybody who reaches the server use it (--insecure)."
             )
+
+    def _key_of_file(self, path: str) -> str:
+        try:
+            with open(path, encoding="utf-8") as file:
+                key = file.read().strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"api_key_file {path!r} cannot be read: {error}.") from None
+        if self.api_key is not None:
+            raise ValueError("api_key_file is given, and so is another api_key; give one.")
+        if not key:
+            raise ValueError(f"api_key_file {path!r} is empty.")
+        return key
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether models are loaded when they are used and may be unloaded; else there is one, always
+        loaded."""
+        return any(getattr(self, name) not in (None, ()) for name in SEVERAL_MODELS)
+
+    def _check_models(self) -> None:
+        for name in ("models", "pin"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.models_memory_gb is not None and not 0 < self.models_memory_gb < math.inf:
+            raise ValueError(f"models_memory_gb is {self.models_memory_gb}; it must be above 0 and finite.")
+        if self.keeps_alive and self.replicas > 1:
+            raise ValueError(
+                f"replicas is {self.replicas} and models are loaded and unloaded: replicas divide the whole"
+                " machine. Serve the model alone, without keep_alive."
+            )
+        if not (self.models or self.models_dir):
+            return
+        for name, why in ONE_MODEL.items():
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} is {getattr(self, name)!r} and there are several models: {why}")
+
+
+SEVERAL_MODELS = ("models", "models_dir", "keep_alive", "pin", "models_memory_gb")
+"""Options of a server that loads and unloads models."""
+ONE_MODEL = {
+    "draft_model": "a draft model has the tokenizer of one of them. Serve the model alone.",
+    "calibration": "a calibration is of one model. Put it into the model's folder.",
+    "kv_events": "events name no model. Serve the model alone.",
+    "rope_scaling": "it replaces that of every model. Put it into the model's config.json.",
+}
+"""Option that a server of several models refuses → the reason and the remedy."""

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-MARK = "RAMIFY_GPU_VISIT_PART"
+MARK = "GPU_VISIT_PART"
 """Environment variable that all processes of a part inherit. Processes that start a session of their own are
 found by it."""
 PR_SET_PDEATHSIG = 1

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ramify.kernels.arguments.pages import head_dim_of
 from ramify.kernels.weights.packed import PackedWeight
 from ramify.kernels.weights.quantised import QuantisedWeight
 from ramify.kernels.weights.stack import ExpertMatrices, PackedExperts
@@ -35,16 +36,16 @@ def check_attention(
     sinks: Tensor | None = None,
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
-    float8: bool = False,
+    page_dtypes: tuple[torch.dtype, ...] = (),
 ) -> Tensor:
-    """Check the arguments of `paged_attention`. `float8`: pages may be `FLOAT8`."""
+    """Check the arguments of `paged_attention`. Pages have the dtype of q or one of `page_dtypes`."""
     shape, dtype = q.shape, q.dtype
     if len(shape) != 3:
         raise ValueError(f"q is {tuple(shape)}; it must be (T, heads, head_dim).")
-    _check_pages(k_pages, v_pages, dtype, dtypes, float8)
+    _check_pages(k_pages, v_pages, dtype, dtypes, page_dtypes)
     _, heads, dim = shape
-    _, kv_heads, _, page_dim = k_pages.shape
-    if page_dim != dim or heads % kv_heads:
+    kv_heads = k_pages.shape[1]
+    if head_dim_of(k_pages) != dim or heads % kv_heads:
         raise ValueError(
             f"k_pages {tuple(k_pages.shape)} do not fit q {tuple(shape)}: head_dim must be equal and heads a "
             "multiple of kv_heads."
@@ -101,11 +102,12 @@ def check_store(
     slots: Tensor,
     *,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
-    float8: bool = False,
+    page_dtypes: tuple[torch.dtype, ...] = (),
 ) -> None:
-    """Check the arguments of a store of keys and values. `float8`: pages may be `FLOAT8`."""
-    _check_pages(k_pages, v_pages, k.dtype, dtypes, float8)
-    _, kv_heads, _, dim = k_pages.shape
+    """Check the arguments of a store of keys and values. Pages have the dtype of k or one of
+    `page_dtypes`."""
+    _check_pages(k_pages, v_pages, k.dtype, dtypes, page_dtypes)
+    kv_heads, dim = k_pages.shape[1], head_dim_of(k_pages)
     shape = (len(slots), kv_heads, dim)
     if k.shape != shape or v.shape != shape or v.dtype != k.dtype:
         raise ValueError(f"k is {tuple(k.shape)} and v {tuple(v.shape)}; both must be {shape} in one dtype.")
@@ -131,9 +133,13 @@ def check_copy(k_pages: Tensor, v_pages: Tensor, src: Sequence[int], dst: Sequen
 
 
 def _check_pages(
-    k_pages: Tensor, v_pages: Tensor, dtype: torch.dtype, dtypes: tuple[torch.dtype, ...], float8: bool
+    k_pages: Tensor,
+    v_pages: Tensor,
+    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, ...],
+    page_dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    kept = FLOAT8 if float8 and k_pages.dtype == FLOAT8 else dtype
+    kept = k_pages.dtype if k_pages.dtype in page_dtypes else dtype
     if dtype not in dtypes or k_pages.dtype != kept or v_pages.dtype != kept:
         raise ValueError(
             f"new tokens are {dtype} and the pages {k_pages.dtype} and {v_pages.dtype}; all must be one of "

@@ -16,7 +16,9 @@ KV, arXiv 2311.01282), and their states are merged afterwards in the same order.
 
 Scores are dots of pairs of bfloat16: by AMX tiles, or on AMD's processors with AVX512_BF16 by the instruction
 of `codegen/dots.py`. The products of weights and values are float32. With `rounded` they are dots of bfloat16
-pairs as well: half the operations, or with AMX a sixteenth.
+pairs as well: half the operations, or with AMX a sixteenth. The codes of int8 pages are multiplied by AMX
+(`attention_int8.py`) or widened (`parts/int8_rows.py`); the scales of keys multiply scores, those of values
+weights.
 
 Every number of the output comes from the same operations in the same order. So a sequence's bits are the same
 alone or in a batch, with or without a cascade, prefilled whole, in chunks or decoded, and with any number of
@@ -53,6 +55,7 @@ from ramify.kernels.cpu.attention_records import (
     FRAME,
     ITEM,
     SEGMENT,
+    codes_of,
     dots_of,
     partial_bytes,
     scratch_bytes,
@@ -178,6 +181,7 @@ def run_attention(call_at):  # type: ignore[no-untyped-def]
     frame = carray(vl.as_pointer(call_at), 1, FRAME)[0]
     group, dim, sequences, threads = frame.group, frame.dim, frame.sequences, frame.threads
     frame.dots = dots_of(frame)
+    frame.codes = codes_of(frame)
     frame.rounded = frame.may_round and frame.dots
     frame.value_row = 4 * vl.round_up(dim, PANEL)
     frame.common = frame.order + 8 * sequences
@@ -275,14 +279,14 @@ def fill_call(
     `score_factor`.
     """
     tokens, heads, dim = q.shape
-    size = q.element_size()
+    size, kept = q.element_size(), k_pages.element_size()
     call = arena.call
     call.q, call.q_token = q.data_ptr(), q.stride(0) * size
     call.out, call.out_token = out.data_ptr(), out.stride(0) * size
-    call.page_bytes, call.head_bytes, call.row_bytes = (size * x for x in k_pages.stride()[:3])
+    call.page_bytes, call.head_bytes, call.row_bytes = (kept * x for x in k_pages.stride()[:3])
     _, kv_heads, call.page_size, _ = k_pages.shape
     call.kv_heads, call.group, call.dim = kv_heads, heads // kv_heads, dim
-    call.bf16, call.tokens = size == 2, tokens
+    call.bf16, call.int8, call.tokens = size == 2, kept == 1, tokens
     sequences, call.table_width = page_table.shape
     call.sequences, call.order = sequences, arena.order_of(sequences)
     call.starts, call.lens, call.table = query_starts.data_ptr(), kv_lens.data_ptr(), page_table.data_ptr()
@@ -314,8 +318,9 @@ def paged_attention(
         are faster with dots of bfloat16.
     """
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks
-    )
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks,
+        page_dtypes=(torch.int8,),
+    )  # fmt: skip
     call = fill_call(q, k_pages, page_table, query_starts, kv_lens, out)
     call.k, call.v = k_pages.data_ptr(), v_pages.data_ptr()
     call.sinks = 0 if sinks is None else sinks.data_ptr()

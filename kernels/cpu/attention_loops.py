@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from ramify.kernels.cpu.attention_amx import AMX_ROWS, TILES, tile_panel
+from ramify.kernels.cpu.attention_amx import AMX_ROWS, CODES, TILES, tile_panel
 from ramify.kernels.cpu.codegen.compiler import part
 from ramify.kernels.cpu.codegen.dots import DOTS, dot
 from ramify.kernels.cpu.codegen.functions import llvm_function
@@ -205,6 +205,10 @@ and at most to a whole PANEL, and five last rows are computed as six."""
 
 multiply_pairs = multiply
 """As `multiply`, for A and B of bfloat16 pairs; the two products of a pair are added. Needs DOTS or TILES."""
+multiply_codes = multiply
+"""As `multiply`, for A and B of fours of int8; C is int32. Needs CODES."""
+if CODES:
+    multiply_codes = _multiplier(*(tile_panel(tiles, "tdpbssd") for tiles in (1, 2, PANEL_VECTORS)))
 if TILES:
     multiply_pairs = _multiplier(*map(tile_panel, (1, 2, PANEL_VECTORS)))
 elif DOTS:
@@ -256,6 +260,51 @@ def _pair_rows() -> Any:
 pair_rows = _pair_rows()
 """Pair neighbouring bfloat16 rows. Takes (pool, offsets, ahead, out, out_row, pairs, row_bytes, 0): row i is
 at pool + entry i of the table of int64 `offsets`. With AMX the rows of the table `ahead` are prefetched."""
+
+
+def _pair_codes() -> Any:
+    def fill(builder: ir.IRBuilder, *args: ir.Value) -> None:
+        pool, offsets, ahead, out, out_row, pairs, dim, _ = args
+        kind, bits = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(32), LANES)
+        with cgutils.for_range(builder, pairs) as loop:
+            place = builder.shl(loop.index, _i64(4))
+
+            def rows_of(table: ir.Value) -> list[ir.Value]:
+                entries = [builder.add(builder.add(table, place), _i64(8 * row)) for row in range(2)]
+                return [builder.add(pool, builder.load(pointer(builder, at, _i64))) for at in entries]
+
+            rows, later = rows_of(offsets), rows_of(ahead)
+            prefetch_line(builder, later[0])
+            to = builder.add(out, builder.mul(out_row, loop.index))
+            with cgutils.for_range(builder, builder.udiv(dim, _i64(64))) as columns:
+                at = builder.mul(columns.index, _i64(64))
+                for d in range(0, 64, LANES):
+                    low, high = (
+                        builder.bitcast(
+                            builder.sitofp(
+                                builder.load(
+                                    pointer(builder, builder.add(row, builder.add(at, _i64(d))), kind),
+                                    align=1,
+                                ),
+                                ir.VectorType(_f32, LANES),
+                            ),
+                            bits,
+                        )
+                        for row in rows
+                    )
+                    both = builder.or_(builder.lshr(low, splat_constant(16)), high)
+                    store_vector(
+                        builder, builder.add(to, builder.add(builder.shl(at, _i64(2)), _i64(4 * d))), both
+                    )
+                for row in later:
+                    prefetch_line(builder, builder.add(row, builder.add(at, _i64(64))))
+
+    return llvm_function("ramify_pair_codes", 8, fill)
+
+
+pair_codes = _pair_codes()
+"""As `pair_rows` for rows of `dim` codes: takes (pool, offsets, ahead, out, out_row, pairs, dim, 0). `dim`
+must be a multiple of 64. An int8 is a bfloat16 exactly."""
 
 
 def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:

@@ -6,7 +6,7 @@ one KV head. SEGMENT is a range of blocks that queries of a tile read. Addresses
 
 from __future__ import annotations
 
-from ramify.kernels.cpu.attention_amx import TILES
+from ramify.kernels.cpu.attention_amx import CODES, TILES
 from ramify.kernels.cpu.attention_loops import PADDED_ROWS, PANEL
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import part
@@ -30,6 +30,7 @@ FRAME = record(
     "group",  # query heads of one KV head
     "dim",
     "bf16",
+    "int8",  # whether pages are int8 rows, each with its scale
     "kv_heads", "sequences", "starts", "lens", "table", "table_width",
     "window", "capped",
     "sinks",  # a float32 for each query head; 0: none
@@ -41,6 +42,7 @@ FRAME = record(
     # Set by the call.
     "value_row",  # bytes of a row of widened values or of their sums
     "dots",  # whether scores are computed by dots of bfloat16 pairs, with AMX in tiles
+    "codes",  # whether the codes of int8 keys are multiplied by AMX, not widened
     "rounded",  # whether weights are rounded
     "rows",  # rows that a thread's scratch memory has room for
     "working",  # threads that take items
@@ -78,12 +80,28 @@ def partial_bytes(frame, rows):  # type: ignore[no-untyped-def]
 
 
 @part
+def widened_bytes(frame):  # type: ignore[no-untyped-def]
+    """Bytes that a block of int8 pages needs beside that: the addresses of widened rows, the scales of keys
+    and of values, and the widened keys, then the widened values."""
+    if not frame.int8:
+        return 0
+    return BLOCK * (8 + 4 + 4 + frame.dim * (2 if frame.bf16 else 4))
+
+
+@part
 def scratch_bytes(frame):  # type: ignore[no-untyped-def]
     queries = vl.round_up(4 * frame.rows * frame.dim, 64)
     keys = frame.dim * SCORE_ROW
     values = BLOCK * frame.value_row
     results = 2 * partial_bytes(frame, frame.rows)
-    return queries + frame.rows * SCORE_ROW + keys + values + 16 * BLOCK + results
+    return queries + frame.rows * SCORE_ROW + keys + values + 16 * BLOCK + widened_bytes(frame) + results
+
+
+@part
+def codes_of(frame):  # type: ignore[no-untyped-def]
+    """Whether the codes of int8 keys are multiplied by AMX; for `frame.dots`. 512 products of 16 and 8 bits
+    fit an int32."""
+    return CODES and frame.int8 != 0 and frame.dots != 0 and frame.dim % 64 == 0 and frame.dim <= 512
 
 
 @part

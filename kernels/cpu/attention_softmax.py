@@ -19,10 +19,12 @@ NO_SCORE = np.float32(-3e38)
 
 
 @part
-def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ignore[no-untyped-def]
+def softmax_rows(frame, item, segment, start, count, scores, scales, block):  # type: ignore[no-untyped-def]
     """Turn scores into weights 2**(score - maximum), in place; write the maxima and sums to `block`.
 
-    With `frame.rounded` the weights become bfloat16, and the sums are sums of rounded weights.
+    With `frame.rounded` the weights become bfloat16, and the sums are sums of rounded weights. For int8 pages
+    scores are multiplied by the keys' `scales`, and weights, after they are summed, by the values' scales
+    behind these.
     """
     maxima = block
     sums = block + 4 * vl.round_up(segment.queries * frame.group, PADDED_ROWS)
@@ -35,9 +37,9 @@ def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ig
             low = max(0, position - frame.window + 1 - start)
         for _ in range(frame.group):
             if frame.rounded and not frame.capped and low == 0 and high == BLOCK:
-                top, weight = _softmax_whole_row(frame, row)
+                top, weight = _softmax_whole_row(frame, row, scales)
             else:
-                top, weight = _softmax_row(frame, row, count, low, high)
+                top, weight = _softmax_row(frame, row, scales, count, low, high)
             vl.write_f32(maxima, top)
             vl.write_f32(sums, weight)
             maxima += 4
@@ -46,24 +48,46 @@ def softmax_rows(frame, item, segment, start, count, scores, block):  # type: ig
 
 
 @part
-def _softmax_whole_row(frame, row):  # type: ignore[no-untyped-def]
+def _score(frame, row, scales, column, scale):  # type: ignore[no-untyped-def]
+    """The scores of the positions from `column` on, times the keys' scales of int8 pages and the factor."""
+    x = vl.load(row + 4 * column)
+    if frame.int8:
+        x = vl.mul(x, vl.load(scales + 4 * column))
+    return vl.mul(x, scale) if frame.dots else x
+
+
+@part
+def _store_weights(frame, row, scales, column, x):  # type: ignore[no-untyped-def]
+    """Write weights, times the values' scales of int8 pages, and return what the sum of weights adds."""
+    weight = x
+    if frame.int8:
+        weight = vl.mul(x, vl.load(scales + 4 * (BLOCK + column)))
+    if frame.rounded:
+        weight = vl.store_rounded(row + 2 * column, weight)
+    else:
+        vl.store(row + 4 * column, weight)
+    return x if frame.int8 else weight
+
+
+@part
+def _softmax_whole_row(frame, row, scales):  # type: ignore[no-untyped-def]
     """`_softmax_row`, with the same bits, if all positions of the block are visible, weights are rounded and
     scores have no cap: the case of most rows of a prefill."""
     scale = vl.splat_f32(frame.query_factor)
-    best = vl.mul(vl.load(row), scale)
+    best = _score(frame, row, scales, 0, scale)
     for column in range(LANES, BLOCK, LANES):
-        best = vl.maximum(best, vl.mul(vl.load(row + 4 * column), scale))
+        best = vl.maximum(best, _score(frame, row, scales, column, scale))
     top = vl.max_lanes(best)
     shift = vl.broadcast(top)
     total = vl.splat_f32(0.0)
     for column in range(0, BLOCK, LANES):
-        x = vl.exp2(vl.sub(vl.mul(vl.load(row + 4 * column), scale), shift))
-        total = vl.add(total, vl.store_rounded(row + 2 * column, x))
+        x = vl.exp2(vl.sub(_score(frame, row, scales, column, scale), shift))
+        total = vl.add(total, _store_weights(frame, row, scales, column, x))
     return top, vl.sum_lanes(total)
 
 
 @part
-def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
+def _softmax_row(frame, row, scales, count, low, high):  # type: ignore[no-untyped-def]
     if low >= high:
         for column in range(0, count, LANES):
             vl.store(row + 4 * column, vl.splat_f32(0.0))
@@ -71,9 +95,7 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
     scale, factor = vl.splat_f32(frame.query_factor), vl.splat_f32(frame.score_factor)
     best = vl.splat_f32(-np.inf)
     for column in range(0, count, LANES):
-        x = vl.load(row + 4 * column)
-        if frame.dots:
-            x = vl.mul(x, scale)
+        x = _score(frame, row, scales, column, scale)
         if frame.capped:
             x = vl.mul(vl.tanh(x), factor)
         x = vl.lanes_between(x, low - column, high - column)
@@ -84,11 +106,7 @@ def _softmax_row(frame, row, count, low, high):  # type: ignore[no-untyped-def]
     total = vl.splat_f32(0.0)
     for column in range(0, count, LANES):
         x = vl.exp2(vl.sub(vl.load(row + 4 * column), shift))
-        if frame.rounded:
-            x = vl.store_rounded(row + 2 * column, x)
-        else:
-            vl.store(row + 4 * column, x)
-        total = vl.add(total, x)
+        total = vl.add(total, _store_weights(frame, row, scales, column, x))
     return top, vl.sum_lanes(total)
 
 

@@ -13,9 +13,19 @@ from ramify.kernels.cpu.attention_amx import (
     FEW_ROWS,
     TILES,
     configure_tiles,
+    key_code_tiles,
     key_tiles,
+    turn_code_scores,
     turn_scores,
     value_tiles,
+)
+from ramify.kernels.cpu.attention_int8 import (
+    factors_of,
+    read_scales,
+    score_codes,
+    split_queries,
+    turn_split_queries,
+    turned_of,
 )
 from ramify.kernels.cpu.attention_loops import (
     PADDED_ROWS,
@@ -24,6 +34,7 @@ from ramify.kernels.cpu.attention_loops import (
     multiply,
     multiply_in_place,
     multiply_pairs,
+    pair_codes,
     pair_rows,
     transpose_bf16,
     transpose_bf16_pairs,
@@ -31,12 +42,13 @@ from ramify.kernels.cpu.attention_loops import (
     transpose_pairs,
     transpose_pairs_alone,
 )
-from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW, SEGMENT, partial_bytes
+from ramify.kernels.cpu.attention_records import BLOCK, SCORE_ROW, SEGMENT, partial_bytes, widened_bytes
 from ramify.kernels.cpu.attention_softmax import clear, finish, merge, softmax_rows
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import carray, part
 from ramify.kernels.cpu.codegen.functions import copy_bytes
 from ramify.kernels.cpu.codegen.simd import BYTES, LANES
+from ramify.kernels.cpu.parts.int8_rows import widen_rows
 
 IN_PLACE_ROWS = 8
 """Tiles of at most this many rows (mostly decodes) read values from the pages; larger tiles read a widened
@@ -53,7 +65,10 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
     values = keys + frame.dim * SCORE_ROW
     offsets = values + BLOCK * frame.value_row
     next_offsets = offsets + 8 * BLOCK
-    block = next_offsets + 8 * BLOCK
+    near = next_offsets + 8 * BLOCK
+    scales = near + 8 * BLOCK
+    wide = scales + 8 * BLOCK
+    block = next_offsets + 8 * BLOCK + widened_bytes(frame)
     total = block + partial_bytes(frame, frame.rows)
 
     _load_queries(frame, item, queries)
@@ -67,12 +82,20 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
     query_row, value_row = 4 * frame.dim, frame.value_row
     if frame.dots:
         query_row = 2 * frame.dim
+    widening = frame.int8 and not (frame.codes and frame.rounded)
+    wide_row = frame.dim * (2 if frame.bf16 else 4)
+    if widening:
+        for index in range(BLOCK):
+            vl.write_i64(near + 8 * index, wide + index * wide_row)
     few = False
     if TILES and frame.dots:
         whole = item.segment_count == 1 and frame.page_size % AMX_ROWS == 0
+        whole = whole and (not frame.int8 or frame.codes)
         few = whole and frame.rounded != 0 and rows <= FEW_ROWS
-        _use_tiles(values, rows if few else AMX_ROWS)
-        if few:
+        _use_tiles(values, rows if few else AMX_ROWS, frame.codes)
+        if few and frame.codes:
+            turn_split_queries(frame, queries, rows)
+        elif few:
             _turn_queries(frame, queries, rows)
     segments = carray(vl.as_pointer(item.segments), item.segment_count, SEGMENT)
     _locate(frame, segments[0], segments[0].begin, next_offsets, base)
@@ -93,20 +116,33 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 _locate(frame, segments[index + 1], segments[index + 1].begin, next_offsets, base)
             else:
                 _locate(frame, after, after.begin, next_offsets, later_base)
+            rows_at, later_at, values_at = offsets, next_offsets, to_values
+            if frame.int8 and not frame.codes:
+                widened = vl.round_up(count, LANES)
+                widen_rows(offsets, next_offsets, 0, widened, frame.dim, frame.bf16, wide, scales)
+                rows_at, later_at = near, near
             if few:
                 _score_few(frame, segment, start, count, base, queries, keys, scores, next_offsets)
+            elif frame.codes:
+                score_codes(frame, offsets, next_offsets, count, queries, first, rows, keys, scores)
             elif frame.dots:
-                _copy_keys(frame, offsets, next_offsets, count, keys)
+                _copy_keys(frame, rows_at, later_at, count, keys)
                 pairs = frame.dim // 2
                 multiply_pairs(
-                    mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, next_offsets
+                    mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, pairs, count, later_at
                 )
             else:
-                _copy_keys(frame, offsets, next_offsets, count, keys)
+                _copy_keys(frame, rows_at, later_at, count, keys)
                 multiply(mine, query_row, keys, SCORE_ROW, scores, SCORE_ROW, rows, frame.dim, count, 0)
-            softmax_rows(frame, item, segment, start, count, scores, block)
+            if widening:
+                widened, at = vl.round_up(count, LANES), scales + 4 * BLOCK
+                widen_rows(offsets, next_offsets, to_values, widened, frame.dim, frame.bf16, wide, at)
+                rows_at, later_at, values_at = near, near, 0
+            if frame.codes:  # only now, as some rows were prefetched shortly before
+                read_scales(frame, offsets, to_values, count, scales)
+            softmax_rows(frame, item, segment, start, count, scores, scales, block)
             if few:  # in between, as a burst of requests stalls the processor
-                _prefetch_rows(next_offsets + 16 * AMX_ROWS, 2 * frame.dim)
+                _prefetch_rows(frame, next_offsets + 16 * AMX_ROWS)
             depth = (count + 1) // 2 if frame.rounded else count
             weighted = block + vl.round_up(8 * vl.round_up(rows, PADDED_ROWS), 64)
             by_tiles = TILES and frame.rounded
@@ -114,9 +150,9 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                 multiply_in_place(
                     scores,
                     SCORE_ROW,
-                    to_values,
-                    offsets,
-                    next_offsets,
+                    values_at,
+                    rows_at,
+                    later_at,
                     frame.bf16 != 0,
                     frame.rounded != 0,
                     weighted,
@@ -126,7 +162,7 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                     frame.dim,
                 )
             else:
-                _copy_values(frame, to_values, offsets, next_offsets, count, values)
+                _copy_values(frame, values_at, rows_at, later_at, count, values)
                 if few:
                     for column in range(0, 4 * frame.dim, 2 * 64):
                         at = values + column
@@ -140,7 +176,7 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
                         scores, SCORE_ROW, values, value_row, weighted, value_row, rows, depth, frame.dim, 0
                     )
             if few:
-                _prefetch_rows(next_offsets + 24 * AMX_ROWS, 2 * frame.dim)
+                _prefetch_rows(frame, next_offsets + 24 * AMX_ROWS)
             if merging:
                 merge(frame, block, rows, total, item.queries * frame.group, first)
             else:
@@ -150,9 +186,10 @@ def attend(frame, item, later, scratch):  # type: ignore[no-untyped-def]
 
 
 @part
-def _use_tiles(config, rows):  # type: ignore[no-untyped-def]
+def _use_tiles(config, rows, codes):  # type: ignore[no-untyped-def]
     """Configure the AMX tiles, by 64 bytes of memory at `config`: for `multiply_pairs` if `rows` is AMX_ROWS,
-    else for `key_tiles` and for `value_tiles` of `rows` rows. Fewer rows take less time."""
+    else for `key_tiles`, or with `codes` `key_code_tiles`, and for `value_tiles` of `rows` rows. Fewer rows
+    take less time."""
     for at in range(config, config + 64, 8):
         vl.write_i64(at, 0)
     vl.write_i64(config, 1)  # the palette
@@ -161,8 +198,8 @@ def _use_tiles(config, rows):  # type: ignore[no-untyped-def]
     vl.write_i64(config + 24, 0x0040004000400040)
     vl.write_i64(config + 48, 0x1010101010101010)
     if rows < AMX_ROWS:
-        vl.write_i64(config + 16, 0x0010004000400040)  # 3 to 5 are as wide as FEW_ROWS
-        vl.write_i64(config + 24, 0x0040004000100010)
+        vl.write_i64(config + 16, 0x0020004000400040 if codes else 0x0010004000400040)
+        vl.write_i64(config + 24, 0x0040004000200020 if codes else 0x0040004000100010)
         vl.write_i64(config + 48, 0x1010101010000000 | rows * 0x010101)
     configure_tiles(config, 0, 0, 0, 0)
 
@@ -178,18 +215,22 @@ def _turn_queries(frame, queries, rows):  # type: ignore[no-untyped-def]
 
 
 @part
-def _prefetch_rows(table, row_bytes):  # type: ignore[no-untyped-def]
-    """Prefetch the 16 rows whose addresses are in `table`."""
+def _prefetch_rows(frame, table):  # type: ignore[no-untyped-def]
+    """Prefetch the 16 rows of a page whose addresses are in `table`."""
+    first, row_bytes = 0, 2 * frame.dim
+    if frame.int8:  # a row ends in the cache line in which the next row begins
+        vl.prefetch(vl.read_i64(table))
+        first, row_bytes = 64, frame.dim + 64
     for index in range(AMX_ROWS):
         row = vl.read_i64(table + 8 * index)
-        for byte in range(0, row_bytes, 64):
+        for byte in range(first, row_bytes, 64):
             vl.prefetch(row + byte)
 
 
 @part
 def _score_few(frame, segment, start, count, base, queries, spare, scores, ahead):  # type: ignore[no-untyped-def]
-    """The scores of the rows that `_turn_queries` has transposed, for the block at `start`. Prefetches the
-    first 32 keys of the next block, whose addresses are in the table `ahead`."""
+    """The scores of the rows that `_turn_queries` or `turn_split_queries` has transposed, for the block at
+    `start`. Prefetches the first 32 keys of the next block, whose addresses are in the table `ahead`."""
     chunks, results = spare, spare + 64
     first = max(start, segment.low) // AMX_ROWS * AMX_ROWS
     last = (min(start + BLOCK, segment.high) - 1) // AMX_ROWS * AMX_ROWS
@@ -200,11 +241,18 @@ def _score_few(frame, segment, start, count, base, queries, spare, scores, ahead
             page = position // frame.page_size
             at = base + vl.read_i32(segment.table + 4 * page) * frame.page_bytes
             vl.write_i64(chunks + 8 * chunk, at + (position - page * frame.page_size) * frame.row_bytes)
-        key_tiles(chunks, frame.row_bytes, turned, results, frame.dim // 2)
-        for chunk in range(2):
-            to = scores + 4 * (column + AMX_ROWS * chunk)
-            turn_scores(results + AMX_ROWS * 4 * FEW_ROWS * chunk, to, SCORE_ROW, 0, 0)
-        _prefetch_rows(ahead + 4 * column, 2 * frame.dim)
+        if frame.codes:
+            turned, factors = turned_of(frame, queries), factors_of(frame, queries)
+            key_code_tiles(chunks, frame.row_bytes, turned, results, frame.dim // 4)
+            for chunk in range(2):
+                to = scores + 4 * (column + AMX_ROWS * chunk)
+                turn_code_scores(results + AMX_ROWS * 8 * FEW_ROWS * chunk, to, SCORE_ROW, factors, 0)
+        else:
+            key_tiles(chunks, frame.row_bytes, turned, results, frame.dim // 2)
+            for chunk in range(2):
+                to = scores + 4 * (column + AMX_ROWS * chunk)
+                turn_scores(results + AMX_ROWS * 4 * FEW_ROWS * chunk, to, SCORE_ROW, 0, 0)
+        _prefetch_rows(frame, ahead + 4 * column)
 
 
 @part
@@ -214,6 +262,9 @@ def _load_queries(frame, item, queries):  # type: ignore[no-untyped-def]
 
     Rows that pad the last pass of a product to six rows are 0.
     """
+    if frame.codes:
+        split_queries(frame, item, queries)
+        return
     if frame.dots:
         size = 2 * frame.group * frame.dim
         to = queries
@@ -325,6 +376,9 @@ def _copy_values(frame, pool, offsets, next_offsets, count, values):  # type: ig
     bfloat16. With AMX it prefetches the rows of the next block, as `_copy_keys`."""
     if frame.rounded:
         pairs, row_bytes = (count + 1) // 2, 2 * frame.dim
+        if frame.codes:
+            pair_codes(pool, offsets, next_offsets, values, frame.value_row, pairs, frame.dim, 0)
+            return
         pair_rows(pool, offsets, next_offsets, values, frame.value_row, pairs, row_bytes, 0)
         return
     dim, bf16, value_row = frame.dim, frame.bf16 != 0, frame.value_row

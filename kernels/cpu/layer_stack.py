@@ -26,6 +26,7 @@ from numba import types
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_attention, check_rope, check_store, wrong_lengths
+from ramify.kernels.arguments.pages import head_dim_of
 from ramify.kernels.cpu import attention, experts, linear, rope
 from ramify.kernels.cpu import lora as adapters
 from ramify.kernels.cpu.attention_records import FRAME as ATTENTION
@@ -55,9 +56,9 @@ LAYER = record(
     floats=("attention_eps", "q_eps", "k_eps", "mlp_eps"),
 )  # fmt: skip
 """The arguments of a layer: addresses, window, epsilons. `key_layout` and `value_layout` are 0 unless keys
-and values have matrices of their own; `key_from` and `value_from` are the byte offsets of keys and values in
-a row of qkv. Each `_lora` field is the address of `LoraTable.addresses`. `experts` is the address of a record
-of `EXPERTS`, or 0. `whole_norms` says whether q_norm and k_norm are over all heads."""
+and values have matrices of their own; `key_from` and `value_from` are the first numbers of keys and of values
+in a row of qkv. Each `_lora` field is the address of `LoraTable.addresses`. `experts` is the address of a
+record of `EXPERTS`, or 0. `whole_norms` says whether q_norm and k_norm are over all heads."""
 
 STEP = record(
     "layers", "layer_count",
@@ -133,7 +134,7 @@ def _project(step, layer, product, qkv_row):  # type: ignore[no-untyped-def]
             layout, start = layer.value_layout, layer.value_from
         if layout and missing == 0:
             _set_weight(step, product, layout)
-            product.out, product.extra_from = step.qkv + start, start // size * 4
+            product.out, product.extra_from = step.qkv + size * start, 4 * start
             missing = _run_product(step.product)
     return missing
 
@@ -194,7 +195,7 @@ def _run_layers(step_at):  # type: ignore[no-untyped-def]
 class LayerStack:
     """All layers of a model, on their KV pages.
 
-    k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim)
+    k_pages, v_pages : (layers, num_pages, kv_heads, page_size, head_dim), or int8 rows of head_dim + 4 bytes
     cascade : as in `paged_attention`
     by_row : use products whose bits do not depend on the number of rows, as `linear` with `by_row`
     int8 : use products that may round x to int8, as `linear` with `int8`, and `rounded` attention
@@ -215,19 +216,17 @@ class LayerStack:
         self._pages = (k_pages[0], v_pages[0])
         self._by_row, self._int8 = by_row, int8
         self._lora = [layer.lora for layer in layers if layer.lora is not None]
-        _, _, kv_heads, _, dim = k_pages.shape
-        size = k_pages.element_size()
-        self._heads, self._kv_heads, self._dim = heads, kv_heads, dim
+        self._heads, self._kv_heads, self._dim = heads, k_pages.shape[2], head_dim_of(k_pages)
         self._gated = max((layer.gate_up.results for layer in layers if layer.gate_up is not None), default=0)
         self._hidden = layers[0].output.results
         self._experts: list[PackedExperts] = []
         self._records = np.zeros(len(layers), LAYER)
         for index, layer in enumerate(layers):
-            self._fill(index, layer, size)
+            self._fill(index, layer)
         self._ways = np.zeros(len(FORMATS), np.int64)
         self._cascade = cascade
 
-    def _fill(self, index: int, layer: LayerWeights, size: int) -> None:
+    def _fill(self, index: int, layer: LayerWeights) -> None:
         if not 0 < len(layer.qkv) <= MOST_PARTS:
             raise ValueError(
                 f"queries, keys and values lie in {len(layer.qkv)} matrices; 1 to 3 are allowed."
@@ -251,7 +250,7 @@ class LayerStack:
         first, *others = layer.qkv
         record["qkv"], start = layout(first), first.results
         for name, weight in zip(("key", "value"), others, strict=False):
-            record[f"{name}_layout"], record[f"{name}_from"] = layout(weight), start * size
+            record[f"{name}_layout"], record[f"{name}_from"] = layout(weight), start
             start += weight.results
         if layer.q_norm is not None and layer.k_norm is not None:
             record["whole_norms"] = len(layer.q_norm[0]) > self._dim
@@ -286,7 +285,7 @@ class LayerStack:
     ) -> None:
         """Run x through all layers, in place, and store keys and values.
 
-        x : (T, hidden), dtype of the pages, contiguous
+        x : (T, hidden), dtype of the pages unless these are int8, contiguous
         rotation : (T, head_dim / 2) complex64
         slots : (T,) int64
         page_table, query_starts, kv_lens : as in `paged_attention`
@@ -302,10 +301,12 @@ class LayerStack:
         gated = x.new_empty((tokens, self._gated))
         q, k, v = qkv.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
         check_rope(q, k, rotation)
-        check_store(k, v, *self._pages, slots)
-        check_attention(q, *self._pages, page_table, query_starts, kv_lens, 0, 0.0, attended)
-        if not x.is_contiguous() or x.dtype != self._pages[0].dtype:
-            raise ValueError(f"x must be contiguous and of {self._pages[0].dtype}.")
+        int8 = (torch.int8,)
+        check_store(k, v, *self._pages, slots, page_dtypes=int8)
+        lengths = page_table, query_starts, kv_lens
+        check_attention(q, *self._pages, *lengths, 0, 0.0, attended, page_dtypes=int8)
+        if not x.is_contiguous():
+            raise ValueError("x must be contiguous.")
         for place, form in enumerate(FORMATS):
             self._ways[place] = linear.way_for(tokens, form, x.dtype, by_row=self._by_row, int8=self._int8)
         step, size = new_record(STEP), x.element_size()

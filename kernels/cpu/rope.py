@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from numba import types
 from torch import Tensor
 
 from ramify.kernels.arguments.checks import check_head_norms, check_rope, check_store
+from ramify.kernels.arguments.pages import LEAST, MOST_CODE
 from ramify.kernels.cpu.codegen import simd as vl
 from ramify.kernels.cpu.codegen.compiler import callback, carray, compiled, part
 from ramify.kernels.cpu.codegen.functions import copy_bytes, run_body
@@ -30,6 +32,7 @@ ITEM_TOKENS = 8
 
 FRAME = record(
     "q", "q_row", "k", "k_row", "v", "v_row", "rotation", "tokens", "heads", "kv_heads", "dim", "bf16",
+    "int8",  # whether pages are int8 rows, each with its scale
     "k_pages", "v_pages", "page_bytes", "head_bytes", "row_bytes", "page_size", "slots",
     "q_norm", "k_norm",  # weights of norms in the dtype of q; 0: none. With `k_norm`, k is normed in place
     "whole_norms",  # whether the norms are over all heads
@@ -62,6 +65,49 @@ def _rotate(at, to, cos_sin, dim, bf16):  # type: ignore[no-untyped-def]
 
 
 @part
+def _vector(at, cos_sin, d, bf16):  # type: ignore[no-untyped-def]
+    """Numbers d and after of the head at `at`, rotated unless `cos_sin` is 0."""
+    x = vl.load_as(at + (2 if bf16 else 4) * d, bf16)
+    return _rotated(x, vl.load(cos_sin + 4 * d)) if cos_sin else x
+
+
+@part
+def _number(at, cos_sin, d, bf16):  # type: ignore[no-untyped-def]
+    """Number d of the head at `at`, rotated unless `cos_sin` is 0."""
+    bytes_ = 2 if bf16 else 4
+    x = vl.read_as(at + bytes_ * d, bf16)
+    if not cos_sin:
+        return x
+    other = vl.read_as(at + bytes_ * (d ^ 1), bf16)
+    c, s = vl.read_f32(cos_sin + 4 * (d & ~1)), vl.read_f32(cos_sin + 4 * (d | 1))
+    return x * c + other * s if d & 1 else x * c - other * s
+
+
+@part
+def _quantise(at, to, cos_sin, dim, bf16):  # type: ignore[no-untyped-def]
+    """Write the head of `dim` numbers at `at`, rotated unless `cos_sin` is 0, to `to` as a row of int8 pages
+    (`reference.kv_store.quantise_rows`)."""
+    wide = dim - dim % LANES
+    zero = vl.splat_f32(0.0)
+    best, wrong = zero, zero
+    for d in range(0, wide, LANES):
+        x = _vector(at, cos_sin, d, bf16)
+        best = vl.maximum(best, vl.maximum(x, vl.sub(zero, x)))
+        wrong = vl.fma(x, zero, wrong)  # a NaN in any lane becomes the scale
+    most = vl.max_lanes(best) + vl.sum_lanes(wrong)
+    for d in range(wide, dim):
+        most = max(most, abs(_number(at, cos_sin, d, bf16)))
+    inverse = np.float32(MOST_CODE) / most if most >= LEAST else np.float32(0.0)
+    for d in range(0, wide, LANES):
+        x = vl.mul(_vector(at, cos_sin, d, bf16), vl.broadcast(inverse))
+        vl.store_int8(to + d, vl.nearest(x))
+    for d in range(wide, dim):
+        x = vl.mul(vl.broadcast(_number(at, cos_sin, d, bf16)), vl.broadcast(inverse))
+        vl.write_i8(to + d, vl.first_lane(vl.nearest(x)))
+    vl.write_f32(to + dim, most / np.float32(MOST_CODE))
+
+
+@part
 def _norm_heads(frame, weight, eps, at, heads):  # type: ignore[no-untyped-def]
     """Apply the RMS norm to `heads` adjacent heads, in place."""
     size = frame.dim * (2 if frame.bf16 else 4)
@@ -89,8 +135,12 @@ def _store_token(frame, token):  # type: ignore[no-untyped-def]
     page = slot // frame.page_size
     to = page * frame.page_bytes + (slot - page * frame.page_size) * frame.row_bytes
     for head in range(frame.kv_heads):
-        _rotate(k + head * size, frame.k_pages + to, cos_sin, dim, bf16)
-        copy_bytes(frame.v_pages + to, v + head * size, size)
+        if frame.int8:
+            _quantise(k + head * size, frame.k_pages + to, cos_sin, dim, bf16)
+            _quantise(v + head * size, frame.v_pages + to, 0, dim, bf16)
+        else:
+            _rotate(k + head * size, frame.k_pages + to, cos_sin, dim, bf16)
+            copy_bytes(frame.v_pages + to, v + head * size, size)
         to += frame.head_bytes
 
 
@@ -127,7 +177,9 @@ def fill_call(q: Tensor, k: Tensor, v: Tensor, rotation: Tensor, pages: Tensor, 
     call.rotation, call.slots = rotation.data_ptr(), slots.data_ptr()
     call.tokens, call.heads, call.dim = q.shape
     call.bf16, call.kv_heads, call.page_size = size == 2, pages.shape[1], pages.shape[2]
-    call.page_bytes, call.head_bytes, call.row_bytes = (size * x for x in pages.stride()[:3])
+    kept = pages.element_size()
+    call.int8 = kept == 1
+    call.page_bytes, call.head_bytes, call.row_bytes = (kept * x for x in pages.stride()[:3])
     call.q_norm = call.k_norm = 0
     call.threads = torch.get_num_threads()
     return call
@@ -149,7 +201,7 @@ def rope_store_kv(
     """As `reference.rope.rope_store_kv`; each norm is a separate pass, whose result is rounded."""
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
-    check_store(k, v, k_pages, v_pages, slots)
+    check_store(k, v, k_pages, v_pages, slots, page_dtypes=(torch.int8,))
     if q_norm is not None:
         rms_norm(q, q_norm, eps, out=q)
     if k_norm is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramify.kernels.arguments.checks import check_attention, check_lengths
+from ramify.kernels.arguments.checks import FLOAT8, check_attention, check_lengths
+from ramify.kernels.reference.kv_store import read_rows
 
 
 def paged_attention(
@@ -33,7 +34,7 @@ def paged_attention(
     q : (T, heads, head_dim) float32 or bfloat16; the stride between tokens may be larger
     k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q or float8_e4m3fn
         One layer's pool. Head h reads KV head ``h // (heads / kv_heads)``. Slots past a sequence's end are
-        ignored: they may hold anything, NaN included.
+        ignored: they may hold anything, NaN included. Or int8 rows with their scales (`quantise_rows`).
     page_table : (B, max_pages) int32
         Page ``page_table[b, i]`` holds positions ``[i * page_size, (i + 1) * page_size)``. Entries up to
         `kv_lens` must lie in ``[0, num_pages)``; this is not checked.
@@ -58,8 +59,9 @@ def paged_attention(
     (T, heads, head_dim) in q's dtype
     """
     out = check_attention(
-        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks, float8=True
-    )
+        q, k_pages, v_pages, page_table, query_starts, kv_lens, window, soft_cap, out, sinks,
+        page_dtypes=(FLOAT8, torch.int8),
+    )  # fmt: skip
     starts, lens = check_lengths(query_starts, kv_lens, len(q), page_table.shape[1] * k_pages.shape[2])
     heads, kv_heads, page_size = q.shape[1], k_pages.shape[1], k_pages.shape[2]
     for row, length in enumerate(lens):
@@ -67,11 +69,13 @@ def paged_attention(
         if low == high:
             continue
         pages = page_table[row, : -(-length // page_size)].long()
-        keys = k_pages[pages].transpose(0, 1).flatten(1, 2)[:, :length]  # (kv_heads, length, head_dim)
-        values = v_pages[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+        # (kv_heads, length, head_dim)
+        keys, values = (
+            read_rows(each[pages].transpose(0, 1).flatten(1, 2)[:, :length]) for each in (k_pages, v_pages)
+        )
         queries = q[low:high].reshape(high - low, kv_heads, heads // kv_heads, -1).permute(1, 2, 0, 3)
         # Products and sums in float32, as the kernels accumulate: (kv_heads, group, queries, length).
-        scores = torch.einsum("hgqd,hkd->hgqk", queries.float(), keys.float()) * scale
+        scores = torch.einsum("hgqd,hkd->hgqk", queries.float(), keys) * scale
         if soft_cap > 0.0:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         position = torch.arange(length - (high - low), length, device=q.device)[:, None]
@@ -84,6 +88,6 @@ def paged_attention(
             sink = sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat((scores, sink), dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., :length]
-        mixed = torch.einsum("hgqk,hkd->qhgd", weights, values.float())
+        mixed = torch.einsum("hgqk,hkd->qhgd", weights, values)
         out[low:high] = mixed.flatten(1, 2).to(q.dtype)
     return out

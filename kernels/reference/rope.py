@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ramify.kernels.arguments.checks import FLOAT8, check_head_norms, check_rope, check_store
 from ramify.kernels.reference.float8 import MOST
+from ramify.kernels.reference.kv_store import quantise_rows
 
 
 def rope_store_kv(
@@ -35,7 +36,8 @@ def rope_store_kv(
     k, v : (T, kv_heads, head_dim), dtype of q, not changed; the stride between tokens may be larger
     rotation : (T, head_dim / 2) complex64, contiguous
     k_pages, v_pages : (num_pages, kv_heads, page_size, head_dim), dtype of q
-        Or float8_e4m3fn, for any dtype of q: numbers are rounded, and clamped to ± 448.
+        Or float8_e4m3fn, for any dtype of q: numbers are rounded, and clamped to ± 448. Or int8
+        rows of head_dim + 4 bytes, for any dtype of q: see `kv_store.quantise_rows`.
     slots : (T,) int64
         ``page * page_size + offset`` of each token, all distinct. The range is not checked.
     q_norm, k_norm : (head_dim,), float32 or dtype of q, contiguous; optional
@@ -45,11 +47,13 @@ def rope_store_kv(
     """
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
-    check_store(k, v, k_pages, v_pages, slots, float8=True)
+    check_store(k, v, k_pages, v_pages, slots, page_dtypes=(FLOAT8, torch.int8))
     page_size = k_pages.shape[2]
     page, offset = slots // page_size, slots % page_size
     for pages, numbers in ((k_pages, _rotated(k, k_norm, eps, rotation)), (v_pages, v)):
-        if pages.dtype == FLOAT8:
+        if pages.dtype == torch.int8:
+            numbers = quantise_rows(numbers.float())
+        elif pages.dtype == FLOAT8:
             numbers = numbers.float().clamp(-MOST, MOST)
         pages[page, :, offset] = numbers.to(pages.dtype)
     q.copy_(_rotated(q, q_norm, eps, rotation))

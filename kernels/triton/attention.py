@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.kernels.arguments.checks import ALL_DTYPES, check_attention, check_lengths
+from ramify.kernels.arguments.checks import ALL_DTYPES, FLOAT8, check_attention, check_lengths
 from ramify.kernels.triton.plan.attention_config import CHUNK, GRAIN, block_dim, device_of, tiles
 from ramify.kernels.triton.plan.attention_plan import Launch, Merge, Plan, Shape, Tasks, make_plan
 from ramify.kernels.triton.tiles.attention_tile import ITEM_FIELDS, attend
@@ -161,7 +161,7 @@ def paged_attention(
     """
     check_device(q)
     tensors = q, k_pages, v_pages, page_table, query_starts, kv_lens
-    out = check_attention(*tensors, window, soft_cap, out, sinks, dtypes=ALL_DTYPES, float8=True)
+    out = check_attention(*tensors, window, soft_cap, out, sinks, dtypes=ALL_DTYPES, page_dtypes=(FLOAT8,))
     if scale <= 0.0:
         raise ValueError(f"scale is {scale}; it must be positive.")
     shape = plan_shape(q, k_pages, window=window, deterministic=deterministic)

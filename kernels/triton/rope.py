@@ -96,7 +96,7 @@ def rope_store_kv(
     check_device(q)
     check_rope(q, k, rotation)
     check_head_norms(q, q_norm, k_norm)
-    check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES, float8=True)
+    check_store(k, v, k_pages, v_pages, slots, dtypes=ALL_DTYPES, page_dtypes=(FLOAT8,))
     tokens, heads, head_dim = q.shape
     _, kv_heads, page_size, _ = k_pages.shape
     share, block = head_block(kv_heads, head_dim), padded(head_dim)

@@ -32,6 +32,7 @@ from ramify.lang.backends.http_errors import (
     status_in,
 )
 from ramify.lang.backends.sse import DONE, EventParser, SentEvent
+from ramify.lang.trace.spans import add_headers
 from ramify.loop import in_background
 from ramify.retry import Retry
 from ramify.text import not_unicode
@@ -239,7 +240,8 @@ class HttpClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; the block gets the answer after its head has been received. The connection is kept
         if the block reads the whole body, else closed."""
-        data, headers = None, {}
+        data, headers = None, dict[str, str]()
+        add_headers(headers)
         if body is not None:
             try:
                 data = msgspec.json.encode(body)

@@ -21,6 +21,7 @@ from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.http_errors import remote
 from ramify.lang.trace.calls import CURRENT
+from ramify.lang.trace.spans import program_context
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
 
@@ -77,10 +78,11 @@ class SubmittedProgram:
         raise BackendError("A submitted program does not ask for its model.")
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._read())
         call = CURRENT.get()
         assert call is not None
+        if self._reader is None:
+            with program_context(call):
+                self._reader = asyncio.create_task(self._read())
         place = call.place
         answers = self._of(place)
         if place in self._lost or (self._error is not None and self._error.transient and answers.empty()):

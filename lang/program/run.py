@@ -25,6 +25,7 @@ from ramify.lang.program.nodes import Guarded, ModelStep, Step
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.spans import begin_program, end_program
 from ramify.loop import SIGNAL_CHECK_S, background_loop, submit
 from ramify.model_info import ModelInfo
 from ramify.priority import BATCH
@@ -228,6 +229,7 @@ class Run(Session):
 
     def branch(self, call: Call) -> Branch:
         """Make the program's first branch."""
+        begin_program(call, self.program)
         return Branch(self, call)
 
     def branch_key(self) -> str:
@@ -319,6 +321,7 @@ class Run(Session):
                     logger.warning("Program %s could not be ended on its backend: %s", self.program, error)
         if not self.finished.is_set():
             self.root.call.end_s = self.clock()
+            end_program(self.root.call, self.error or self.root.error)
             self.finished.set()
             self.notify()
 
@@ -326,6 +329,7 @@ class Run(Session):
         """End the run with `error`. The run's body must not have been called."""
         self.end_body(error)
         self.root.fail(error)
+        end_program(self.root.call, error)
         self.finished.set()
 
     async def cancel(self) -> None:

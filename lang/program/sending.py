@@ -21,6 +21,7 @@ from ramify.lang.prompt.thinking import preambles_of
 from ramify.lang.prompt.transcript import ends_on_token, place_of, prompt_of
 from ramify.lang.prompt.view import View
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.spans import request_span
 from ramify.messages import HELD_S, Choices, Generate, NextUse, ProgramHint, Thinking
 from ramify.questions import Decide
 from ramify.sampling_params import SamplingParams
@@ -87,7 +88,8 @@ async def send(
     )
 
     show = follow.take if follow is not None and run.stream else None
-    output = await request.send(run, target, call, made, allowance, allowance.thinking, show)
+    with request_span(call, made, target.info.name):
+        output = await request.send(run, target, call, made, allowance, allowance.thinking, show)
     if follow is not None and not run.stream:
         follow.note(output.thinking, output.text)
     return output

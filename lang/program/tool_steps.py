@@ -22,6 +22,7 @@ from ramify.lang.prompt.view import View
 from ramify.lang.tools.forms import WrittenCalls
 from ramify.lang.tools.tool import ToolCall, shown
 from ramify.lang.trace.calls import Call
+from ramify.lang.trace.spans import tool_span
 from ramify.sampling_params import SamplingParams
 from ramify.tool_calls.grammar import naming_tools, tool_at
 
@@ -139,7 +140,7 @@ async def _run_call(branch: Branch, step: CallTools, name: str, arguments: str, 
         given = tool.read(arguments)
         async with tool.slot:
             call.start_s = run.clock()
-            with placed(run, call):
+            with placed(run, call), tool_span(call):
                 result = await tool.run(given, run.caller_loop)
         text = shown(result)
         call.text = text

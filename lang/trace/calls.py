@@ -109,6 +109,8 @@ class Call:
     children: list[Call] = field(default_factory=list)
     prompt_end: Piece | None = field(default=None, repr=False)
     parent: Call | None = field(default=None, repr=False)
+    span: Any = field(default=None, repr=False)
+    """The span of OpenTelemetry; None before and after it, and while spans are off."""
 
     def child(
         self, kind: CallKind, name: str, prompt_end: Piece | None, start_s: float, *, line: str | None = None

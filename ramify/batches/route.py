@@ -72,7 +72,7 @@ class BatchFiles:
         if not self._on:
             raise NotFound("Batch files are off.", remedy="Start the server with --batch-gb above 0.")
         async with self._opening:
-            if self._service.draining:
+            if self._service.life.draining:
                 raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
             if self._store is None or self._runner is None:
                 config = self._service.config
@@ -100,7 +100,7 @@ class BatchFiles:
 
     async def aclose(self) -> None:
         """Stop computing, and leave the folder to the next server. No request can open it again."""
-        self._service.draining = True
+        self._service.life.draining = True
         async with self._opening:
             if self._runner is not None:
                 await self._runner.aclose()
@@ -126,7 +126,7 @@ async def _opened(request: Request) -> tuple[Store, Runner]:
     return await files.open()
 
 
-@router.post(FILES)
+@router.post(FILES, uses_model=False)
 async def upload(request: Request) -> Response:
     store, _ = await _opened(request)
     async with store.room(form_bytes(request)):
@@ -192,7 +192,7 @@ async def delete_file(request: Request, identity: str) -> Response:
     return json_response({"id": identity, "object": "file", "deleted": True})
 
 
-@router.post(BATCHES)
+@router.post(BATCHES, uses_model=False)
 async def create_batch(request: Request) -> Response:
     store, runner = await _opened(request)
 
@@ -248,7 +248,7 @@ async def get_batch(request: Request, identity: str) -> Response:
     return json_response(_shown((await _opened(request))[0].get(Batch, identity)))
 
 
-@router.post(BATCHES + "/{identity}/cancel")
+@router.post(BATCHES + "/{identity}/cancel", uses_model=False)
 async def cancel_batch(request: Request, identity: str) -> Response:
     store, runner = await _opened(request)
     batch = store.get(Batch, identity)

@@ -223,7 +223,7 @@ class Runner:
                 raise Unauthorized("The API key that the batch was created with is not known any more.")
             answer = await post(self._app, batch.endpoint, body, self._headers, account)
             if answer.status == 503:
-                if self._service.frontend.gave_up or self._service.draining:
+                if self._service.frontend.gave_up or self._service.life.draining:
                     raise EngineClosed("The engine takes no more requests.")
                 refusals += 1
             if answer.status not in (429, 503) or refusals == ATTEMPTS:

@@ -45,6 +45,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
         "mean": sum(ordered) / len(ordered),
         "p50": rank(50),
         "p90": rank(90),
+        "p95": rank(95),
         "p99": rank(99),
         "max": ordered[-1],
     }

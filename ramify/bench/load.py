@@ -6,9 +6,12 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from ramify.bench.client import LoadClient, Sample, read_chunks
 from ramify.bench.workloads import CHAT, Job, Phase
+
+Arrivals = Literal["poisson", "constant"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,15 @@ class Measured:
     """CPU seconds that the client used."""
 
 
-async def measure_phase(client: LoadClient, phase: Phase, rate: float | None, seed: str) -> Measured:
-    """Send all jobs of `phase`: `phase.concurrency` at a time, or with a `rate`, as a Poisson process of that
-    many jobs a second.
+async def measure_phase(
+    client: LoadClient, phase: Phase, rate: float | None, seed: str, arrivals: Arrivals = "poisson"
+) -> Measured:
+    """Send all jobs of `phase`: `phase.concurrency` at a time, or with a `rate`, that many jobs a second.
 
     With a rate, requests do not wait for earlier answers (an open loop), and the times of arrival depend only
     on `seed`. The latency of a request that is sent late counts from the time at which it was due.
+
+    arrivals : with a rate, a Poisson process, or equal intervals
     """
     done: list[list[Sample]] = [[] for _ in phase.jobs]
     cpu, start = time.process_time(), time.perf_counter()
@@ -40,11 +46,11 @@ async def measure_phase(client: LoadClient, phase: Phase, rate: float | None, se
         await asyncio.gather(*(worker() for _ in range(min(phase.concurrency, len(phase.jobs)))))
     else:
         draw = random.Random(seed)
-        due, arrivals = start, []
+        due, sent = start, []
         for index, job in enumerate(phase.jobs):
-            arrivals.append(_arrive(client, job, due, done, index))
-            due += draw.expovariate(rate)
-        await asyncio.gather(*arrivals)
+            sent.append(_arrive(client, job, due, done, index))
+            due += draw.expovariate(rate) if arrivals == "poisson" else 1 / rate
+        await asyncio.gather(*sent)
     duration, cpu = time.perf_counter() - start, time.process_time() - cpu
     return Measured([read_chunks(one) for some in done for one in some], duration, cpu)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramify.bench.client import Endpoint, LoadClient, read_chunks
 from ramify.bench.figures import figures, median
-from ramify.bench.load import Measured, measure_phase
+from ramify.bench.load import Arrivals, Measured, measure_phase
 from ramify.bench.workloads import COMPLETIONS, WORKLOADS, Sizes, phases, words
 from ramify.errors import BackendError, InvalidRequest
 from ramify.spelling import check_word
@@ -44,6 +44,7 @@ class Plan:
     seed: str = "0"
     bounds: Mapping[str, float] = field(default_factory=dict)
     timeout_s: float | None = 600.0
+    arrivals: Arrivals = "poisson"
 
     @property
     def measurements(self) -> int:
@@ -108,7 +109,7 @@ async def run_plan(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[S
             # the order of the endpoints alternates (A B, B A, …), so that drift cancels out
             for client in clients if run_number % 2 == 0 else reversed(clients):
                 for phase in phases(workload, seed, plan.sizes):
-                    measured = await measure_phase(client, phase, rate, seed)
+                    measured = await measure_phase(client, phase, rate, seed, plan.arrivals)
                     result = figures(measured, plan.bounds)
                     key = (phase.label, client.endpoint.name, rate)
                     found.setdefault(key, Series(*key)).add_run(measured, result)

@@ -95,7 +95,7 @@ COLUMNS: list[Column] = [
     ("out tok/s", _number("output_tokens_per_s", ".1f")),
     *(
         (f"{label} {rank}", _milliseconds(name, rank))
-        for label, name in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"))
+        for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"))
         for rank in ("p50", "p99")
     ),
     ("cached", _number("cached_share", ".0%")),

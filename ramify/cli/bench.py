@@ -54,8 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--prompts", metavar="FILE", help="Request bodies as JSON lines, for the workload prompts."
     )
+    load.add_argument("--rate", metavar="X,…", help="Requests a second, instead of a fixed concurrency.")
     load.add_argument(
-        "--rate", metavar="X,…", help="Requests a second (Poisson arrivals), instead of a fixed concurrency."
+        "--arrivals",
+        choices=("poisson", "constant"),
+        help="With --rate: a Poisson process, or constant intervals. (default: poisson)",
     )
     load.add_argument(
         "--runs",
@@ -194,8 +197,18 @@ async def _plan(options: argparse.Namespace) -> Plan:
         exact=options.ignore_eos,
         prompts=prompts,
     )
+    if options.arrivals is not None and options.rate is None:
+        raise InvalidRequest("--arrivals needs --rate.", field="arrivals")
     return Plan(
-        endpoints, workloads, sizes, rates, options.runs, str(options.seed), bounds, options.timeout or None
+        endpoints,
+        workloads,
+        sizes,
+        rates,
+        options.runs,
+        str(options.seed),
+        bounds,
+        options.timeout or None,
+        options.arrivals or "poisson",
     )
 
 

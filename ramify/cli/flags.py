@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ramify.errors import InvalidRequest
+from ramify.runtime.config import SEVERAL_MODELS
 
 C = TypeVar("C")
 
@@ -29,6 +30,7 @@ GROUPS = {
         *("model", "model_impl", "load_format", "dtype", "quantization", "exact_activations"),
         *("context_length", "rope_scaling", "loras", "served_model_name", "sampling_defaults", "calibration"),
     ),
+    "several models": SEVERAL_MODELS,
     "memory": (
         *("kv_memory_gb", "num_pages", "page_size", "kv_cache_dtype", "prefix_cache", "memory_fraction"),
         *("state_memory_gb", "num_states", "packed_cache_gb"),
@@ -38,8 +40,8 @@ GROUPS = {
         *("grammar_memory_gb", "max_lease_s", "batch_gb", "drain_s"),
     ),
     "network and access": (
-        *("host", "port", "api_key", "keys", "insecure", "allowed_hosts", "cors", "open_metrics"),
-        *("live_texts", "lora_loading"),
+        *("host", "port", "api_key", "api_key_file", "keys", "insecure", "allowed_hosts", "cors"),
+        *("open_metrics", "live_texts", "lora_loading"),
     ),
     "the server's answers": ("strict_fields", "incremental_streaming_output", "store", "batch_dir"),
     "scheduling": ("policy", "itl_target_ms", "overlap", "deterministic", "seed"),
@@ -68,7 +70,8 @@ def add_config_flags(
     flags of the same command, which a help text names as such.
 
     The docstring of a field is the help text of its flag. A flag that is not given sets nothing in the
-    namespace, so that defaults come only from the dataclass.
+    namespace, so that defaults come only from the dataclass. `configs` of the namespace has (config, names of
+    the fields with flags) of each call.
     """
     hints = typing.get_type_hints(config)
     known = {name: hint for one in (*others, config) for name, hint in typing.get_type_hints(one).items()}
@@ -77,6 +80,7 @@ def add_config_flags(
         field.name: field for field in dataclasses.fields(config) if names is None or field.name in names
     }
     grouped = {heading: [name for name in group if name in fields] for heading, group in GROUPS.items()}
+    parser.set_defaults(configs=(*(parser.get_default("configs") or ()), (config, tuple(fields))))
     listed = [name for group in grouped.values() for name in group]
     grouped[ADVANCED] = [name for name in fields if name not in listed]
     for group, members in grouped.items():

@@ -10,9 +10,9 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import MODEL_HELP, add_config_flags, configured, given_fields
+from ramify.cli.flags import add_config_flags, add_model, configured, given_fields
 from ramify.errors import RamifyError
-from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
+from ramify.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
     from ramify.runtime.inspect.report import Inspection
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 UNFIT = 1
 """Exit status if the model would not run with these options."""
 _OPTIONS = (
-    *("device", "dtype", "quantization", "model_impl"),
+    *("model", "device", "dtype", "quantization", "model_impl"),
     *("context_length", "rope_scaling", "kv_memory_gb", "max_running", "chunk_tokens", "page_size"),
+    "kv_cache_dtype",
     *("draft_model", "loras", "tensor_parallel"),
 )
 """Fields of `EngineConfig` on which the reported memory and refusals depend."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})"
-    )
+    add_model(parser)
     parser.add_argument(
         "--memory",
         metavar="SIZE",
@@ -50,7 +49,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.memory is not None:
         machine = dataclasses.replace(machine, memory=bytes_of(options.memory))
     try:
-        files, whole = files_to_inspect(options.model)
+        files, whole = files_to_inspect(config.model)
         draft = None if config.draft_model is None else files_to_inspect(config.draft_model)[0]
         found = inspected(files, machine, config, draft=draft)
     except RamifyError as error:
@@ -116,7 +115,7 @@ def report_lines(found: Inspection, whole: bool) -> list[tuple[str, str]]:
 def _kv_lines(found: Inspection) -> list[tuple[str, str]]:
     where = "the CPU" if found.device == "cpu" else "the CUDA device"
     rows = [("context", f"{found.context_length:,} tokens")]
-    rows.append(("KV", f"{found.kv_bytes_per_token:,} bytes a token, in {found.dtype}"))
+    rows.append(("KV", f"{found.kv_bytes_per_token:,} bytes a token, in {found.kv_dtype}"))
     if found.state_bytes:
         rows.append(("states", f"{_gib(found.state_bytes)} a sequence"))
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ramify.cli import signals
+from ramify.cli import settings, signals
 from ramify.credentials import command_line
 from ramify.errors import RamifyError
 from ramify.lang.batch.output import FULL
@@ -84,9 +84,15 @@ def _run_command(argv: Sequence[str] | None) -> int:
     status: int
     try:
         with handled:
+            if hasattr(options, "configs"):
+                settings.fill(options, chosen)
+                if options.print_config:
+                    settings.print_config(options)
+                    return 0
             status = importlib.import_module(f"ramify.cli.{chosen}").run_command(options)
     except RamifyError as error:
-        print(f"ramify: {error}", *_notes(error), sep="\n", file=sys.stderr)
+        place = settings.place_of(error, options)
+        print(f"ramify: {error}{place}", *_notes(error), sep="\n", file=sys.stderr)
         return FAILED
     except ModuleNotFoundError as error:
         if not _imported_by_us(error):
@@ -191,6 +197,8 @@ def _parsers(chosen: str | None) -> tuple[_Parser, _Parser]:
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == chosen:
             importlib.import_module(f"ramify.cli.{name}").add_arguments(command)
+            if command.get_default("configs"):
+                settings.add_settings_flags(command)
             places = [one for one in command._actions if not one.option_strings]
             words = [f"[{one.dest}]" if one.nargs == "?" else one.metavar or one.dest for one in places]
             command.usage = command.usage or " ".join([f"ramify {name} [flags]", *map(str, words)])

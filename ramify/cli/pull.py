@@ -8,10 +8,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from ramify.cli.flags import MODEL_HELP, add_config_flags, configured, given_fields
+from ramify.cli.flags import add_config_flags, add_model, configured, given_fields
 from ramify.cli.signals import told_on_interrupt
 from ramify.errors import UnsupportedField
-from ramify.runtime.config import DEFAULT_MODEL, EngineConfig
+from ramify.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
     from ramify.runtime.model.checkpoint import ModelFiles
@@ -32,10 +32,13 @@ FORM_OPTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_config_flags(parser.add_argument_group("model and processor"), EngineConfig, ("model", "device"))
     parser.add_argument(
-        "model", nargs="?", default=DEFAULT_MODEL, help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})"
+        "--tokenizer",
+        action="store_true",
+        help="Print the folder of the tokenizer instead, for tools that ask for one, and compile nothing.",
     )
-    add_config_flags(parser.add_argument_group("processor"), EngineConfig, ("device",))
     parser.add_argument(
         "--capability",
         type=_capability,
@@ -57,10 +60,13 @@ def _pull(options: argparse.Namespace) -> int:
     from ramify.runtime.inspect.resolve import resolve
 
     config = configured(EngineConfig, given_fields(options, EngineConfig))
+    if options.tokenizer:
+        print(resolve(config.model).tokenizer)
+        return 0
     capability = _wanted_capability(options, config)
     compiling = threading.Thread(target=_compile_numba, args=(capability is None,), daemon=True)
     compiling.start()
-    files = resolve(options.model, weights=config.load_format != "dummy")
+    files = resolve(config.model, weights=config.load_format != "dummy")
     failed = 0
     if capability is not None:
         failed = _compile_triton(config, files, capability, asked="device" in options or options.capability)
@@ -107,7 +113,8 @@ def _wanted_capability(options: argparse.Namespace, config: EngineConfig) -> int
             remedy="Say it: --capability 9.0 for an H100 or H200, 8.0 for an A100, 8.9 for an L4 or L40S.",
         )
     for name in ("capability", *FORM_OPTIONS):
-        if getattr(options, name, None) is not None:
+        by_flag = options.sources.get(name, "--").startswith("--")
+        if by_flag and getattr(options, name, None) is not None:
             raise UnsupportedField(
                 f"{name} is given, which only kernels for CUDA depend on; the device is the CPU.",
                 field=name,

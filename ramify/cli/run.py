@@ -18,6 +18,7 @@ from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.batch.breaker import GIVE_UP_AFTER_S
 from ramify.lang.batch.output import STANDARD_OUTPUT, check_file, check_out, descriptor, is_stream
 from ramify.lang.batch.summary import BatchSummary, cost
+from ramify.lang.trace.spans import enable_otel
 from ramify.priority import BATCH, MOST
 from ramify.retry import RETRY_FOR_S
 
@@ -46,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"Priority of the requests, -{MOST} to {MOST}; higher goes first. "
         f"(default: 0, with --input {BATCH})",
+    )
+    parser.add_argument(
+        "--otel",
+        action="store_true",
+        help="Send spans of OpenTelemetry for the program and its requests, as the variables OTEL_* say.",
     )
     rows = parser.add_argument_group("run the program for each row of a file")
     rows.add_argument(
@@ -129,6 +135,8 @@ ROW_FLAGS = (
 
 
 def run_command(options: argparse.Namespace) -> int:
+    if options.otel:
+        enable_otel()
     if options.input is None:
         return _on_target(_once(options), options)
     work, again = _rows(options)

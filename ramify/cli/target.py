@@ -49,8 +49,9 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
     """The engine that the flags describe, not started yet; None if --endpoint was given."""
     given: dict[str, Any] = given_fields(options, EngineConfig)
     if options.endpoint is not None:
-        if given:
-            flag = "--" + next(iter(given)).replace("_", "-")
+        flags = [place for place in options.sources.values() if place.startswith("--")]
+        if flags:
+            flag = flags[0]
             raise InvalidRequest(f"{flag} describes an engine, but --endpoint has its own.", field=flag)
         return None
     if options.endpoint_key is not None:

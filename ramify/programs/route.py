@@ -40,6 +40,7 @@ from ramify.loop import cancel_at_end
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import take_priority
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.router import Router
@@ -88,7 +89,7 @@ def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, lis
     return stream, own, job, rows
 
 
-@router.post(PATH + "/{run}/results")
+@router.post(PATH + "/{run}/results", uses_model=False)
 async def results(request: Request, run: str) -> Response:
     """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
     (place, row, texts), _ = await parse_body(request, RESULTS, _parse_results)
@@ -148,7 +149,9 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
     priority = take_priority(fields)
     if fields.given("priority"):
         options["priority"] = priority
-    if (lora := fields.take("lora", str)) is not None:
+    model: str | None = fields.take("model", str)
+    lora: str | None = fields.take("lora", str, lora_of(service, model) or None if model else None)
+    if lora is not None:
         options["lora"] = lora
     scope: str = fields.take("cache_scope", str, "")
     bounds = Bounds(

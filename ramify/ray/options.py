@@ -6,13 +6,13 @@ import dataclasses
 import hashlib
 import json
 import math
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.runtime.config import ELSEWHERE, ServerConfig
+from ramify.option_values import from_text, from_value
+from ramify.runtime.config import ELSEWHERE, SEVERAL_MODELS, ServerConfig
 from ramify.runtime.executor.memory import ON_CPU, ON_CUDA
 from ramify.spelling import nearest
 
@@ -27,7 +27,9 @@ ONE_SERVER = (
 )
 NOT_HERE = dict.fromkeys(("kv_events", "kv_events_replay", "kv_events_topic"), ONE_SERVER) | {
     "tensor_parallel": "Ramify divides no model on a Ray cluster yet: use `ramify serve --tensor-parallel`.",
+    "log_format": "Ray writes the logs of its processes, as the logging_config of Ray Serve says.",
     "prefill_replicas": "Replicas on a Ray cluster have no roles: use `ramify serve`.",
+    **dict.fromkeys(SEVERAL_MODELS, "A deployment has one model: use `ramify serve`."),
 }
 """Options that a deployment on a Ray cluster cannot have → reason."""
 
@@ -140,7 +142,8 @@ def read_options(given: Mapping[str, Any]) -> Deployment:
             raise UnsupportedField(
                 f"There is no option {spelled!r}.", field=name, remedy=nearest(name, known, ELSEWHERE)
             )
-        values[name] = _value(hints[name], value, name)
+        read = from_text if isinstance(value, str) else from_value
+        values[name] = read(hints[name], value, name)
     return deployment(values)
 
 
@@ -159,51 +162,3 @@ def deployment(values: Mapping[str, Any]) -> Deployment:
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     return Deployment(server=server, cluster=cluster)
-
-
-def _value(hint: Any, given: Any, name: str) -> Any:
-    optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    if optional:
-        if given is None or given == "none":
-            return None
-        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-    if hint == Mapping[str, Any]:
-        return _object(given, name)
-    if typing.get_origin(hint) is Mapping:
-        return _pairs(given, name)
-    if typing.get_origin(hint) is typing.Literal:
-        return given  # the config checks it
-    if hint is bool:
-        found = {"true": True, "false": False}.get(str(given).lower())
-        if found is None:
-            raise _wrong(name, given, "true or false")
-        return found
-    if hint is str:
-        return str(given)
-    try:
-        return hint(given)
-    except (TypeError, ValueError):
-        raise _wrong(name, given, "a whole number" if hint is int else "a number") from None
-
-
-def _object(given: Any, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        found = None
-    if not isinstance(found, Mapping):
-        raise _wrong(name, given, "an object, or JSON of one")
-    return dict(found)
-
-
-def _pairs(given: Any, name: str) -> dict[str, str]:
-    if isinstance(given, Mapping):
-        return {str(key): str(value) for key, value in given.items()}
-    pairs = [part.partition("=") for part in str(given).split(",") if part]
-    if not all(key and equals and value for key, equals, value in pairs):
-        raise _wrong(name, given, "name=path, with commas between several")
-    return {key: value for key, _, value in pairs}
-
-
-def _wrong(name: str, given: Any, expected: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is {given!r}; it must be {expected}.", field=name)

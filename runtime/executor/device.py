@@ -14,6 +14,7 @@ from ramify.kernels.registry import Ops, ops
 from ramify.kernels.trials import UNFIXED, Trial
 from ramify.runtime.compile_ahead import compile_kernels
 from ramify.runtime.config import EngineConfig
+from ramify.runtime.executor.kv_pool import page_dtype_of
 from ramify.runtime.model.shape.config import ModelShape
 
 log = logging.getLogger("ramify")
@@ -86,11 +87,17 @@ def resolve_page_dtype(
 ) -> torch.dtype:
     """The dtype of the KV pages of a model of `dtype`.
 
-    Raises `UnsupportedField` if fp8 is asked for and the backend or the device does not support float8.
+    Raises `UnsupportedField` if the backend or the device does not support fp8 or int8.
     """
-    if config.kv_cache_dtype == "auto":
-        return dtype
     reason = None
+    if config.kv_cache_dtype == "int8" and backend in ("triton", "flashinfer"):
+        raise UnsupportedField(
+            f"kv_cache_dtype is 'int8', and the {backend} attention backend has no int8 pages.",
+            field="kv_cache_dtype",
+            remedy="Choose fp8, which GPUs of compute capability 8.9 and later have, or leave it out.",
+        )
+    if config.kv_cache_dtype != "fp8":
+        return page_dtype_of(config, dtype)
     if backend == "cpu":
         reason = "the cpu attention backend reads pages in the model's dtype"
     elif backend == "flashinfer":
@@ -101,9 +108,11 @@ def resolve_page_dtype(
         raise UnsupportedField(
             f"kv_cache_dtype is 'fp8', and {reason}.",
             field="kv_cache_dtype",
-            remedy="Leave it out. The triton backend has it on Ada, Hopper and later GPUs.",
+            remedy="Choose int8."
+            if backend == "cpu"
+            else "Leave it out. The triton backend has it on Ada, Hopper and later GPUs.",
         )
-    return torch.float8_e4m3fn
+    return page_dtype_of(config, dtype)
 
 
 def resolve_ops(config: EngineConfig, device: torch.device) -> tuple[Backend, Ops]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ramify.errors import EngineError, UnsupportedField
+from ramify.kernels.arguments.pages import PageDtype
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
 from ramify.runtime.model.shape.config import ModelShape
@@ -113,7 +114,7 @@ def check_memory(config: EngineConfig, device: torch.device) -> None:
 def pages_in(
     config: EngineConfig,
     model: ModelShape,
-    dtype: torch.dtype,
+    dtype: PageDtype,
     device: torch.device,
     draft: ModelShape | None = None,
 ) -> int | None:
@@ -203,7 +204,7 @@ def check_host(config: EngineConfig, kv_bytes: int, state_bytes: int) -> None:
     names = ("kv_memory_gb", "num_pages") if kv_bytes >= state_bytes else ("state_memory_gb", "num_states")
     size, count = names
     name = size if getattr(config, count) is None else count
-    free = _free_host_memory(total)
+    free = free_host_memory()
     raise EngineError(
         f"{name} is {getattr(config, name)}: KV pages take {_gib(kv_bytes)} and states {_gib(state_bytes)}; "
         f"this machine has {_gib(total)}, of which {_gib(free)} are free.",
@@ -220,8 +221,9 @@ def host_memory() -> int:
     return total
 
 
-def _free_host_memory(total: int) -> int:
-    """Bytes that can be allocated without swapping; `total` if the system does not report them."""
+def free_host_memory() -> int:
+    """Bytes that can be allocated without swapping; `host_memory` if the system does not report them."""
+    total = host_memory()
     text = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
     return total if found is None else min(total, int(found[1]) * 1024)

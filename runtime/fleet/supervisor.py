@@ -184,6 +184,7 @@ class EngineSupervisor:
         self.info = msgspec.structs.replace(
             info,
             chat_format=ready["tokenizer"].chat_format,
+            special_tokens=ready["tokenizer"].special_tokens,
             fingerprint=fingerprint(self._files, self._config, info),
             digest=model,
             calibration=self._calibration or info.calibration,

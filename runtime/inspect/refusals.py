@@ -25,7 +25,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "speculation": (True,),
     "draft_model": ("MODEL",),
     "quantization": ("int8", "int4"),
-    "kv_cache_dtype": ("fp8",),
+    "kv_cache_dtype": ("fp8", "int8"),
 }
 """Options that not every model and device supports → the values that ask for them."""
 
@@ -103,7 +103,7 @@ def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -
         for value in values:
             reason = _refused(shape, machine, EngineConfig(model_impl=config.model_impl, **{name: value}))
             if reason is not None:
-                flag = f"--{name.replace('_', '-')}" + (f" {value}" if name == "quantization" else "")
+                flag = f"--{name.replace('_', '-')}" + (f" {value}" if len(values) > 1 else "")
                 refusals.append(Refusal(flag, reason))
     return refusals
 
@@ -151,6 +151,8 @@ def _refused(shape: ModelShape, machine: Machine, config: EngineConfig) -> str |
         return "there is no kernel for quantised experts on CUDA"
     if machine.device == "cpu" and config.kv_cache_dtype == "fp8" and config.attention_backend != "torch":
         return "the cpu attention backend reads pages in the model's dtype"
+    if machine.device == "cuda" and config.kv_cache_dtype == "int8" and config.attention_backend != "torch":
+        return "only the cpu and torch attention backends have int8 pages"
     if machine.device == "cpu" and config.cuda_graphs:
         return "there is no CUDA device"
     quantised = shape.quantised if isinstance(shape, ModelConfig) else None

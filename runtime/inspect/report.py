@@ -85,6 +85,7 @@ class Inspection:
     dtype: str
     quantization: str
     weight_bytes: int
+    kv_dtype: str
     kv_bytes_per_token: int
     state_bytes: int
     """Bytes of one sequence's state in linear attention layers."""
@@ -130,8 +131,9 @@ def inspected(
     draft: ModelFiles | None = None,
     chat: bool = True,
 ) -> Inspection:
-    """The inspection of a model on a machine. Without `chat` the tokenizer is not read. `draft` is the files
-    of the draft model that the configuration names.
+    """The inspection of a model on a machine. Without `chat` the tokenizer is not read, and neither possible
+    numbers of ranks nor a draft head in the checkpoint are sought: both would import torch. `draft` is the
+    files of the draft model that the configuration names.
 
     Raises `InvalidRequest` for files that cannot be read.
     """
@@ -155,11 +157,13 @@ def inspected(
         dtype = dtype_of_torch() if by_torch else machine.dtype
     own = shape.quantised is not None if isinstance(shape, ModelConfig) else False
     quantization = _quantization(config, "checkpoint" if own else "none" if weights.is_dir() else "gguf")
-    divides_by, ranks, undivided = _ranks(shape, config, weights)
+    ranked = chat or config.tensor_parallel > 1
+    divides_by, ranks, undivided = _ranks(shape, config, weights) if ranked else ([], 1, [])
     draft_shape, refused_as_draft = None, list[Refusal]()
     loaded = tensors
     if shape is not None:
-        draft_shape, refused_as_draft = refused_draft(shape, config, machine.device, files, draft)
+        if chat or draft is not None:
+            draft_shape, refused_as_draft = refused_draft(shape, config, machine.device, files, draft)
         head = draft_shape if draft is None and isinstance(draft_shape, HeadConfig) else None
         loaded = [tensor for tensor in tensors if is_loaded(tensor.name, shape, head)]
     formats, weight_bytes = _sizes(loaded, machine.device if native else None, quantization, dtype, ranks)
@@ -177,7 +181,11 @@ def inspected(
             notes += [] if about_ends is None else [about_ends]
         beside = 0
         options = refused_options(shape, machine, config)
-        asked = (f"--quantization {config.quantization}", "--draft-model" if config.draft_model else "")
+        asked = (
+            f"--quantization {config.quantization}",
+            f"--kv-cache-dtype {config.kv_cache_dtype}",
+            "--draft-model" if config.draft_model else "",
+        )
         refused += [refusal for refusal in options if refusal.subject in asked]
         refused += refused_as_draft
         if draft is not None:
@@ -200,6 +208,7 @@ def inspected(
         device=machine.device,
         memory=machine.memory,
         dtype=dtype,
+        kv_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         quantization=quantization,
         weight_bytes=weight_bytes,
         max_running=config.max_running,
@@ -312,8 +321,9 @@ def kv_facts(
     draft: ModelShape | None = None,
 ) -> tuple[dict[str, int], str | None]:
     """(figures of KV memory, reason why the model does not fit the machine or None if it fits)."""
-    size = SimpleNamespace(itemsize=1 if config.kv_cache_dtype == "fp8" else _BYTES[dtype])
-    per_token = page_bytes(shape, 1, size, draft)  # type: ignore[arg-type]
+    kept = config.kv_cache_dtype
+    size = SimpleNamespace(itemsize=_BYTES[dtype] if kept == "auto" else 1, is_floating_point=kept != "int8")
+    per_token = page_bytes(shape, 1, size, draft)
     context = with_context(shape, config.context_length).context_length
     assert config.page_size is not None
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
@@ -322,7 +332,7 @@ def kv_facts(
     device: Any = SimpleNamespace(type=machine.device)
     try:
         shorter = dataclasses.replace(shape, context_length=context)
-        pages = pages_in(config, shorter, size, device, draft)  # type: ignore[arg-type]
+        pages = pages_in(config, shorter, size, device, draft)
         kv = max(0, room // 2) if pages is None else pages * config.page_size * per_token
         slots = states_in(config, shape, kv, device)
     except EngineError as error:

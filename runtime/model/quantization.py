@@ -1,17 +1,22 @@
-"""Weight formats: the values of `--quantization` for a checkpoint, and the packing of its matrices."""
+"""Weight formats: the values of `--quantization` for a checkpoint, and the packing of its matrices.
+
+Imports torch only to pack: `ramify inspect` and servers of several models ask for formats alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from ramify.errors import InvalidRequest, UnsupportedField
-from ramify.kernels.weights.rows import Rows, quantised
 from ramify.runtime.model.shape.quantised_config import Quantised
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ramify.kernels.weights.rows import Rows
 
 Quantization = Literal["none", "int8", "int4", "gguf", "checkpoint"]
 """none: the model's dtype. int8, int4: rounded, with a scale for each group of inputs. gguf: the file's
@@ -62,6 +67,10 @@ def packing(
 
     float32 is packed only with `everything`: torch's float32 products are faster.
     """
+    import torch
+
+    from ramify.kernels.weights.rows import Rows, quantised
+
     if quantization == "int8" or quantization == "int4":
         return lambda weight: quantised(weight, quantization, GROUPS[quantization])
     return Rows if everything or dtype == torch.bfloat16 else None

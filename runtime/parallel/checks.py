@@ -8,8 +8,7 @@ from pathlib import Path
 from ramify.errors import UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.model.quantization import GROUPS, resolve_quantization
-from ramify.runtime.model.shape.config import ModelConfig, ModelShape
-from ramify.runtime.model.shape.shard import part_of
+from ramify.runtime.model.shape.config import ModelConfig, ModelShape, part_of
 
 _OPTIONS = {
     "draft_model": "the draft model would need ranks of its own",

@@ -67,6 +67,11 @@ class PrestartedWorkers:
         processes, self._processes = self._processes, {}
         return processes
 
+    @property
+    def alive(self) -> bool:
+        """Whether the processes wait for their orders: none was taken, and none has ended."""
+        return bool(self._processes) and all(one.poll() is None for one in self._processes.values())
+
     def __enter__(self) -> PrestartedWorkers:
         return self
 

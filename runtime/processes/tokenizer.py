@@ -429,7 +429,14 @@ def main() -> None:
             metadata=metadata,
             trained=trained_layout(found, tokenizer),
         )
-        ready = Ready(role="tokenizer", pid=os.getpid(), chat_format=prompts.chat_format)
+        ready = Ready(
+            role="tokenizer",
+            pid=os.getpid(),
+            chat_format=prompts.chat_format,
+            special_tokens={
+                name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
+            },
+        )
     frontend.send(ready)
     finish_startup()
     queue = FlowQueue()

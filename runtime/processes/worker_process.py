@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +24,7 @@ import msgspec
 
 from ramify.engine_messages import Ready
 from ramify.errors import EngineError, RamifyError
+from ramify.logs import configure_logging
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.processes.ipc import Outbox
 from ramify.runtime.processes.prestart import start
@@ -100,11 +101,8 @@ def take_orders(role: str, *, remove_sockets: bool = True) -> Orders:
     if not line:
         os._exit(0)
     orders = msgspec.json.decode(line, type=Orders)
-    sys.excepthook = functools.partial(_report_unless_orphaned, Path(orders.sockets))
-    level = getattr(logging, orders.config.log_level.upper(), logging.WARNING)
-    logging.basicConfig(
-        level=level, format=f"%(asctime)s {role} %(levelname)s %(message)s", stream=sys.stderr
-    )
+    configure_logging(orders.config.log_level, orders.config.log_format, role)
+    sys.excepthook = functools.partial(_report_unless_orphaned, Path(orders.sockets), sys.excepthook)
     threading.Thread(
         target=_leave_with_parent, args=(orders, os.getppid(), remove_sockets), daemon=True
     ).start()
@@ -126,11 +124,16 @@ def reporting_start_up(role: str, frontend: Outbox) -> Iterator[None]:
 
 
 def _report_unless_orphaned(
-    sockets: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    sockets: Path,
+    report: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
 ) -> None:
-    """An excepthook that prints nothing if the engine core ended while this worker was still starting."""
+    """An excepthook that calls `report`, but not if the engine core ended while this worker was still
+    starting."""
     if sockets.exists():
-        sys.__excepthook__(kind, error, trace)
+        report(kind, error, trace)
 
 
 def _read_line(fd: int) -> bytes:

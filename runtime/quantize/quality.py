@@ -54,10 +54,11 @@ class Sequence:
         dtype: torch.dtype,
         packed: bool,
         int8: bool = False,
+        page_dtype: torch.dtype | None = None,
     ) -> None:
         model = load_model(files, dtype=dtype, quantization=quantization, packed=packed)
         pages = -(-model.config.context_length // PAGE_SIZE)
-        pool = KvPool(model.config, num_pages=pages, page_size=PAGE_SIZE, dtype=dtype)
+        pool = KvPool(model.config, num_pages=pages, page_size=PAGE_SIZE, dtype=dtype, page_dtype=page_dtype)
         self.runner, self.pages = Runner(model, pool, ops("cpu", int8=int8)), list(range(pages))
 
     def logits(self, ids: np.ndarray, start: int, stop: int) -> Tensor:

@@ -154,8 +154,7 @@ class Transfers:
 
     def _write(self, export: _Transfer, writer: SnapshotWriter) -> None:
         piece = export.pages[export.copied :][: self._piece]
-        data = self.pool.read_pages(piece)
-        writer.write_pages(data.view(torch.uint8).numpy().data)
+        writer.write_pages(self.pool.read_pages(piece).numpy().data)
         export.copied += len(piece)
         if export.copied < len(export.pages):
             return
@@ -214,9 +213,7 @@ class Transfers:
         piece = arriving.pages[arriving.copied :][: self._piece]
         if piece:
             data = torch.frombuffer(snapshot.pages(first, len(piece)), dtype=torch.uint8)
-            layers, _, heads, rows, dim = self.pool.k.shape
-            shape = (len(piece), 2, layers, heads, rows, dim)
-            self.pool.write_pages(piece, data.view(self.pool.k.dtype).view(shape))
+            self.pool.write_pages(piece, data.view(len(piece), -1))
             self.overwritten(piece)
             arriving.copied += len(piece)
         if arriving.copied < len(arriving.pages):

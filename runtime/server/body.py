@@ -17,6 +17,8 @@ from ramify.runtime.server.errors import ClientGone
 MAX_BODY_BYTES = 32 << 20
 """Maximum size of a body in bytes, both as sent and inflated. A batch of 700 prompts of 8,000 token ids each
 is about 32 MB of JSON."""
+READ = "ramify.body"
+"""Key of a request's scope: the body, if `peek_body` has read it."""
 MAX_MEMBERS = 16
 """Maximum number of members of a gzip body, and of frames of a zstd body."""
 PIECE_BYTES = 1024
@@ -46,9 +48,20 @@ class UnsupportedEncoding(InvalidRequest):
     status = 415
 
 
+async def peek_body(request: Request) -> bytes:
+    """The request's body as `read_body` returns it, which a later call of either returns again."""
+    body = request.scope[READ] = await read_body(request)
+    return body
+
+
 async def read_body(request: Request) -> bytes:
     """The request's body, inflated. Raises `BodyTooLarge`, `BodyTimeout`, `UnsupportedEncoding`, and
     `InvalidRequest` for a body that cannot be inflated."""
+    read: bytes | None = request.scope.pop(READ, None)  # not kept for as long as the response takes
+    return await _read(request) if read is None else read
+
+
+async def _read(request: Request) -> bytes:
     encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower() or "identity"
     if encoding != "identity" and encoding not in _DECODERS:
         raise UnsupportedEncoding(

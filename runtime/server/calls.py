@@ -2,7 +2,7 @@
 
 ``request`` is a `Generate` with a prompt of segments, or with a chat and questions about it. ``model`` is the
 fingerprint of the model that the program started on: the prompt may contain token ids of that model, so a
-server that has another model by now refuses the request.
+server that has another model by now refuses the request. It may also be the model's name.
 
 The response is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
 before the first event is sent as a response with its own status. A later error is sent as an event
@@ -50,7 +50,7 @@ async def answer_call(request: Request) -> Response:
     service = Service.serving(request)
     body: _Body = decode(await read_body(request), _Body, "")
     _check(body.request, service)
-    if body.model and body.model != service.frontend.info.fingerprint:
+    if body.model and body.model not in (service.frontend.info.fingerprint, *service.model_names):
         raise InvalidRequest(
             f"The program began on another model than this server has now: {service.frontend.info.name}.",
             field="model",

@@ -19,6 +19,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from ramify.errors import Cancelled, PromptTooLong, RamifyError
+from ramify.logs import fields
 from ramify.spelling import CLOSE
 
 logger = logging.getLogger("ramify.server")
@@ -27,6 +28,9 @@ _LOGGED_CHARACTERS = 500
 
 SYSTEM_ONE = "/v1/systemone"
 """The path of TypeSafe's API."""
+SYSTEM_ONE_MODELS = "jev-"
+"""Beginning of the names of TypeSafe's models, such as jev-latest, the default of its SDK. They stand for the
+served model, and for the first of several."""
 SYSTEM_ONE_ID = "x-typesafe-request-id"
 """The header of TypeSafe's API with the request's id."""
 SYSTEM_ONE_SDK = "x-typesafe-sdk"
@@ -207,6 +211,13 @@ def log_error(scope: Scope, status: int, message: str, field: str | None = None)
         status,
         client[0] if client else "-",
         line if line.isprintable() else ascii(line),
+        extra=fields(
+            message=message[:_LOGGED_CHARACTERS],
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            address=client[0] if client else None,
+        ),
     )
 
 

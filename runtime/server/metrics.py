@@ -74,7 +74,8 @@ class Metrics:
 
     def __init__(self, blocked_s: Callable[[], float] = lambda: 0.0) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_LoopCollector(blocked_s))
+        self._loop = _LoopCollector(blocked_s)
+        self.registry.register(self._loop)
         self._scheduler = _SchedulerCollector()
         self.registry.register(self._scheduler)
         self.responses = Counter(
@@ -158,9 +159,17 @@ class Metrics:
     def render(self, stats: SchedulerStats | None, loras: Iterable[str] = ()) -> bytes:
         """All metrics as text. `stats` has the scheduler's counters, or is None if it did not answer. `loras`
         has the names of the adapters that requests can use."""
+        self.update(stats, loras)
+        return generate_latest(self.registry)
+
+    def update(self, stats: SchedulerStats | None, loras: Iterable[str]) -> None:
+        """Set what `render` reports of the scheduler and the adapters."""
         self._scheduler.stats = stats
         self._scheduler.loras = sorted(loras)
-        return generate_latest(self.registry)
+
+    def of_server(self) -> list[Metric]:
+        """The metrics that belong to the server, and to none of its models."""
+        return [*self.responses.collect(), *self._loop.collect()]
 
 
 class _LoopCollector:

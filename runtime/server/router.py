@@ -17,7 +17,8 @@ E = TypeVar("E", bound=Callable[..., Awaitable[Response]])
 class Router:
     """Routes in the order in which their endpoints were decorated.
 
-    An endpoint is called with the request, and by name with the parameters in its path.
+    An endpoint is called with the request, and by name with the parameters in its path. One that `uses_model`
+    is called when the model that the request names is loaded, if the server has several (`Models.hold`).
 
     route : class of the routes
     lifespan : context in which the application serves
@@ -28,21 +29,23 @@ class Router:
         self.lifespan = lifespan
         self._route = route
 
-    def get(self, path: str) -> Callable[[E], E]:
-        return self._adding("GET", path)
+    def get(self, path: str, *, uses_model: bool = False) -> Callable[[E], E]:
+        return self._adding("GET", path, uses_model)
 
-    def post(self, path: str) -> Callable[[E], E]:
-        return self._adding("POST", path)
+    def post(self, path: str, *, uses_model: bool = True) -> Callable[[E], E]:
+        return self._adding("POST", path, uses_model)
 
-    def put(self, path: str) -> Callable[[E], E]:
-        return self._adding("PUT", path)
+    def put(self, path: str, *, uses_model: bool = True) -> Callable[[E], E]:
+        return self._adding("PUT", path, uses_model)
 
     def delete(self, path: str) -> Callable[[E], E]:
-        return self._adding("DELETE", path)
+        return self._adding("DELETE", path, False)
 
-    def _adding(self, method: str, path: str) -> Callable[[E], E]:
+    def _adding(self, method: str, path: str, uses_model: bool) -> Callable[[E], E]:
         def add(endpoint: E) -> E:
             async def call(request: Request) -> Response:
+                if uses_model and (models := request.app.state.models) is not None:
+                    await models.hold(request)
                 return await endpoint(request, **request.path_params)
 
             self.routes.append(self._route(path, call, methods=[method]))

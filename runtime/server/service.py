@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -23,6 +24,7 @@ from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.server.keys.tenants import OPEN, Caller
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
+from ramify.runtime.server.telemetry.generations import Telemetry
 from ramify.text import plain
 
 logger = logging.getLogger("ramify.server")
@@ -39,6 +41,10 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 """Name of the client that sent the current request, by its headers; "" if they have none."""
 KEY: ContextVar[Caller] = ContextVar("key", default=Caller(OPEN))  # noqa: B039
 """The API key of the current request; one that may do everything on a server without keys."""
+
+
+SERVICE = "ramify.service"
+"""Key of a request's scope: the service of the model that the request uses, if there are several."""
 
 
 def ended_by_stop() -> EngineClosed:
@@ -76,28 +82,47 @@ class FrontendProtocol(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Service:
-    """The state that all endpoints of a server share."""
+@dataclasses.dataclass
+class Life:
+    """Where a server is in its life.
 
-    def __init__(self, frontend: FrontendProtocol, config: ServerConfig) -> None:
+    draining : whether it shuts down: running generations continue, new ones are refused
+    stopped : whether the drain has ended: what still runs is aborted by the server, not by a client
+    """
+
+    draining: bool = False
+    stopped: bool = False
+
+
+class Service:
+    """The state that all endpoints of a server share.
+
+    With several models each has a service of its own, and `server` is that of the whole server: the services
+    share its state but for frontend, names and metrics.
+    """
+
+    def __init__(
+        self, frontend: FrontendProtocol, config: ServerConfig, server: Service | None = None
+    ) -> None:
         self.frontend = frontend
         self.config = config
-        self.metrics = Metrics(lambda: frontend.blocked_s)
-        self.recent = Recent(texts=config.live_texts)
+        self.metrics = Metrics(lambda: self.frontend.blocked_s)
         self.model_names = tuple(config.served_model_name) or (frontend.info.name,)
         """The names of the model for clients; the first is its id."""
-        self.sampling_defaults: dict[str, Any] = (
-            frontend.info.sampling_defaults if config.sampling_defaults == "model" else {}
-        )
-        """Sampling options for requests that leave them out (`ServerConfig.sampling_defaults`)."""
-        self.started_at = int(time.time())
-        self.draining = False
-        """True while the server shuts down: running generations continue, new ones are refused."""
-        self.stopped = False
-        """True when the drain has ended: what still runs is aborted by the server, not by a client."""
-        self.programs: dict[str, Any] = {}
+        self.telemetry = Telemetry(config, self.model_names[0])
+        self.keeps_alive = server is not None
+        """Whether the model is loaded and unloaded as `keep_alive` says; else it is always loaded."""
+        self.life: Life = Life() if server is None else server.life
+        self.recent: Recent = Recent(texts=config.live_texts) if server is None else server.recent
+        self.started_at: int = int(time.time()) if server is None else server.started_at
+        self.programs: dict[str, Any] = {} if server is None else server.programs
         """Client's id of a streamed program → the tool results that the program is waiting for."""
-        self._told_ignored: set[str] = set()
+        self._told_ignored: set[str] = set() if server is None else server._told_ignored
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Sampling options for requests that leave them out (`ServerConfig.sampling_defaults`)."""
+        return self.frontend.info.sampling_defaults if self.config.sampling_defaults == "model" else {}
 
     @property
     def model_name(self) -> str:
@@ -123,8 +148,8 @@ class Service:
 
     @classmethod
     def serving(cls, request: Request) -> Service:
-        """The service of the application that handles `request`."""
-        service = request.app.state.service
+        """The service of the application that handles `request`, or of the model that the request uses."""
+        service = request.scope.get(SERVICE) or request.app.state.service
         assert isinstance(service, cls)
         return service
 
@@ -186,11 +211,12 @@ class Service:
         choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
         """The chunks of a generation, whose pages are leased for at most `max_lease_s`. Records metrics, and
-        logs a line when the generation ends in any way. Raises `NotAllowed` and `Overloaded` by the key.
+        logs a line and ends a span when the generation ends in any way. Raises `NotAllowed` and `Overloaded`
+        by the key.
 
         `choices` collects the usages of all choices of the prompt; None if there is only this one.
         """
-        if self.draining:
+        if self.life.draining:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
         if request.hint is not None and request.hint.lease_s > self.config.max_lease_s:
             hint = msgspec.structs.replace(request.hint, lease_s=self.config.max_lease_s)
@@ -209,12 +235,14 @@ class Service:
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
         client = "batch" if batch else CLIENT.get()
         recording = self.recent.record_request(request, endpoint, client, choices)
+        generation = self.telemetry.begin(request, endpoint, client, user)
         caller.account.rids.add(request.rid)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     recording.add_chunk(chunk)
-                    if self.stopped and chunk.finish is not None and chunk.finish.reason == "abort":
+                    generation.add_chunk(chunk)
+                    if self.life.stopped and chunk.finish is not None and chunk.finish.reason == "abort":
                         raise ended_by_stop()
                     if chunk.ids:
                         now, tokens = time.perf_counter(), len(chunk.ids)
@@ -247,22 +275,7 @@ class Service:
             questions = () if request.decide is None else request.decide.questions
             if finish not in ("abort", "error"):
                 self.metrics.count_questions(endpoint, questions)
-            told = usage.prompt_tokens > 0  # the first chunk tells it; some end before
-            logger.info(
-                "rid=%s endpoint=%s status=%d finish=%s prompt=%s cached=%s output=%d ttft=%s total=%.3fs%s",
-                rid,
-                endpoint,
-                status,
-                finish,
-                usage.prompt_tokens if told else "-",
-                usage.cached_tokens if told else "-",
-                usage.completion_tokens,
-                "-" if first_token_s is None else f"{first_token_s:.3f}s",
-                total_s,
-                (f" questions={len(questions)}" if questions else "")
-                + (f" key={caller.name}" if caller.name else "")
-                + (f" user={user!r}" if user else ""),
-            )
+            generation.end(status, finish, usage, first_token_s, total_s, failure)
 
     def _begin(self, caller: Caller, request: Generate) -> int:
         """`Caller.begin`, with its metrics."""

@@ -1,6 +1,6 @@
 """Runs a session of every agent, and writes docs/clients.md: 10 minutes.
 
-The agents are in the folder that the environment variable ``RAMIFY_AGENTS`` names. With the argument
+The agents are in the folder that the environment variable ``AGENTS_FOLDER`` names. With the argument
 ``install`` their newest releases are installed there first, with npm and pip.
 """
 
@@ -54,7 +54,7 @@ def main(agents: Path) -> int:
 
 
 if __name__ == "__main__":
-    folder = Path(os.environ["RAMIFY_AGENTS"]).absolute()
+    folder = Path(os.environ["AGENTS_FOLDER"]).absolute()
     if sys.argv[1:] == ["install"]:
         install(folder)
     raise SystemExit(min(main(folder), 1))

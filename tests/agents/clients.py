@@ -1,8 +1,8 @@
 """The agents, each with the smallest configuration that points it at a server, and its command lines.
 
-The environment variable ``RAMIFY_AGENTS`` names the folder with the agents. An agent's own folder there is
+The environment variable ``AGENTS_FOLDER`` names the folder with the agents. An agent's own folder there is
 named as its npm package with ``_`` for ``@`` and ``/``, as made by
-``npm install --prefix $RAMIFY_AGENTS/_openai_codex @openai/codex``. Aider's is ``aider``, a virtual
+``npm install --prefix $AGENTS_FOLDER/_openai_codex @openai/codex``. Aider's is ``aider``, a virtual
 environment with ``aider-chat``.
 """
 

@@ -18,8 +18,8 @@ from tests.end_to_end.served import Served
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server whose model makes the call that its parameter names, for all agents in turn."""
-    if "RAMIFY_AGENTS" not in os.environ:
-        pytest.skip("RAMIFY_AGENTS names no folder with agents")
+    if "AGENTS_FOLDER" not in os.environ:
+        pytest.skip("AGENTS_FOLDER names no folder with agents")
     with scripted_server(request.param, tmp_path_factory.mktemp("model")) as served:
         yield served
 
@@ -33,9 +33,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     indirect=["served"],
 )
 def test_a_session(served: Served, client: Client, tmp_path: Path) -> None:
-    program = client.program(Path(os.environ["RAMIFY_AGENTS"]))
+    program = client.program(Path(os.environ["AGENTS_FOLDER"]))
     if program is None:
-        pytest.skip(f"{client.package} is not in RAMIFY_AGENTS")
+        pytest.skip(f"{client.package} is not in AGENTS_FOLDER")
     assert Player(client, program, served, tmp_path).play().faults(client) == []
 
 

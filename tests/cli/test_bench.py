@@ -103,8 +103,18 @@ def test_an_answer_that_is_cut_off_is_not_valid(
 def test_the_table(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(server, "--workload", "single,json-same", "--goodput", "e2e=10000") == 0
     header, single, same = (re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines())
-    names = ["workload", "req/s", "out tok/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "E2E p50"]
-    assert header == [*names, "E2E p99", "cached", "good/s", "good", "valid", "client CPU"]
+    ranks = [f"{name} {rank}" for name in ("TTFT", "TPOT", "ITL", "E2E") for rank in ("p50", "p99")]
+    assert header == [
+        "workload",
+        "req/s",
+        "out tok/s",
+        *ranks,
+        "cached",
+        "good/s",
+        "good",
+        "valid",
+        "client CPU",
+    ]
     assert (single[0], same[0]) == ("single", "json-same")
     assert len(single) == len(header) - 1  # nothing to be valid
     assert same[-3:-1] == ["100%", "100%"]
@@ -163,7 +173,8 @@ def test_arrivals_at_a_rate(server: LiveServer, capsys: pytest.CaptureFixture[st
     assert (slow["goodput_per_s"], slow["goodput_share"]) == (0.0, 0.0)
 
 
-async def test_a_late_arrival_counts_from_when_it_was_due() -> None:
+@pytest.mark.parametrize("arrivals", ["poisson", "constant"])
+async def test_a_late_arrival_counts_from_when_it_was_due(arrivals: load.Arrivals) -> None:
     """An open loop does not wait for answers, and what it sends too late is not measured as quick."""
     sent: list[float] = []
 
@@ -176,10 +187,12 @@ async def test_a_late_arrival_counts_from_when_it_was_due() -> None:
 
     stub = Stub(Endpoint("x", "http://127.0.0.1:9/v1", "m"))
     phase = Phase("p", [Job(COMPLETIONS, {})] * 200, 1)
-    measured = await load.measure_phase(stub, phase, 10_000.0, "seed")
+    measured = await load.measure_phase(stub, phase, 10_000.0, "seed", arrivals)
     await stub.aclose()
     assert [sample.ttft_s for sample in measured.samples] == pytest.approx([1.0] * 200)
     assert 0.5 < 10_000 * (max(sent) - min(sent)) / (len(sent) - 1) < 2
+    gaps = [after - before for before, after in itertools.pairwise(sent)]
+    assert (gaps == pytest.approx([1e-4] * 199)) is (arrivals == "constant")
 
 
 def test_all_requests_fail(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +224,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["--prompts", "nowhere.jsonl"], "no file nowhere.jsonl"),
         (["--rate", "2,x"], "'x' is not a number"),
         (["--rate", "-1"], "'-1' is not a number"),
+        (["--arrivals", "constant"], "--arrivals needs --rate"),
         (["--goodput", "itl=5"], "'itl=5' is not one of ttft=MS, tpot=MS, e2e=MS"),
         (["--goodput", "ttft=0"], "is not one of"),
         (["--against-name", "b"], "need --against"),
@@ -259,10 +273,11 @@ def test_percentiles() -> None:
         "mean": 50.5,
         "p50": 50.0,
         "p90": 90.0,
+        "p95": 95.0,
         "p99": 99.0,
         "max": 100.0,
     }
-    assert figures.percentiles([3.0]) == {"mean": 3.0, "p50": 3.0, "p90": 3.0, "p99": 3.0, "max": 3.0}
+    assert figures.percentiles([3.0]) == dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "max"), 3.0)
 
 
 GOOD = Sample(10.0, end=12.0, stamps=[10.5, 11.0, 11.5], prompt_tokens=8, cached_tokens=4, output_tokens=5)

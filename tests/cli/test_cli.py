@@ -15,7 +15,9 @@ import torch
 from ramify.cli import main, pull
 from ramify.cli.flags import ADVANCED, GROUPS, add_config_flags, field_docs, given_fields
 from ramify.ray.options import ClusterConfig
-from ramify.runtime.config import EngineConfig, ServerConfig
+from ramify.runtime.config import SEVERAL_MODELS, EngineConfig, ServerConfig
+from ramify.runtime.inspect import resolve
+from ramify.runtime.model.checkpoint import ModelFiles
 
 
 def test_help_lists_the_commands_and_imports_little() -> None:
@@ -160,6 +162,15 @@ def test_pull_compiles_for_gpus_that_it_knows(
     assert problem in capsys.readouterr().err
 
 
+def test_pull_tells_where_the_tokenizer_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ModelFiles("tiny", tmp_path / "tiny.gguf", tmp_path / "tokenizer")
+    monkeypatch.setattr(resolve, "resolve", lambda name: files)
+    assert main.main(["pull", "tiny", "--tokenizer"]) == 0
+    assert capsys.readouterr().out == f"{files.tokenizer}\n"
+
+
 def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main.main(["serve", "--port", "x"])
@@ -212,11 +223,13 @@ def test_no_flags_leave_the_defaults() -> None:
     assert parse(ServerConfig, []) == ServerConfig()
 
 
-def test_every_field_of_the_server_has_a_flag() -> None:
+def test_every_field_of_the_server_has_a_flag(tmp_path: Path) -> None:
     given: dict[str, Any] = {}
     arguments = []
     for field in dataclasses.fields(ServerConfig):
         flag = "--" + field.name.replace("_", "-")
+        if field.name in SEVERAL_MODELS:  # they go with few of the others
+            continue
         if str(field.type).split(" ")[0] == "bool":
             arguments.append(flag)
             given[field.name] = True
@@ -238,6 +251,11 @@ def test_every_field_of_the_server_has_a_flag() -> None:
         elif field.name == "prefill_replicas":
             given[field.name] = 0  # more does not go with tensor_parallel
             arguments += [flag, "0"]
+        elif field.name == "api_key_file":
+            key = tmp_path / "key"
+            key.write_text("*\n")
+            given[field.name] = str(key)
+            arguments += [flag, str(key)]
         elif field.name in ("kv_events", "kv_events_replay"):
             given[field.name] = "tcp://*:7"
             arguments += [flag, "tcp://*:7"]
@@ -246,6 +264,13 @@ def test_every_field_of_the_server_has_a_flag() -> None:
             given[field.name] = value
             arguments += [flag, str(value)]
     assert parse(ServerConfig, arguments) == ServerConfig(**given)
+
+
+def test_flags_of_several_models() -> None:
+    several = ["--models", "a", "--models", "b=c", "--models-dir", "d", "--keep-alive", "-1", "--pin", "a"]
+    assert parse(ServerConfig, [*several, "--models-memory-gb", "2.5"]) == ServerConfig(
+        models=("a", "b=c"), models_dir="d", keep_alive="-1", pin=("a",), models_memory_gb=2.5
+    )
 
 
 @dataclasses.dataclass(frozen=True)

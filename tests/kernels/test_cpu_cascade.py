@@ -12,6 +12,7 @@ import torch
 from ramify.kernels.cpu import attention as cpu
 from ramify.kernels.cpu.attention_plan import ITEM_ROWS, LEAST_ROWS
 from ramify.kernels.cpu.attention_records import BLOCK
+from ramify.kernels.reference.kv_store import quantise_rows
 
 from . import attention_cases
 from .attention_cases import Batch, Branch, make_batch
@@ -48,7 +49,7 @@ def random_tree(seed: int) -> Batch:
         new = draw.choice([1, 1, 1, 1, 0, min(3, own), own, min(33, own)])
         branches.append(Branch(path(draw.randrange(nodes)) if draw.random() < 0.9 else (), own, new))
     heads, kv_heads = draw.choice([(9, 3), (4, 4), (8, 2), (5, 1)])
-    return make_tree(
+    batch = make_tree(
         [draw.choice([1, 3, 4, 8, 17]) for _ in range(nodes)],
         branches,
         heads=heads,
@@ -58,6 +59,10 @@ def random_tree(seed: int) -> Batch:
         dtype=draw.choice([torch.float32, torch.bfloat16]),
         seed=seed,
     )
+    if draw.random() < 0.6:
+        return batch
+    pages = {name: quantise_rows(getattr(batch, name).float()) for name in ("k_pages", "v_pages")}
+    return batch._replace(**pages)
 
 
 def test_random_trees_give_the_bits_of_flat_attention():

@@ -14,6 +14,7 @@ from ramify.kernels.cpu.codegen.dots import DOTS
 from ramify.kernels.cpu.linear import tiles_allowed
 from ramify.kernels.machine import threads as team
 from ramify.kernels.reference import attention as twin
+from ramify.kernels.reference.kv_store import quantise_rows, read_rows
 
 from .attention_cases import MIXED, Batch, alone, make_batch
 from .cascade_cases import dense
@@ -23,18 +24,32 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Way(NamedTuple):
-    """A dtype, and whether the weights of values may be rounded, which changes no float32."""
+    """A dtype, whether the weights of values may be rounded, which changes no float32, and whether pages are
+    int8."""
 
     dtype: torch.dtype
     rounded: bool = False
+    int8: bool = False
 
     def attend(self, *arguments: torch.Tensor, **options: Any) -> torch.Tensor:
         cpu.arena.memory[:] = 0xFF  # NaN in every float format: what a call before left must not matter
-        return cpu.paged_attention(*arguments, rounded=self.rounded, **options)
+        return cpu.paged_attention(*self.stored(Batch(*arguments)), rounded=self.rounded, **options)
+
+    def stored(self, batch: Batch) -> Batch:
+        """The batch with its pages as this way stores them."""
+        if not self.int8:
+            return batch
+        pages = {name: quantise_rows(getattr(batch, name).float()) for name in ("k_pages", "v_pages")}
+        return batch._replace(**pages)
 
 
 EXACT = Way(torch.float32)
 WAYS = {"float32": EXACT, "bfloat16": Way(torch.bfloat16), "bfloat16-rounded": Way(torch.bfloat16, True)}
+WAYS |= {
+    "int8": Way(torch.float32, int8=True),
+    "int8-bfloat16": Way(torch.bfloat16, int8=True),
+    "int8-rounded": Way(torch.bfloat16, True, int8=True),
+}
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS)
@@ -48,14 +63,16 @@ def check(batch: Batch, way: Way = EXACT, *, spread: float = 1.0, **options) -> 
     A weight's relative error is its score's absolute one, so it grows with the spread of the scores.
     """
     options.setdefault("scale", batch.q.shape[-1] ** -0.5)
-    exact = dense(batch, torch.float64, **options)
+    stored = way.stored(batch)
+    read = {name: read_rows(getattr(stored, name)) for name in ("k_pages", "v_pages")}
+    exact = dense(batch._replace(**read), torch.float64, **options)
     poisoned = torch.full_like(batch.q, torch.nan)
     torch.set_num_threads(2)
     result = way.attend(*batch, **options, out=poisoned)
     torch.set_num_threads(1)
     assert result is poisoned
     error = (result.double() - exact).abs().max()
-    twin_error = (twin.paged_attention(*batch, **options).double() - exact).abs().max()
+    twin_error = (twin.paged_attention(*stored, **options).double() - exact).abs().max()
     floor = 4 * torch.finfo(torch.float32).eps * exact.abs().max()
     assert error <= 2 * twin_error + floor
     relative = 1e-6 if batch.q.dtype == torch.float32 else 2**-8

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ramify.kernels.reference.kv_store import read_rows
 from tests.kernels import ops_cases as cases
 from tests.kernels.backends import CPU, TORCH
 
@@ -27,6 +28,29 @@ def test_rotary_store(shape, tokens, dtype, backend):
 def test_head_norms_come_before_the_rotation(norms, dtype, backend):
     for shape in cases.ROPE_SHAPES[:3]:
         cases.check_rope(shape, 5, dtype, "cpu", norms, kernels=backend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 2, 80), (2, 2, 20)])
+def test_int8_rows_have_the_codes_and_scales_of_the_reference(heads, kv_heads, dim, dtype):
+    qkv = (30 * cases.random(21, heads + 2 * kv_heads, dim, dtype=torch.float32, device="cpu")).to(dtype)
+    qkv[3] = 0
+    angle = 9 * cases.random(21, dim // 2, dtype=torch.float32, device="cpu", seed=1)
+    turn, slots = torch.polar(torch.ones_like(angle), angle), torch.randperm(3 * 16)[:21]
+    stored = []
+    for backend in (CPU, TORCH):
+        pages = torch.zeros(2, 3, kv_heads, 16, dim + 4, dtype=torch.int8)
+        q, k, v = qkv.clone().split([heads, kv_heads, kv_heads], dim=1)
+        backend.rope_store_kv(q, k, v, turn, *pages, slots)
+        assert torch.equal(k, qkv[:, heads : heads + kv_heads]), "k is not changed"
+        stored.append(pages[:, slots // 16, :, slots % 16].transpose(0, 1))
+    assert torch.equal(stored[0][1], stored[1][1]), "values are not rotated"
+    keys, wanted = (read_rows(rows[0]) for rows in stored)
+    step = wanted.abs().amax(-1, keepdim=True) / 127
+    assert ((keys - wanted).abs() <= 1.01 * step).all()
+    assert (stored[0][0] != stored[1][0]).float().mean() < 0.02, "a rotation may differ by a last bit"
+    assert (read_rows(stored[0][1]) - v.float()).abs().max() <= 0.501 * v.float().abs().max() / 127
+    assert stored[0][:, 3].eq(0).all()
 
 
 @BACKENDS

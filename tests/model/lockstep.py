@@ -12,7 +12,7 @@ from torch import Tensor
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.layers import Reduce
 from ramify.runtime.model.loading.load import load_model, read_config
-from ramify.runtime.model.shape.shard import part_of
+from ramify.runtime.model.shape.config import part_of
 
 T = TypeVar("T")
 

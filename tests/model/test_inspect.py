@@ -28,8 +28,7 @@ from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.gguf.blocks import rows_of
 from ramify.runtime.model.layers import Linear
 from ramify.runtime.model.loading.load import load_model, read_config
-from ramify.runtime.model.shape.config import ModelShape, StateShape
-from ramify.runtime.model.shape.shard import part_of
+from ramify.runtime.model.shape.config import ModelShape, StateShape, part_of
 from ramify.runtime.quantize.folder import write_folder
 
 from ..hub_server import HubServer

@@ -18,7 +18,7 @@ from ramify.questions import DecisionScores
 from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
-from ramify.runtime.executor.kv_pool import KvPool, StatePool
+from ramify.runtime.executor.kv_pool import KvPool, StatePool, pool_for
 from ramify.runtime.executor.memory import states_in, with_defaults
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
@@ -178,10 +178,10 @@ class LocalScheduler:
         config = self.config
         assert config.num_pages is not None
         dtype = getattr(torch, config.dtype)
-        pool = KvPool(model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype)
-        # Rows that nobody has written must not matter.
-        pool.k.fill_(float("nan"))
-        pool.v.fill_(float("nan"))
+        pool = pool_for(config, model.config, config.num_pages, dtype, torch.device("cpu"))
+        # Rows that nobody has written must not matter: NaN, or int8 rows with a scale of NaN.
+        pool.k.view(torch.uint8).fill_(0xFF)
+        pool.v.view(torch.uint8).fill_(0xFF)
         return pool
 
     def submit(

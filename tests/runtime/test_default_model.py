@@ -61,7 +61,7 @@ def test_serve_says_so_at_its_log_level(
 ) -> None:
     workers = "ramify.runtime.processes.prestart.PrestartedWorkers"
     monkeypatch.setattr(workers, lambda config: contextlib.nullcontext())
-    monkeypatch.setattr(serve, "_log_at", lambda level: caplog.set_level(level.upper()))
+    monkeypatch.setattr(serve, "configure_logging", lambda level, *_: caplog.set_level(level.upper()))
     monkeypatch.setattr(serve, "bind", in_use)
     assert main.main(["serve", *arguments]) == serve.PORT_IN_USE
     assert [record.message for record in caplog.records] == [NOTICE] * notices

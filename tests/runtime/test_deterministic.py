@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,12 @@ from ramify.runtime.model.quantization import Quantization
 from tests.runtime.local import LocalScheduler, Result
 
 TOKENS = 12
-FORMATS: list[tuple[str, Quantization]] = [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int4")]
+FORMATS: list[tuple[str, Quantization, str]] = [
+    ("float32", "none", "auto"),
+    ("bfloat16", "none", "auto"),
+    ("bfloat16", "int4", "auto"),
+    ("bfloat16", "int4", "int8"),
+]
 
 
 def make_prompts() -> list[list[int]]:
@@ -30,7 +36,7 @@ def make_prompts() -> list[list[int]]:
 PROMPTS = make_prompts()
 
 
-def local(model: Any, dtype: str, **options: Any) -> LocalScheduler:
+def scheduler(model: Any, dtype: str, **options: Any) -> LocalScheduler:
     return LocalScheduler(model, dtype=dtype, deterministic=True, page_size=4, **options)
 
 
@@ -43,24 +49,25 @@ def complete(engine: LocalScheduler, prompts: Sequence[Sequence[int]]) -> list[t
     return bits(engine.complete(prompts, max_tokens=TOKENS, ignore_eos=True, logprobs=2))
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
-def test_nothing_changes_a_bit(tiny_folder: Path, dtype: str, quantization: Quantization) -> None:
+@pytest.mark.parametrize(("dtype", "quantization", "pages"), FORMATS)
+def test_nothing_changes_a_bit(tiny_folder: Path, dtype: str, quantization: Quantization, pages: Any) -> None:
     files = ModelFiles(name="tiny", weights=tiny_folder, tokenizer=tiny_folder)
     model = load_model(
         files, dtype=getattr(torch, dtype), quantization=quantization, packed=True, deterministic=True
     )
-    alone = [complete(local(model, dtype), [prompt])[0] for prompt in PROMPTS]
+    local = functools.partial(scheduler, model, dtype, kv_cache_dtype=pages)
+    alone = [complete(local(), [prompt])[0] for prompt in PROMPTS]
     for options in (
         {"chunk_tokens": 512},
         {"chunk_tokens": 3},
         {"chunk_tokens": 32, "prefix_cache": "naive"},
     ):
-        engine = local(model, dtype, **options)
+        engine = local(**options)
         assert complete(engine, PROMPTS) == alone, options
         assert complete(engine, PROMPTS) == alone, "from the cache"
-    few = local(model, dtype, max_running=3, num_pages=60)
+    few = local(max_running=3, num_pages=60)
     assert complete(few, PROMPTS * 2) == alone * 2, "three at a time, with evictions"
-    short_of_pages = local(model, dtype, num_pages=42)
+    short_of_pages = local(num_pages=42)
     results = short_of_pages.complete(PROMPTS, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
     assert short_of_pages.scheduler.counters.retractions > 0
     assert bits(results) == alone, "retracted and resumed"

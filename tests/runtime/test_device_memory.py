@@ -24,7 +24,7 @@ from ramify.runtime.executor.device import (
     resolve_ops,
     resolve_page_dtype,
 )
-from ramify.runtime.executor.kv_pool import page_bytes
+from ramify.runtime.executor.kv_pool import KvPool, page_bytes
 from ramify.runtime.executor.memory import (
     CPU_CONTEXTS,
     CPU_TOKENS,
@@ -109,6 +109,34 @@ def test_fp8_pages_are_where_there_is_float8(
     with pytest.raises(UnsupportedField, match="kv_cache_dtype is 'fp8', and") as refused:
         resolve_page_dtype(config, backend, device, torch.bfloat16)
     assert refused.value.field == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
+def test_int8_pages_are_on_the_cpu_alone(backend: Any) -> None:
+    config = EngineConfig(kv_cache_dtype="int8")
+    for own in ("cpu", "torch"):
+        assert resolve_page_dtype(config, own, CPU, torch.bfloat16) == torch.int8
+    with pytest.raises(UnsupportedField, match=f"kv_cache_dtype is 'int8', and the {backend}") as refused:
+        resolve_page_dtype(config, backend, CUDA, torch.bfloat16)
+    assert refused.value.field == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_int8_pages_hold_more_tokens_and_the_same_sense(tiny_model: Any, backend: Any) -> None:
+    shape, ids, rows = tiny_model.config, np.arange(40, dtype=np.int32) % 50, []
+    numbers = 2 * shape.num_layers * shape.num_kv_heads * 16
+    assert page_bytes(shape, 16, torch.int8) == numbers * (shape.head_dim + 4)
+    for kept in ("auto", "int8"):
+        options = EngineConfig(attention_backend=backend, num_pages=5, dtype="float32", kv_cache_dtype=kept)
+        runner = build_runner(options, lambda *_: tiny_model)
+        assert runner.pool.page_bytes == page_bytes(shape, 16, runner.pool.k.dtype)
+        runner.forward(pack([Extension(ids, 0, 39, range(3))], 16))
+        runner.pool.write_pages([4, 3], runner.pool.read_pages([0, 1]))
+        runner.copy_pages([(2, 0)])
+        rows.append(runner.logits(runner.forward(pack([Extension(ids, 39, 40, (4, 3, 0))], 16))))
+    exact, found = rows
+    assert not torch.equal(exact, found)
+    assert (found - exact).abs().max() < 0.02 * exact.abs().max()
 
 
 def test_fp8_pages_hold_twice_the_tokens_and_the_same_sense(tiny_model: Any) -> None:
@@ -388,3 +416,20 @@ def test_a_trial_that_a_model_has_no_use_for_is_refused(trial: Any, changes: Any
     vars(shape).update(changes)
     with pytest.raises(UnsupportedField, match=f"trial is '{trial}'"):
         devices.check_trials(config, CUDA, shape)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+def test_the_bytes_of_a_page_are_the_keys_of_all_layers_then_the_values(
+    tiny_model: Any, dtype: torch.dtype
+) -> None:
+    pool = KvPool(tiny_model.config, num_pages=4, page_size=2, dtype=torch.float32, page_dtype=dtype)
+    for each in (pool.k, pool.v):
+        each.copy_(10 * torch.randn(each.shape))
+    read = pool.read_pages([3, 1])
+    assert (read.shape, read.dtype) == ((2, pool.page_bytes), torch.uint8)
+    for row, page in zip(read, (3, 1), strict=True):
+        keys, values = (each[:, page].contiguous().view(torch.uint8).flatten() for each in (pool.k, pool.v))
+        assert torch.equal(row, torch.cat((keys, values)))
+    pool.write_pages([0, 2], read)
+    assert torch.equal(pool.read_pages([0, 2]), read)
+    assert torch.equal(pool.k[:, 2].float(), pool.k[:, 1].float())

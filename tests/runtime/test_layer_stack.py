@@ -88,6 +88,8 @@ def steps() -> list[list[Extension]]:
 
 CASES = {
     "llama int4": (LLAMA, torch.bfloat16, "int4", False, False),
+    "llama int8 pages": (LLAMA, torch.bfloat16, "int4", False, False),
+    "qwen3 int8 pages": (QWEN3, torch.float32, "int4", False, False),
     "llama int8 float32": (LLAMA, torch.float32, "int8", False, False),
     "llama bf16": (LLAMA, torch.bfloat16, "none", False, False),
     "llama mixed": (LLAMA, torch.bfloat16, "int8", True, False),
@@ -107,7 +109,8 @@ def test_every_bit_is_that_of_single_calls(name: str) -> None:
     assert mixed == (len(model.layers[0].qkv.packed) > 1)  # type: ignore[union-attr,arg-type]
     runners = []
     for each in (kernels, dataclasses.replace(kernels, layer_stack=None)):
-        pool = KvPool(model.config, num_pages=PAGES, page_size=PAGE, dtype=dtype)
+        kept = torch.int8 if name.endswith("int8 pages") else dtype
+        pool = KvPool(model.config, num_pages=PAGES, page_size=PAGE, dtype=dtype, page_dtype=kept)
         pool.k.zero_(), pool.v.zero_()
         runners.append(Runner(model, pool, each))
     assert [runner.stacked for runner in runners] == [True, False]

@@ -103,7 +103,7 @@ def test_kv_pages_need_no_huge_pages(without: str, monkeypatch: pytest.MonkeyPat
         refusing = type("Refusing", (mmap.mmap,), {"madvise": has_no_huge_pages})
         monkeypatch.setattr(mmap, "mmap", refusing)
     pool = KvPool(config_from_hf(SHAPE), num_pages=3, page_size=4, dtype=torch.float32)
-    data = torch.randn(2, 2, 2, 2, 4, 16)
+    data = torch.randint(256, (2, pool.page_bytes), dtype=torch.uint8)
     pool.write_pages([2, 0], data)
     assert torch.equal(pool.read_pages([2, 0]), data)
 

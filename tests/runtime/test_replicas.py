@@ -236,6 +236,7 @@ def test_the_http_surface(engine: Engine, tiny_folder: Path) -> None:
             assert (await http.post("/tokenize", json={"model": "tiny", "prompt": "abc"})).json()[
                 "count"
             ] == 3
+            assert (await http.get("/tokenizer_info")).json()["eos_token"] == "<|end|>"
             embedded = await http.post("/v1/embeddings", json={"model": "tiny", "input": ["a", "b"]})
             assert len(embedded.json()["data"]) == 2
             metrics = (await http.get("/metrics")).text

@@ -92,11 +92,15 @@ def test_an_import_is_as_good_as_computing(make: Any, snapshot: Path) -> None:
     assert unused(local)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"deterministic": True}, {"kv_cache_dtype": "int8"}],
+    ids=["auto", "deterministic", "int8"],
+)
 def test_the_bits_are_those_that_were_computed(
-    tmp_path: Path, tiny_folder: Path, deterministic: bool
+    tmp_path: Path, tiny_folder: Path, options: dict[str, Any]
 ) -> None:
-    one, two = (LocalScheduler(tiny_folder, deterministic=deterministic) for _ in range(2))
+    one, two, other = (LocalScheduler(tiny_folder, **each) for each in (options, options, {}))
     one.complete([PROMPT], max_tokens=1)
     export(one, tmp_path / "image")
     import_(two, tmp_path / "image")
@@ -106,6 +110,8 @@ def test_the_bits_are_those_that_were_computed(
         found.append(local.runner.pool.read_pages(lock.pages))
         local.cache.release(lock)
     assert found[0].equal(found[1])
+    refused = import_(other, tmp_path / "image")
+    assert isinstance(refused, str) == (options != {}), "other options have another KV identity"
 
 
 def test_only_what_is_missing_travels(make: Any, snapshot: Path, tmp_path: Path) -> None:

@@ -148,7 +148,6 @@ def test_bad_chat_field(http: httpx.Client, change: dict[str, Any], param: str) 
         ({"prompt": [1, 257]}, "prompt"),
         ({"prompt": [[1], [999]]}, "prompt[1]"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True, "prompt": [1, 2]}, "echo"),
         ({"logprobs": 1000}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"min_tokens": 3}, "min_tokens"),

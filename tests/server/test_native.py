@@ -375,7 +375,7 @@ def test_flush_cache(endpoint: SglangEndpoint, frontend: FakeFrontend, http: htt
     endpoint.cache_prefix("hello")
     endpoint.flush_cache()
     assert endpoint.cache_prefix("hello")["meta_info"]["cached_tokens"] == 0
-    assert http.get("/flush_cache").status_code == 200
+    assert http.get("/flush_cache").status_code == http.post("/reset_prefix_cache").status_code == 200
 
 
 def test_await_tools(http: httpx.Client, frontend: FakeFrontend) -> None:

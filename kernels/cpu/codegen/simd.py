@@ -132,6 +132,38 @@ def _widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     return builder.bitcast(bits, _vector)
 
 
+def _load_int8(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    kind = ir.VectorType(ir.IntType(8), LANES)
+    return builder.sitofp(builder.load(pointer(builder, address, kind), align=1), _vector)
+
+
+def _store_int8(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
+    kind = ir.VectorType(ir.IntType(8), LANES)
+    codes = builder.trunc(builder.fptosi(value, _ivector), kind)
+    builder.store(codes, pointer(builder, address, kind), align=1)
+    return _i64(0)
+
+
+def _widen_int8(builder: ir.IRBuilder, address: ir.Value, to: ir.Value) -> ir.Value:
+    words = ir.VectorType(ir.IntType(16), 2 * LANES)
+    halves = [
+        builder.bitcast(_load_int8(builder, builder.add(address, _i64(LANES * half))), words)
+        for half in range(2)
+    ]
+    upper = ir.Constant(ir.VectorType(_i32, 2 * LANES), [2 * lane + 1 for lane in range(2 * LANES)])
+    builder.store(builder.shuffle_vector(*halves, upper), pointer(builder, to, words), align=2)
+    return _i64(0)
+
+
+def joined(builder: ir.IRBuilder, high: ir.Value, low: ir.Value) -> ir.Value:
+    """256 high + low, of vectors of int32, as float32."""
+    return builder.sitofp(builder.add(builder.shl(high, splat_constant(8)), low), _vector)
+
+
+def _joined_at(builder: ir.IRBuilder, high: ir.Value, low: ir.Value) -> ir.Value:
+    return joined(builder, *(builder.load(pointer(builder, at, _ivector), align=4) for at in (high, low)))
+
+
 def splat_constant(value: int) -> ir.Constant:
     return ir.Constant(_ivector, [value] * LANES)
 
@@ -280,6 +312,19 @@ def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
 # Scalars in memory.
 read_f32, write_f32 = _op1(types.float32, _at(_f32)), _op2(types.int64, _set(_f32))
 read_bf16, write_bf16 = _op1(types.float32, _half_at), _op2(types.int64, _set_half)
+read_i8 = _op1(
+    types.float32,
+    lambda builder, address: builder.sitofp(
+        builder.load(pointer(builder, address, ir.IntType(8)), align=1), _f32
+    ),
+)
+"""An int8 as float32."""
+write_i8 = _op2(
+    types.int64,
+    lambda builder, address, value: _set(ir.IntType(8))(
+        builder, address, builder.fptosi(value, ir.IntType(8))
+    ),
+)
 read_i32 = _op1(types.int32, _at(_i32))
 write_low_i32 = _op2(types.int64, _set_low)
 """Write the lower half of an int64 to an address, as an int32."""
@@ -367,6 +412,12 @@ load_bf16 = _op1(vector, load_widened)
 store, store_bf16 = _op2(types.int64, _store), _op2(types.int64, _store_narrowed)
 store_rounded = _op2(vector, _store_rounded)
 """As `store_bf16`, but only for numbers that are 0 or at least 2**-126. Returns the rounded numbers."""
+load_int8, store_int8 = _op1(vector, _load_int8), _op2(types.int64, _store_int8)
+"""LANES int8 as float32, and whole numbers in [-128, 127] as int8."""
+widen_int8 = _op2(types.int64, _widen_int8)
+"""Write the 2 * LANES int8 at an address to another as bfloat16, which is exact."""
+joined_int32 = _op2(vector, _joined_at)
+"""256 a + b of the vectors of int32 at two addresses, as float32."""
 broadcast = _op1(vector, splat)
 add = _op2(vector, lambda builder, a, b: builder.fadd(a, b))
 sub = _op2(vector, lambda builder, a, b: builder.fsub(a, b))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from ramify.errors import InvalidRequest, UnsupportedField
@@ -377,4 +377,15 @@ def unsupported(field: str, value: object, wanted: str) -> UnsupportedField:
         f"This model needs {field} = {value!r}, which is not implemented.",
         field=field,
         remedy=f"Choose a model whose {field} is {wanted}.",
+    )
+
+
+def part_of(config: ModelConfig, index: int, count: int) -> ModelConfig:
+    """The config of a rank's part. `parallel.checks` ensures that every divided size is divisible."""
+    return replace(
+        config,
+        num_heads=config.num_heads // count,
+        num_kv_heads=config.num_kv_heads // count,
+        intermediate_size=config.intermediate_size // count,
+        shard=Shard(index, count),
     )

@@ -31,17 +31,6 @@ _BY_INPUTS = ("o_proj", "down_proj")
 _NAME = re.compile(r"model\.layers\.\d+\.\w+\.(\w+)\.(weight|bias)")
 
 
-def part_of(config: ModelConfig, index: int, count: int) -> ModelConfig:
-    """The config of a rank's part. `parallel.checks` ensures that every divided size is divisible."""
-    return dataclasses.replace(
-        config,
-        num_heads=config.num_heads // count,
-        num_kv_heads=config.num_kv_heads // count,
-        intermediate_size=config.intermediate_size // count,
-        shard=Shard(index, count),
-    )
-
-
 def parts_of_rank(
     entries: Iterable[tuple[str, Entry]], config: ModelConfig, *, keep: bool
 ) -> Iterator[tuple[str, Entry]]:

@@ -17,8 +17,9 @@ from ramify.errors import RamifyError
 from ramify.html.template import fill
 from ramify.messages import SchedulerStats
 from ramify.runtime.server.fields import json_response
+from ramify.runtime.server.models import several_models
 from ramify.runtime.server.router import Router
-from ramify.runtime.server.service import FrontendProtocol, Service
+from ramify.runtime.server.service import Service
 
 router = Router()
 
@@ -41,10 +42,11 @@ class CachedSnapshot(NamedTuple):
 
 
 class SnapshotCache:
-    """The latest snapshot, shared by all dashboards. A new one is fetched only when a dashboard asks."""
+    """The latest snapshot of a model, shared by all dashboards. A new one is fetched only when a dashboard
+    asks."""
 
-    def __init__(self, frontend: FrontendProtocol) -> None:
-        self._frontend = frontend
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self._request: asyncio.Task[None] | None = None
         self._cached: CachedSnapshot | None = None
 
@@ -61,7 +63,7 @@ class SnapshotCache:
 
     async def _fetch(self) -> None:
         try:
-            stats, snapshot = await self._frontend.control.snapshot(NODES, QUEUED)
+            stats, snapshot = await self._service.frontend.control.snapshot(NODES, QUEUED)
             self._cached = CachedSnapshot(time.monotonic(), stats, snapshot)
         except RamifyError:
             pass  # The engine core restarts or is closed. The dashboard shows the age of its figures.
@@ -81,9 +83,13 @@ async def dashboard_page(request: Request) -> Response:
 async def live_figures(request: Request) -> Response:
     """The dashboard's data. The query parameter ``program`` names the program whose requests are listed."""
     service = Service.serving(request)
-    snapshots = request.app.state.snapshots
-    assert isinstance(snapshots, SnapshotCache)
-    latest = await snapshots.latest()
+    models = several_models(request)
+    if models is not None:
+        service = models.shown(request.query_params.get("model")) or service
+    snapshots: dict[str, SnapshotCache] = request.app.state.snapshots
+    if service.model_name not in snapshots:
+        snapshots[service.model_name] = SnapshotCache(service)
+    latest = await snapshots[service.model_name].latest()
     recent = service.recent
     now = recent.now()
     chosen = recent.get(request.query_params.get("program", ""))
@@ -92,7 +98,7 @@ async def live_figures(request: Request) -> Response:
         "version": __version__,
         "up_s": time.time() - service.started_at,
         "api_key": service.config.needs_key,
-        "healthy": service.frontend.healthy and not service.draining,
+        "healthy": service.frontend.healthy and not service.life.draining,
         "in_flight": service.frontend.in_flight,
         "age_s": None if latest is None else time.monotonic() - latest.at,
         "stats": None if latest is None else msgspec.to_builtins(latest.stats),
@@ -104,4 +110,6 @@ async def live_figures(request: Request) -> Response:
         "programs": [program.summary(now) for program in recent],
         "chosen": None if chosen is None else chosen.details(now),
     }
+    if models is not None:
+        body["models"] = {one.name: one.state for one in models.pool.statuses()}
     return json_response(body)

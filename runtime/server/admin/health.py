@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from ramify.errors import EngineClosed, EngineError, RamifyError
 from ramify.messages import Generate, SchedulerStats
 from ramify.runtime.server.fields import json_response
+from ramify.runtime.server.models import several_models
 from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import collect
@@ -34,7 +36,7 @@ async def livez(request: Request) -> Response:
     """Liveness: 200 while this process answers, also while the server drains or engine processes restart; 503
     once the engine has closed for good."""
     service = Service.serving(request)
-    if service.frontend.gave_up and not service.draining:
+    if service.frontend.gave_up and not service.life.draining:
         raise Unhealthy("The engine has closed.", remedy="Restart the server; its log says why.")
     return json_response({"status": "ok"})
 
@@ -42,13 +44,22 @@ async def livez(request: Request) -> Response:
 @router.get("/readyz")
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Readiness: 200 while the scheduler replies and the server accepts requests; else 503."""
+    """Readiness: 200 while the scheduler replies and the server accepts requests; else 503. With several
+    models one healthy scheduler is enough, and the body has the state of each model."""
     service = Service.serving(request)
     _check(service)
-    return json_response({"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s})
+    body: dict[str, Any] = {"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s}
+    if (models := several_models(request)) is not None:
+        body["models"] = {
+            one.name: one.state
+            if (frontend := models.pool.frontends.get(one.name)) is None or frontend.healthy
+            else "unhealthy"
+            for one in models.pool.statuses()
+        }
+    return json_response(body)
 
 
-@router.get("/health_generate")
+@router.get("/health_generate", uses_model=True)
 async def health_generate(request: Request) -> Response:
     """Health check by a generation: 200 if it yields a token within `GENERATE_LIMIT_S` seconds; else 503."""
     service = Service.serving(request)
@@ -70,6 +81,8 @@ async def health_generate(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
+    if (models := several_models(request)) is not None:
+        return Response(await models.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
     service = Service.serving(request)
     stats: SchedulerStats | None = None
     try:
@@ -82,7 +95,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _check(service: Service) -> None:
-    if service.draining:
+    if service.life.draining:
         raise EngineClosed("The server is shutting down.")
     if not service.frontend.healthy:
         raise Unhealthy(f"The scheduler has been silent for {service.frontend.heartbeat_age_s:.1f} s.")

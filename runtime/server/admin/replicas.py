@@ -24,14 +24,14 @@ async def list_replicas(request: Request) -> Response:
     return json_response({"replicas": [msgspec.to_builtins(one) for one in found]})
 
 
-@router.post("/replicas")
+@router.post("/replicas", uses_model=False)
 async def add_replica(request: Request) -> Response:
     """Start one more replica. The response is sent when it is up."""
     frontend = Service.serving(request).frontend
     return _answer(request, await frontend.replicas.add_replica())
 
 
-@router.post("/replicas/{name}/drain")
+@router.post("/replicas/{name}/drain", uses_model=False)
 async def drain_replica(request: Request, name: str) -> Response:
     """Drain a replica, and stop it. Requests still running after `limit_s` seconds continue on other
     replicas."""
@@ -39,7 +39,7 @@ async def drain_replica(request: Request, name: str) -> Response:
     return _answer(request, name)
 
 
-@router.post("/replicas/{name}/restart")
+@router.post("/replicas/{name}/restart", uses_model=False)
 async def restart_replica(request: Request, name: str) -> Response:
     """Drain a replica and start it anew. The response is sent when it is up."""
     await Service.serving(request).frontend.replicas.restart(name, await _limit_s(request))

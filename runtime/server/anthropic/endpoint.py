@@ -24,6 +24,7 @@ from ramify.runtime.server.anthropic.writer import PING, MessageWriter, failed
 from ramify.runtime.server.errors import of_anthropic
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.leases import hint_of
+from ramify.runtime.server.models import ServedModel, served_model, served_models
 from ramify.runtime.server.openai.bodies import Body
 from ramify.runtime.server.openai.chat import Chat, Dialect, take_chat, without_generation_prompt
 from ramify.runtime.server.openai.request import lora_of, refuse_abort
@@ -192,8 +193,8 @@ _models = Router(_AnthropicRoute)
 
 @_models.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    service = Service.serving(request)
-    cards = [_card(service, name) for name in service.all_names]
+    served = await served_models(request)
+    cards = [_card(request, one, name) for one in served for name in one.names]
     return json_response(
         {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     )
@@ -201,14 +202,16 @@ async def list_models(request: Request) -> Response:
 
 @_models.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
+    served = await served_model(request, model)
+    lora = "" if served.service is None else lora_of(served.service, model)
+    name = lora or (model if model in served.names else next(iter(served.names)))
+    return json_response(_card(request, served, name))
+
+
+def _card(request: Request, served: ServedModel, name: str) -> Body:
     service = Service.serving(request)
-    name = lora_of(service, model) or (model if model in service.model_names else service.model_name)
-    return json_response(_card(service, name))
-
-
-def _card(service: Service, name: str) -> Body:
     started = datetime.datetime.fromtimestamp(service.started_at, datetime.UTC)
-    length = service.frontend.info.context_length
+    length = served.context_length or 0
     return {
         "type": "model",
         "id": name,

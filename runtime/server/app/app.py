@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
 from ramify.runtime.server import calls
-from ramify.runtime.server.admin import dashboard, health, replicas
+from ramify.runtime.server.admin import dashboard, health, models, replicas
 from ramify.runtime.server.anthropic import endpoint as anthropic
 from ramify.runtime.server.app.access import RefuseWebPages
 from ramify.runtime.server.app.middleware import (
@@ -26,6 +26,7 @@ from ramify.runtime.server.decisions import rerank, systemone
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.keys.tenants import Keys
 from ramify.runtime.server.llamacpp import infill
+from ramify.runtime.server.models import LetGo, Models
 from ramify.runtime.server.ollama import endpoints as ollama
 from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
@@ -36,18 +37,20 @@ from ramify.runtime.server.openai.responses.store import ResponseStore
 from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import IGNORED_HEADER, FrontendProtocol, Service
 from ramify.runtime.server.sglang import endpoints as sglang
+from ramify.runtime.server.telemetry.middleware import REQUEST_ID_HEADER, FollowTrace, NameRequest
 
 
 def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequence[Router] = ()) -> Starlette:
     """Make the application for `frontend`, to be served on the event loop that started `frontend`.
 
-    `routers`: further ones, whose paths are not suggested for an unknown one.
+    With `Models` each request has the frontend of its model. `routers`: further ones, whose paths are not
+    suggested for an unknown one.
     """
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
     # models, for requests that name its API, have the paths of OpenAI's.
     dialects = (anthropic, openai, embeddings, responses, stored, sglang, tokenize, infill)
     deciding = (decisions, systemone, rerank)
-    modules = (calls, *dialects, *deciding, ollama, ollama_models, health, replicas, dashboard)
+    modules = (calls, *dialects, *deciding, ollama, ollama_models, health, models, replicas, dashboard)
     own = [route for module in modules for route in module.router.routes]
     further = [route for router in routers for route in router.routes]
 
@@ -60,11 +63,15 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequen
             yield
 
     app = Starlette(routes=[*own, *further], lifespan=lifespan)
-    service = Service(frontend, config)
+    several = frontend if isinstance(frontend, Models) else None
+    service = Service(frontend, config) if several is None else several.server
     app.state.service = service
+    app.state.models = several
     app.state.responses = ResponseStore() if config.store else None
-    app.state.snapshots = dashboard.SnapshotCache(frontend)
+    app.state.snapshots = {}
     add_error_handlers(app, [route.path for route in own])
+    if several is not None:
+        app.add_middleware(LetGo)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(NameClient)
     # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.
@@ -78,9 +85,12 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequen
             allow_origins=split_names(config.cors),
             allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["retry-after", IGNORED_HEADER],
+            expose_headers=["retry-after", IGNORED_HEADER, REQUEST_ID_HEADER],
         )
     app.add_middleware(RefuseWebPages, config=config)
     app.add_middleware(CountResponses, metrics=service.metrics)
+    if config.otel:
+        app.add_middleware(FollowTrace)
+    app.add_middleware(NameRequest)
     app.add_middleware(OneFormOfPath)
     return app

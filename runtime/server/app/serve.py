@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import signal
 import socket
 import sys
@@ -21,15 +20,19 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from ramify.logs import configure_logging
 from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import ip_address
+from ramify.runtime.server.app.notify import keep_alive, notify
 from ramify.runtime.server.keys.file import read_keys
-from ramify.spelling import check_word
+from ramify.spans import tracer_of
 
 if TYPE_CHECKING:
+    from ramify.runtime.frontend.frontend import Frontend
     from ramify.runtime.processes.prestart import PrestartedWorkers
     from ramify.runtime.server.keys.tenants import Keys
+    from ramify.runtime.server.models import Models
     from ramify.runtime.server.router import Router
     from ramify.runtime.server.service import FrontendProtocol
 
@@ -62,9 +65,11 @@ def serve(
     the workers start, so it may import large modules. `workers`: processes for the engine core of the first
     replica, if they were started early. `notice`: logs a line as soon as logging is configured.
     """
-    _log_at(config.log_level)
+    configure_logging(config.log_level, config.log_format, "frontend")
+    if config.otel:
+        tracer_of()  # raises before the model is loaded
     if config.keys is not None:
-        read_keys(Path(config.keys).expanduser())  # before the model is loaded
+        read_keys(Path(config.keys).expanduser())
     if notice is not None:
         notice()
     try:
@@ -81,9 +86,7 @@ def serve(
 async def _serve(
     config: ServerConfig, listener: socket.socket, routes: Routes, workers: PrestartedWorkers | None
 ) -> int:
-    from ramify.runtime.frontend.frontend import Frontend
-
-    frontend = Frontend(config, workers)
+    frontend = _frontend(config, workers)
     with stop_signals() as stopping:
         start = asyncio.gather(frontend.start(), asyncio.to_thread(_import_application, routes))
         try:
@@ -91,12 +94,8 @@ async def _serve(
             if not start.done():
                 return 0
             _, routers = start.result()
-            if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
-                values = ", ".join(f"{name} {value:g}" for name, value in named.items())
-                print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
-            if config.max_output_tokens is None:
-                most = f"{frontend.max_prompt_tokens:,} tokens"
-                print(f"A chat that names no max_tokens may have {most} (--max-output-tokens N: at most N)")
+            if not config.keeps_alive:
+                _tell_of_defaults(config, frontend)
             port = listener.getsockname()[1]
             url = f"http://{_url_host(config.host)}:{port}"
             await run_server(
@@ -105,7 +104,7 @@ async def _serve(
                 listener,
                 stopping,
                 on_ready=lambda: print(
-                    f"Serving {frontend.info.name} on {url}{for_others(config.host, port)}", flush=True
+                    f"Serving {_named(frontend)} on {url}{for_others(config.host, port)}", flush=True
                 ),
                 routers=routers,
             )
@@ -114,6 +113,31 @@ async def _serve(
             await asyncio.gather(start, return_exceptions=True)
             await frontend.aclose()
     return 0
+
+
+def _tell_of_defaults(config: ServerConfig, frontend: FrontendProtocol) -> None:
+    if config.sampling_defaults == "model" and (named := frontend.info.sampling_defaults):
+        values = ", ".join(f"{name} {value:g}" for name, value in named.items())
+        print(f"Sampling defaults of the model: {values} (--sampling-defaults none leaves them out)")
+    if config.max_output_tokens is None:
+        most = f"{frontend.max_prompt_tokens:,} tokens"
+        print(f"A chat that names no max_tokens may have {most} (--max-output-tokens N: at most N)")
+
+
+def _frontend(config: ServerConfig, workers: PrestartedWorkers | None) -> Frontend | Models:
+    """The frontend of the only model, or of all models of a server that loads and unloads them."""
+    if not config.keeps_alive:
+        from ramify.runtime.frontend.frontend import Frontend
+
+        return Frontend(config, workers)
+    from ramify.runtime.server.models import models_of
+
+    return models_of(config, workers)
+
+
+def _named(frontend: Frontend | Models) -> str:
+    names = getattr(frontend, "names", None) or (frontend.info.name,)
+    return ", ".join([*names[:8], *([f"{len(names) - 8} others"] if len(names) > 8 else [])])
 
 
 def _import_application(routes: Routes) -> Sequence[Router]:
@@ -153,10 +177,12 @@ async def run_server(
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        async with app.router.lifespan_context(app):
+        alive = asyncio.create_task(keep_alive(lambda: not frontend.gave_up))
+        async with cancel_at_end((alive,)), app.router.lifespan_context(app):
             with _reloading(app.state.keys):
                 await _until(stopping, serving)
-        app.state.service.draining = True
+        app.state.service.life.draining = True
+        notify("STOPPING=1")
         stopping.clear()
         print(
             f"Draining: running requests have up to {config.drain_s:g} s to end."
@@ -166,7 +192,7 @@ async def run_server(
         draining = asyncio.create_task(frontend.drain(config.drain_s))
         async with cancel_at_end((draining,)):
             await _until(stopping, draining, serving)
-        app.state.service.stopped = True
+        app.state.service.life.stopped = True
         frontend.abort()
     finally:
         server.should_exit = True
@@ -232,6 +258,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self._on_ready()
+        notify("READY=1")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -244,11 +271,6 @@ async def _until(stopping: StopSignal, *others: Awaitable[object]) -> None:
         await asyncio.wait((stop, *map(asyncio.ensure_future, others)), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stop.cancel()
-
-
-def _log_at(level: str) -> None:
-    check_word("log_level", level.lower(), [name.lower() for name in logging.getLevelNamesMapping()])
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def for_others(host: str, port: int) -> str:

@@ -21,7 +21,7 @@ from ramify.runtime.server.decisions.systemone_questions import (
     take_questions,
     take_state,
 )
-from ramify.runtime.server.errors import SYSTEM_ONE_ID
+from ramify.runtime.server.errors import SYSTEM_ONE_ID, SYSTEM_ONE_MODELS
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.request import take_header
 from ramify.runtime.server.parsing import parse_body
@@ -31,9 +31,6 @@ from ramify.runtime.server.tables.systemone import SYSTEM_ONE
 
 router = Router()
 
-_ALIASES = "jev-"
-"""Beginning of the names of TypeSafe's models, such as jev-latest, the default of its SDK. They stand for the
-served model."""
 _SPELLED = {"prompt": "state", "messages": "state", "chat": "state"}
 
 
@@ -77,6 +74,6 @@ def _take_header(service: Service, fields: Fields) -> dict[str, Any]:
     try:
         return take_header(service, fields, "req_")
     except NotFound:
-        if not fields.take("model", str, "").startswith(_ALIASES):
+        if not fields.take("model", str, "").startswith(SYSTEM_ONE_MODELS):
             raise
         return {"id": "req_" + service.frontend.new_rid(), "model": service.model_name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -12,13 +11,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ramify.errors import UnsupportedField
+from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.fill import Fill
 from ramify.messages import HELD_S, Generate, Segment, TextChunk
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.generation import GenerationResult
-from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.models.names import keep_alive_s
+from ramify.runtime.server.body import peek_body
+from ramify.runtime.server.fields import Fields, decode, json_response
 from ramify.runtime.server.leases import hint_of
+from ramify.runtime.server.models import Models, several_models
 from ramify.runtime.server.ollama.messages import CHAT, GENERATE, take_format
 from ramify.runtime.server.ollama.options import ignore_options, take_model, take_options
 from ramify.runtime.server.ollama.writer import AnswerWriter, error_line, line
@@ -52,17 +54,21 @@ class _Answer(NamedTuple):
     stream: bool
 
 
-@router.post("/api/chat")
+@router.post("/api/chat", uses_model=False)
 async def chat(request: Request) -> Response:
     return await _respond(request, tables.CHAT, _parse_chat)
 
 
-@router.post("/api/generate")
+@router.post("/api/generate", uses_model=False)
 async def generate(request: Request) -> Response:
     return await _respond(request, tables.GENERATE, _parse_generate)
 
 
 async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer]) -> Response:
+    if (models := several_models(request)) is not None:
+        if (unloaded := await _unload(models, request)) is not None:
+            return unloaded
+        await models.hold(request)
     (chunks, writer, stream), headers = await parse_body(request, endpoint, parse)
     if chunks is None:
         return json_response(writer.loaded(), headers)
@@ -71,6 +77,29 @@ async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer])
     (result,) = await while_connected(request.receive, collect([chunks]))
     refuse_abort(result.finish)
     return json_response(writer.whole(result), headers)
+
+
+class _Unload(msgspec.Struct):
+    """Fields of a body without a prompt whose `keep_alive` is 0, which asks to unload the model."""
+
+    model: str
+    keep_alive: str | float
+    prompt: str = ""
+    suffix: str = ""
+    messages: list[msgspec.Raw] = []
+
+
+async def _unload(models: Models, request: Request) -> Response | None:
+    """Unload the model if the body asks for it; None if it does not."""
+    try:
+        asked: _Unload = decode(await peek_body(request), _Unload, "")
+    except InvalidRequest:
+        return None
+    if asked.prompt or asked.suffix or asked.messages or keep_alive_s(asked.keep_alive) != 0:
+        return None
+    await while_connected(request.receive, models.pool.unload(asked.model))
+    writer = AnswerWriter(asked.model, TurnFormat(), chat=request.url.path == tables.CHAT.path)
+    return json_response(writer.loaded() | {"done_reason": "unload"})
 
 
 def _parse_chat(service: Service, fields: Fields) -> _Answer:
@@ -111,13 +140,16 @@ def _parse_rest(
     model, lora = take_model(service, fields)
     stream: bool = fields.take("stream", bool, True)
     sampling = take_logprobs(fields, take_options(service, fields))
-    if empty and _is_zero(fields.take("keep_alive", Any)):
-        raise UnsupportedField(
-            "keep_alive is 0, which asks to unload the model; it is loaded for as long as this server runs.",
-            field="keep_alive",
-            remedy="Stop the server.",
-        )
-    fields.ignore({"keep_alive": None})
+    kept: Any = fields.take("keep_alive", Any)
+    if not service.keeps_alive:
+        if empty and kept is not None and keep_alive_s(kept) == 0:
+            raise UnsupportedField(
+                "keep_alive is 0, which asks to unload the model; it is loaded for as long as this server"
+                " runs.",
+                field="keep_alive",
+                remedy="Stop the server, or start it with --keep-alive.",
+            )
+        fields.ignore({"keep_alive": None})
     fields.finish(endpoint.whole)
     writer = AnswerWriter(model, parsed.turn_format, chat=endpoint is tables.CHAT)
     if empty:
@@ -143,11 +175,6 @@ async def _lines(
             refuse_abort(chunk.finish)
             for body in writer.push(chunk):
                 yield line(body)
-
-
-def _is_zero(duration: Any) -> bool:
-    """Whether `duration`, a number of seconds or a text such as "0s" or "5m", is zero."""
-    return re.fullmatch(r"[0.]+[a-zµ]*", str(duration)) is not None
 
 
 class _Embeddings(NamedTuple):
@@ -206,6 +233,8 @@ def _parse_embedding(
     pooling = pooling_for(service.frontend.info, fields.take("pooling", str))
     dimensions: int | None = fields.take("dimensions", int) if field == "input" else None
     ignore_options(service, fields)
+    if service.keeps_alive:
+        fields.take("keep_alive", Any)  # `Models.hold` has read it
     fields.finish(endpoint.whole)
     streams = []
     for index, text in enumerate(texts):

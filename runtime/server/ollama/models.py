@@ -1,6 +1,6 @@
 """/api/tags, /api/show, /api/ps and /api/version of Ollama's API, and the endpoints that manage models there.
 
-A server has one model and its LoRA adapters. Fields whose values are not known are left out.
+Adapters are models, too. Fields whose values are not known are left out.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,9 +20,12 @@ from ramify import __version__
 from ramify.errors import NotFound, RamifyError, UnsupportedField
 from ramify.messages import Pooling
 from ramify.runtime.inspect.checkpoint import stored_tensors, whole_matrices
+from ramify.runtime.inspect.resolve import resolve
 from ramify.runtime.model.gguf.header import read_header
 from ramify.runtime.model.tokenizer.thinking_format import SWITCHES
-from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.body import peek_body
+from ramify.runtime.server.fields import Fields, decode, json_response
+from ramify.runtime.server.models import ServedModel, served_models, several_models
 from ramify.runtime.server.ollama.options import SPELLING, take_model
 from ramify.runtime.server.ollama.writer import line, timestamp
 from ramify.runtime.server.openai.bodies import Body
@@ -47,30 +52,42 @@ async def version(_: Request) -> Response:
 
 @router.get("/api/tags")
 async def tags(request: Request) -> Response:
-    service = Service.serving(request)
-    stored = await _stored(service)
-    return json_response({"models": _entries(service, stored)})
+    served = await served_models(request)
+    return json_response({"models": [entry for one in served for entry in await _entries(one)]})
 
 
 @router.get("/api/ps")
 async def running(request: Request) -> Response:
-    """The models in memory: all of them, without an end."""
-    service = Service.serving(request)
-    stored, info = await _stored(service), service.frontend.info
-    on_cpu = {"size_vram": 0} if info.device == "cpu" else {}
-    more = {"context_length": info.context_length, **on_cpu}
-    models = [entry | more for entry in _entries(service, stored)]
-    for model in models:
-        model.pop("size", None)  # on Ollama that in memory, which is not known here
+    """The models in memory. `expires_at` is there only for a model that will be unloaded."""
+    models: list[Body] = []
+    for one in await served_models(request):
+        if one.service is None:
+            continue
+        info, status = one.service.frontend.info, one.status
+        more: Body = {"size_vram": 0} if info.device == "cpu" else {}
+        if status is not None and status.expires_in_s is not None:
+            more["expires_at"] = timestamp(time.time_ns() + int(status.expires_in_s * 1e9))
+        for entry in await _entries(one):
+            entry.pop("size", None)  # on Ollama that in memory
+            if status is not None and status.resident is not None:
+                more["size"] = status.resident
+            models.append(entry | more | {"context_length": info.context_length})
     return json_response({"models": models})
 
 
-@router.post("/api/show")
+@router.post("/api/show", uses_model=False)
 async def show(request: Request) -> Response:
-    service = Service.serving(request)
+    if (models := several_models(request)) is not None:
+        wanted = decode(await peek_body(request), _Named, "")
+        found = await models.find(wanted.model or wanted.name)
+        if found.service is None:
+            return json_response(await _show_unloaded(found))
+        await models.hold(request)
     lora, headers = await parse_body(request, tables.SHOW, _parse_show)
-    stored, info = await _stored(service), service.frontend.info
-    entry = _entry(service, stored, lora or service.model_name, lora)
+    service = Service.serving(request)
+    info = service.frontend.info
+    stored = await _stored(info.path)
+    entry = _entry(ServedModel(None, service), stored, lora or service.model_name, lora)
     body: Body = {"modelfile": f"FROM {info.path}\n", "details": entry["details"]}
     if "modified_at" in entry:
         body["modified_at"] = entry["modified_at"]
@@ -94,15 +111,43 @@ async def show(request: Request) -> Response:
     return json_response(body, headers)
 
 
+class _Named(msgspec.Struct):
+    model: str = ""
+    name: str = ""
+
+
+async def _show_unloaded(served: ServedModel) -> Body:
+    """The part of the answer that the files of a model tell. Clients ask about each model of a list, so none
+    is loaded for it."""
+    stored = await _stored(served.path)
+    entry = _entry(served, stored, next(iter(served.names)))
+    known: Body = {} if stored is None else stored.metadata
+    family = known.get("general.architecture") or "general"
+    if served.context_length is not None:
+        known = known | {f"{family}.context_length": served.context_length}
+    chats = ["tools"] if stored is not None and stored.chats else []
+    shown = {name: value for name, value in entry.items() if name in ("details", "modified_at")}
+    return {
+        "modelfile": f"FROM {served.path}\n",
+        **shown,
+        "model_info": known,
+        "capabilities": ["completion", *chats],
+    }
+
+
 def _parse_show(service: Service, fields: Fields) -> str:
     _, lora = take_model(service, fields, old=True)
     fields.finish(tables.SHOW.whole)
     return lora
 
 
-@router.post("/api/pull")
+@router.post("/api/pull", uses_model=False)
 async def pull(request: Request) -> Response:
-    """The served model is here already. Another one is refused."""
+    """A served model is here already. Another one is refused."""
+    if (models := several_models(request)) is not None:
+        wanted = decode(await peek_body(request), _Named, "")
+        models.pool.resolve(wanted.model or wanted.name)
+        return Response(line({"status": "success"}), media_type="application/x-ndjson")
     _, headers = await parse_body(request, tables.PULL, _parse_pull)
     return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")
 
@@ -116,11 +161,11 @@ def _parse_pull(service: Service, fields: Fields) -> None:
     fields.finish(tables.PULL.whole)
 
 
-@router.post("/api/create")
-@router.post("/api/copy")
-@router.post("/api/push")
+@router.post("/api/create", uses_model=False)
+@router.post("/api/copy", uses_model=False)
+@router.post("/api/push", uses_model=False)
 @router.delete("/api/delete")
-@router.post("/api/blobs/{digest}")
+@router.post("/api/blobs/{digest}", uses_model=False)
 @router.get("/api/blobs/{digest}")
 async def manage(request: Request, **_: str) -> Response:
     raise _one_model(Service.serving(request), request.url.path)
@@ -134,20 +179,21 @@ def _one_model(service: Service, path: str) -> UnsupportedField:
     )
 
 
-def _entries(service: Service, stored: StoredModel | None) -> list[Body]:
-    """The served model under each of its names, and its adapters."""
-    return [_entry(service, stored, name, lora) for name, lora in service.all_names.items()]
+async def _entries(served: ServedModel) -> list[Body]:
+    """A model under each of its names, and its adapters."""
+    stored = await _stored(served.path)
+    return [_entry(served, stored, name, lora) for name, lora in served.names.items()]
 
 
-def _entry(service: Service, stored: StoredModel | None, name: str, lora: str = "") -> Body:
-    """The served model, or with `lora` this adapter, under `name`."""
-    info = service.frontend.info
-    details: Body = {"parent_model": service.model_name if lora else ""}
+def _entry(served: ServedModel, stored: StoredModel | None, name: str, lora: str = "") -> Body:
+    """A model, or with `lora` this adapter of it, under `name`."""
+    service = served.service
+    details: Body = {"parent_model": next(iter(served.names)) if lora else ""}
     entry: Body = {"name": name, "model": name, "details": details}
-    if lora:
+    if service is not None and lora:
         entry["digest"] = service.frontend.loras.loaded[lora].revision
-    elif info.fingerprint:
-        entry["digest"] = info.fingerprint
+    elif service is not None and service.frontend.info.fingerprint:
+        entry["digest"] = service.frontend.info.fingerprint
     if stored is not None:
         details |= {
             "format": stored.format,
@@ -176,25 +222,34 @@ class StoredModel(NamedTuple):
     modified_ns: int
     metadata: Body
     """Facts under their names in GGUF files."""
+    chats: bool
+    """Whether the files have a chat template."""
 
 
-async def _stored(service: Service) -> StoredModel | None:
-    """Facts about the served model; None if its files cannot be read here."""
-    return await asyncio.to_thread(_read_stored, service.frontend.info.path)
+async def _stored(model: str) -> StoredModel | None:
+    """Facts about a model, by its path or name; None if its files cannot be read here."""
+    return await asyncio.to_thread(_read_stored, model)
 
 
-@functools.lru_cache(maxsize=4)
-def _read_stored(path: str) -> StoredModel | None:
-    weights = Path(path)
+@functools.lru_cache(maxsize=256)
+def _read_stored(model: str) -> StoredModel | None:
+    weights = Path(model)
     try:
+        if not weights.exists():
+            weights = resolve(model, download=False).weights
         tensors, modified = stored_tensors(weights), weights.stat().st_mtime_ns
         if weights.is_dir():
             config: dict[str, Any] = json.loads((weights / "config.json").read_text(encoding="utf-8"))
             if scheme := config.get("quantization_config"):
                 tensors = whole_matrices(tensors, scheme)
             metadata: Body = {"general.architecture": config.get("model_type")}
+            settings = weights / "tokenizer_config.json"
+            chats = (weights / "chat_template.jinja").is_file() or (
+                settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8")
+            )
         else:
             header = read_header(weights).metadata
+            chats = "tokenizer.chat_template" in header
             metadata = {name: value for name, value in header.items() if not name.startswith("tokenizer.")}
     except (OSError, ValueError, RamifyError):
         return None
@@ -211,6 +266,7 @@ def _read_stored(path: str) -> StoredModel | None:
         quantization=max(numbers, key=numbers.__getitem__, default=""),
         modified_ns=modified,
         metadata=metadata | {"general.parameter_count": parameters},
+        chats=chats,
     )
 
 

@@ -18,6 +18,7 @@ from ramify.fill import Fill
 from ramify.messages import Generate, Segment, Usage
 from ramify.runtime.server.errors import SYSTEM_ONE_ID, SYSTEM_ONE_SDK
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.models import ServedModel, served_model, served_models, status_body
 from ramify.runtime.server.openai.bodies import Body, Timings, timings_body
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
 from ramify.runtime.server.openai.codex_models import codex_model
@@ -31,6 +32,7 @@ from ramify.runtime.server.openai.request import (
     take_header,
     take_logprobs,
 )
+from ramify.runtime.server.openai.tokenize import texts_of
 from ramify.runtime.server.params import OPENAI_SPELLING, explain_by_field, take_prompts, take_sampling
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.router import Router
@@ -47,9 +49,10 @@ _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
-    cards = [_card(service, name, lora) for name, lora in service.all_names.items()]
-    info = service.frontend.info
+    served = await served_models(request)
+    cards = [_card(one, service.started_at, name, lora) for one in served for name, lora in one.names.items()]
     if "client_version" in request.query_params:  # Codex
+        info = service.frontend.info
         models = [codex_model(card["id"], info, index) for index, card in enumerate(cards)]
     else:
         models = [_metadata(card) for card in cards]
@@ -61,9 +64,9 @@ async def list_models(request: Request) -> Response:
 
 @router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> Response:
-    service = Service.serving(request)
-    lora = lora_of(service, model)
-    return json_response(_card(service, lora or (model if model in service.model_names else ""), lora=lora))
+    served, started = await served_model(request, model), Service.serving(request).started_at
+    lora = "" if served.service is None else lora_of(served.service, model)
+    return json_response(_card(served, started, lora or (model if model in served.names else ""), lora=lora))
 
 
 @router.post("/v1/chat/completions")
@@ -102,11 +105,17 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    (parsed, formatter), headers = await parse_body(request, COMPLETION, _parse_completion)
+    (parsed, formatter, echoed), headers = await parse_body(request, COMPLETION, _parse_completion)
+    if echoed:
+        texts = await texts_of(Service.serving(request), echoed)
+        formatter.echoes = [text for text in texts for _ in range(parsed.n)]
     return await _respond(request, parsed, formatter, headers)
 
 
-def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, ResponseFormatter]:
+def _parse_completion(
+    service: Service, fields: Fields
+) -> tuple[ParsedRequest, CompletionFormatter, list[Segment]]:
+    """(the request, the formatter of its answer, the prompts that the answer repeats)."""
     header = take_header(service, fields, "cmpl-")
     suffix: str = fields.take("suffix", str, "")
     prompts: list[Segment]
@@ -127,12 +136,6 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
         if suffix:
             raise UnsupportedField(
                 "echo and suffix cannot be combined.", field="echo", remedy="Leave it out."
-            )
-        if not all(isinstance(prompt, str) for prompt in prompts):
-            raise UnsupportedField(
-                "echo of a prompt given as token ids is not supported.",
-                field="echo",
-                remedy="Give the prompt as text, or use /generate with logprob_start_len.",
             )
         options["prompt_logprobs_start"] = None if logprobs is None else 0
     default = not fields.given("max_tokens")
@@ -160,12 +163,9 @@ def _parse_completion(service: Service, fields: Fields) -> tuple[ParsedRequest, 
         explain=explain_by_field(found and found[0]),
         spelled={},
     )
-    texts = [
-        prompt if echo and isinstance(prompt, str) else "" for prompt in prompts for _ in range(parsed.n)
-    ]
-    formatter = CompletionFormatter(header, texts, logprobs is not None)
+    formatter = CompletionFormatter(header, logprobs is not None, [""] * len(parsed.streams))
     formatter.timings_per_token = timings_per_token
-    return parsed, formatter
+    return parsed, formatter, prompts if echo else []
 
 
 async def _respond(
@@ -217,21 +217,22 @@ def _metadata(card: Body) -> Body:
     what = "Model" if card["parent"] is None else f"LoRA adapter of {card['parent']}"
     return {
         "name": card["id"],
-        "description": f"{what} on Ramify, with a context of {card['max_model_len']} tokens.",
+        "description": f"{what} on Ramify, with a context of {card['max_model_len'] or 'unknown'} tokens.",
         "release_date": time.strftime("%Y-%m-%d", time.gmtime(card["created"])),
     }
 
 
-def _card(service: Service, name: str, lora: str = "") -> Body:
+def _card(served: ServedModel, started: int, name: str, lora: str = "") -> Body:
     """The entry of the model, or with `lora` of this adapter, under `name` ("": its id)."""
-    info = service.frontend.info
-    return {
-        "id": name or service.model_name,
+    service, (own, *_) = served.service, served.names
+    card: Body = {
+        "id": name or own,
         "object": "model",
-        "created": service.started_at,
+        "created": started,
         "owned_by": "ramify",
-        "root": service.frontend.loras.loaded[lora].path if lora else info.path,
-        "parent": service.model_name if lora else None,
-        "max_model_len": info.context_length,
-        "model_impl": info.model_impl,
+        "root": service.frontend.loras.loaded[lora].path if service is not None and lora else served.path,
+        "parent": own if lora else None,
+        "max_model_len": served.context_length,
+        "model_impl": None if service is None else service.frontend.info.model_impl,
     }
+    return card if served.status is None or lora else card | status_body(served.status)

@@ -160,26 +160,27 @@ class CompletionFormatter(ResponseFormatter):
 
     kind = "text_completion"
 
-    def __init__(self, header: Body, echoes: list[str], want_logprobs: bool) -> None:
+    def __init__(self, header: Body, want_logprobs: bool, echoes: list[str]) -> None:
         super().__init__(header, want_logprobs)
-        self._echoes = echoes
-        self._unsent_echo = dict(enumerate(echoes))
+        self.echoes = echoes
+        self._echoed: set[int] = set()
 
     def stream_choices(self, index: int, chunk: TextChunk) -> list[Body]:
-        text = self._unsent_echo.pop(index, "") + chunk.text
+        text = chunk.text if index in self._echoed else self.echoes[index] + chunk.text
+        self._echoed.add(index)
         prompt, output = ([] if run is None else [run] for run in (chunk.prompt_logprobs, chunk.logprobs))
         choice = _with_extras({"index": index, "text": text, "logprobs": None, "finish_reason": None}, chunk)
         if not (text or chunk.finish or prompt or output or "ramify" in choice):
             return []
         if (prompt or output) and self._want_logprobs:
-            choice["logprobs"] = completion_logprobs(prompt, output, self._echoes[index])
+            choice["logprobs"] = completion_logprobs(prompt, output, self.echoes[index])
         if chunk.finish is not None:
             choice["finish_reason"], choice["matched_stop"] = chunk.finish.reason, chunk.finish.matched
         return [choice]
 
     def body(self, results: Sequence[GenerationResult], n: int) -> Body:
         choices = []
-        for index, (result, echo) in enumerate(zip(results, self._echoes, strict=True)):
+        for index, (result, echo) in enumerate(zip(results, self.echoes, strict=True)):
             finish = _finish(result)
             logprobs = None
             if self._want_logprobs:

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM and SGLang have them, also under ``/v1``.
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them, also under ``/v1``.
 
 The ids are those of the prompt of a completion or chat with the same fields.
 """
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ramify.engine_messages import TokenIds
 from ramify.errors import InvalidRequest
-from ramify.messages import Generate
+from ramify.messages import Generate, Segment
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.openai.chat import CHAT_COMPLETIONS, take_beginning, take_chat
 from ramify.runtime.server.openai.request import lora_of
@@ -118,6 +118,26 @@ def _parse_detokenize(service: Service, fields: Fields) -> tuple[list[tuple[int,
     ids = [tuple(one) for one in lists] or [tuple(one for one in given if isinstance(one, int))]
     check_segments(((0,), *ids), "tokens", service.frontend.info.vocab_size)  # lists may be empty
     return ids, skip, bool(lists)
+
+
+async def texts_of(service: Service, prompts: Sequence[Segment]) -> list[str]:
+    """The text of each of `prompts`; that of token ids has the special tokens too."""
+
+    async def detokenized(part: Sequence[tuple[int, ...]]) -> Sequence[str]:
+        return (await service.frontend.control.detokenize(part, skip_special_tokens=False))[0]
+
+    found = iter(await in_parts([one for one in prompts if not isinstance(one, str)], detokenized))
+    return [one if isinstance(one, str) else next(found) for one in prompts]
+
+
+@router.get("/tokenizer_info", uses_model=True)
+@router.get("/v1/tokenizer_info", uses_model=True)
+async def tokenizer_info(request: Request) -> Response:
+    """The special tokens and the chat template, under the names of a tokenizer_config.json."""
+    info = Service.serving(request).frontend.info
+    template = None if info.chat_format is None else info.chat_format.source
+    known = {"bos_token": None, "eos_token": None, "chat_template": template} | info.special_tokens
+    return json_response(known | {"model_max_length": info.context_length})
 
 
 async def in_parts(items: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> list[R]:

@@ -34,6 +34,7 @@ from ramify.runtime.generation import GenerationResult
 from ramify.runtime.processes.choice_tokens import check_choices
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.leases import hint_of, scoped
+from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import (
     COMMON,
     FieldConstraint,
@@ -122,26 +123,27 @@ async def generate(request: Request) -> Response:
     return json_response(bodies if parsed.batch else bodies[0], headers)
 
 
-@router.get("/get_model_info")
-@router.get("/model_info")
+@router.get("/get_model_info", uses_model=True)
+@router.get("/model_info", uses_model=True)
 async def get_model_info(request: Request) -> Response:
     return json_response(model_info(Service.serving(request)))
 
 
-@router.get("/get_server_info")
-@router.get("/server_info")
+@router.get("/get_server_info", uses_model=True)
+@router.get("/server_info", uses_model=True)
 async def get_server_info(request: Request) -> Response:
     return json_response(await server_info(Service.serving(request)))
 
 
 @router.get("/flush_cache")
-@router.post("/flush_cache")
+@router.post("/flush_cache", uses_model=False)
+@router.post("/reset_prefix_cache", uses_model=False)  # vLLM's name, which aiperf --reset-kv-cache sends
 async def flush_cache(request: Request) -> Response:
     await Service.serving(request).frontend.control.flush_cache()
     return json_response({"flushed": True})
 
 
-@router.post("/abort_request")
+@router.post("/abort_request", uses_model=False)
 async def abort_request(request: Request) -> Response:
     rid, headers = await parse_body(request, ABORT, _parse_abort)
     return json_response({"aborted": Service.serving(request).abort(rid)}, headers)
@@ -169,10 +171,10 @@ async def load_lora_adapter(request: Request) -> Response:
 
 def _parse_lora(service: Service, fields: Fields) -> tuple[str, str]:
     """The name and the path."""
-    fields.take("lora_name", str)
     fields.take("lora_path", str)
+    name = _take_lora_name(service, fields)
     fields.finish(LOAD_LORA.whole)
-    return fields.need("lora_name"), fields.need("lora_path")
+    return name, fields.need("lora_path")
 
 
 @router.post("/v1/unload_lora_adapter")
@@ -187,10 +189,17 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 def _parse_unloaded(service: Service, fields: Fields) -> str:
     """The name."""
-    fields.take("lora_name", str)
+    name = _take_lora_name(service, fields)
     fields.finish(UNLOAD_LORA.whole)
-    name: str = fields.need("lora_name")
     return name
+
+
+def _take_lora_name(service: Service, fields: Fields) -> str:
+    """The adapter's name without the model's, which may stand before it as in "model:adapter"."""
+    fields.take("lora_name", str)
+    name: str = fields.need("lora_name")
+    base, _, adapter = name.rpartition(":")
+    return adapter if base in service.model_names else name
 
 
 @contextmanager
@@ -220,7 +229,7 @@ def _adapters(frontend: FrontendProtocol, headers: Mapping[str, str]) -> Respons
     return json_response({"success": True, "loaded_adapters": loaded}, headers)
 
 
-@router.post("/await_tools")
+@router.post("/await_tools", uses_model=False)
 async def await_tools(request: Request) -> Response:
     (program, branch, tools), _ = await parse_body(request, AWAIT_TOOLS, _parse_awaited)
     await Service.serving(request).await_tools(program, branch, tools)
@@ -236,7 +245,7 @@ def _parse_awaited(service: Service, fields: Fields) -> tuple[str, str, tuple[st
     return program, branch, tools
 
 
-@router.post("/end_program")
+@router.post("/end_program", uses_model=False)
 async def end_program(request: Request) -> Response:
     (program, scope), _ = await parse_body(request, END_PROGRAM, _parse_ended)
     await Service.serving(request).end_program(scoped(program, scope))
@@ -270,7 +279,8 @@ def _parse_request(service: Service, fields: Fields) -> ParsedRequest:
     rids = _take_rids(fields, count, service)
     if hint is None:
         hint = hint_of(fields, scope, rids[0])
-    loras = _each(fields, "lora_path", str, "", count)
+    model: str | None = fields.take("model", str)
+    loras = _each(fields, "lora_path", str, "" if model is None else lora_of(service, model), count)
     priority = take_priority(fields)
     fields.finish(GENERATE.whole)
 

@@ -8,7 +8,9 @@ from ramify.runtime.server.tables.rows import Endpoint, FieldTable, ignored, ref
 _MODEL = taken("model", "the served model, `default`, or a LoRA adapter; with the tag `:latest` or without")
 _OLD_NAME = taken("name", "the same as `model`, for older clients")
 _KEEP_ALIVE = ignored(
-    "keep_alive", "the model stays loaded. 0 without a prompt, which asks to unload it, is refused"
+    "keep_alive",
+    "a server of one model keeps it loaded, and refuses 0 without a prompt, which asks to unload it; with"
+    " several models it is heeded ([server.md](server.md#several-models))",
 )
 _RAW = "With raw or a suffix the prompt is sent without the chat template."
 _IMAGES = "This server reads and writes text alone."
@@ -114,7 +116,7 @@ _EMBEDDING = (
     _MODEL,
     taken("options", "of these only `num_ctx` is read"),
     taken("pooling", '`"last"` or `"mean"`, instead of the model\'s own'),
-    ignored("keep_alive"),
+    _KEEP_ALIVE,
     ignored("truncate", "a text that is too long is refused"),
 )
 EMBED = Endpoint(

@@ -275,7 +275,8 @@ COMPLETION = Endpoint(
         taken("response_format", "as for chat completions"),
         taken(
             "max_tokens n logprobs echo best_of",
-            "16 tokens by default, -1 for as many as fit; `best_of` must be 1",
+            "16 tokens by default, -1 for as many as fit; `best_of` must be 1. With `echo` a prompt of token"
+            " ids comes back as text",
         ),
         ignored("metadata client_metadata"),
         ignored("store", "nothing is stored, so it must be false", allowed=(False,)),

@@ -50,6 +50,7 @@ GENERATE = Endpoint(
             " program that asks; the cache scope",
         ),
         taken("priority", "of all prompts of the request, as for OpenAI's endpoints"),
+        taken("model", "the model, if the server has several, or an adapter; without it the first model"),
         taken(
             "lora_path",
             "the name of a loaded [LoRA adapter](lora.md); a list gives each prompt its own",

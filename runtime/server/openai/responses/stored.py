@@ -105,7 +105,7 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
     return json_response(_conversation(request, conversation_id)[0].body())
 
 
-@router.post(CONVERSATIONS.path + "/{conversation_id}")
+@router.post(CONVERSATIONS.path + "/{conversation_id}", uses_model=False)
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id)
 
