@@ -110,8 +110,9 @@ class Submit(Message, frozen=True, kw_only=True):
     every_s: float = 0.0
     priority: int = 0
     flow: str = ""
+    key: str = ""
     continues: Continuation | None = None
-    """The field of the same name in `Generate`, as are `every_s`, `priority` and `flow`."""
+    """The field of the same name in `Generate`, as are `every_s`, `priority`, `flow` and `key`."""
 
 
 def flow_key(program: str, flow: str, rid: str) -> tuple[str, str]:

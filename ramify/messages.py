@@ -242,6 +242,9 @@ class Generate(Message, frozen=True, kw_only=True):
     """Id of the request's flow. The requests of a flow, such as those made from one HTTP body, share one
     place in the queue. All requests of a program are one flow. Any other request without an id is a flow by
     itself."""
+    key: str = ""
+    """Name of the API key with which the request came; "" without keys. Set by the server. The requests of a
+    key share one place among those of other keys, above the flows."""
     continues: Continuation | None = None
     """Output to continue. The chunks repeat this output, then go on. With `sampling.seed`, the rest is the
     same as without the interruption."""

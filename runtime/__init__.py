@@ -22,6 +22,6 @@ server       HTTP, one folder for each API dialect
 Layers, lowest first: own modules; model.shape; model; model.families; model.transformers;
 model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;
 scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; models;
-engine; server.tables; server.telemetry; server; server.openai; server.openai.responses; server.decisions;
-server.anthropic; server.ollama; server.llamacpp; server.admin; server.sglang; server.app.
+engine; server.tables; server.telemetry; server.keys; server; server.openai; server.openai.responses;
+server.decisions; server.anthropic; server.ollama; server.llamacpp; server.admin; server.sglang; server.app.
 """

@@ -389,6 +389,9 @@ class ServerConfig(EngineConfig):
     api_key_file: str | None = None
     """A file with the api_key, which then stands neither on the command line nor in the environment. White
     space around the key is left out."""
+    keys: str | None = None
+    """File of API keys (TOML), each with its limits, models, endpoints and cache scope, beside or in place of
+    api_key. `ramify keys new` makes keys; SIGHUP reads the file again."""
     open_metrics: bool = False
     """/metrics needs no api_key, so that gateways can read it without one."""
     insecure: bool = False
@@ -452,6 +455,11 @@ class ServerConfig(EngineConfig):
     drain_s: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key."""
+        return self.api_key is not None or self.keys is not None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.port < 65536:
@@ -483,10 +491,10 @@ class ServerConfig(EngineConfig):
         for host in split_names(self.allowed_hosts):
             if host != "*" and host_name(host.removeprefix("*.")) is None:
                 raise ValueError(f"allowed_hosts names {host!r}, which is no host name.")
-        if not (self.api_key or self.insecure or is_loopback(self.host)):
+        if not (self.needs_key or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"host is {self.host!r}, which other machines can reach, and there is no api_key. Give one"
-                " (--api-key), or let everybody who reaches the server use it (--insecure)."
+                " (--api-key, --keys), or let everybody who reaches the server use it (--insecure)."
             )
 
     def _key_of_file(self, path: str) -> str:

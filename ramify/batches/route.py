@@ -26,7 +26,7 @@ from ramify.runtime.server.fields import Fields, json_response, page_limit, page
 from ramify.runtime.server.openai.responses.endpoint import take_metadata
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.router import Router
-from ramify.runtime.server.service import Service
+from ramify.runtime.server.service import KEY, Service
 from ramify.runtime.server.tables.batches import BATCH_FIELDS
 from ramify.spelling import check_word
 
@@ -78,10 +78,10 @@ class BatchFiles:
                 config = self._service.config
                 most_bytes = int(config.batch_gb * 2**30)
                 try:
-                    self._store = await asyncio.to_thread(Store, self._folder, config.api_key, most_bytes)
+                    self._store = await asyncio.to_thread(Store, self._folder, most_bytes)
                 except OSError as error:
                     raise disk_error(error) from None
-                self._runner = Runner(self._app, self._service, self._store)
+                self._runner = Runner(self._app, self._service, self._app.state.keys, self._store)
                 self._runner.resume()
             return self._store, self._runner
 
@@ -150,7 +150,7 @@ async def _stored(request: Request, store: Store) -> StoredFile:
         created_at=int(time.time()),
         filename=form.filename or "batch.jsonl",
         purpose="batch",
-        owner=store.owner,
+        owner=KEY.get().account.owner,
     )
     try:
         await store.save(file)
@@ -226,7 +226,7 @@ async def create_batch(request: Request) -> Response:
         created_at=now,
         expires_at=now + _seconds(window),
         metadata=metadata or None,
-        owner=store.owner,
+        owner=KEY.get().account.owner,
         served=Service.serving(request).model_name,
     )
     try:

@@ -38,10 +38,11 @@ from ramify.batches.store import (
     new_id,
     whole_file,
 )
-from ramify.errors import EngineClosed, RamifyError
+from ramify.errors import EngineClosed, RamifyError, Unauthorized
 from ramify.loop import cancel_at_end
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
+from ramify.runtime.server.keys.tenants import ACCOUNT, Account, Keys
 from ramify.runtime.server.service import IN_BATCH, Service
 
 logger = logging.getLogger("ramify.server")
@@ -69,8 +70,8 @@ class Answer(NamedTuple):
 class Runner:
     """The batches of a store that are being computed, by `app`."""
 
-    def __init__(self, app: ASGIApp, service: Service, store: Store) -> None:
-        self._app, self._service, self._store = app, service, store
+    def __init__(self, app: ASGIApp, service: Service, keys: Keys, store: Store) -> None:
+        self._app, self._service, self._keys, self._store = app, service, keys, store
         self._headers = _headers(service.config)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._computing: dict[str, asyncio.Task[None]] = {}
@@ -197,7 +198,7 @@ class Runner:
         in_thread = functools.partial(asyncio.get_running_loop().run_in_executor, thread)
         while (line := await in_thread(lines.take)) is not None:
             async with self._places:
-                answer = await self._answer(batch.endpoint, await in_thread(lines.body, line))
+                answer = await self._answer(batch, await in_thread(lines.body, line))
             named = answer.headers.get("request-id") or answer.headers.get("x-request-id")
             result = {
                 "id": new_id("batch_req_"),
@@ -209,14 +210,18 @@ class Runner:
             batch.request_counts.failed += answer.status >= 400
             batch.request_counts.completed += answer.status < 400
 
-    async def _answer(self, endpoint: str, body: bytes) -> Answer:
+    async def _answer(self, batch: Batch, body: bytes) -> Answer:
         """The answer to a request. One that is told to come again later does so.
 
-        Raises `EngineClosed` if the engine takes no more requests, since its 503 answers no line.
+        Raises `EngineClosed` if the engine takes no more requests, since its 503 answers no line, and
+        `Unauthorized` if the key of the batch is there no longer.
         """
         refusals = 0
         while True:
-            answer = await post(self._app, endpoint, body, self._headers)
+            account = self._keys.owner(batch.owner)
+            if account is None:
+                raise Unauthorized("The API key that the batch was created with is not known any more.")
+            answer = await post(self._app, batch.endpoint, body, self._headers, account)
             if answer.status == 503:
                 if self._service.frontend.gave_up or self._service.life.draining:
                     raise EngineClosed("The engine takes no more requests.")
@@ -341,15 +346,14 @@ def _usage_of(result: Result) -> dict[str, int]:
 def _headers(config: ServerConfig) -> list[tuple[bytes, bytes]]:
     """Headers with which a request passes the server's own checks."""
     named = [name for name in split_names(config.allowed_hosts) if name != "*"]
-    host = named[0].replace("*", "batch") if named and config.api_key else "localhost"
-    headers = [(b"host", host.encode()), (b"content-type", b"application/json")]
-    if config.api_key is not None:
-        headers.append((b"authorization", f"Bearer {config.api_key}".encode()))
-    return headers
+    host = named[0].replace("*", "batch") if named and config.needs_key else "localhost"
+    return [(b"host", host.encode()), (b"content-type", b"application/json")]
 
 
-async def post(app: ASGIApp, path: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> Answer:
-    """The answer of `app` to a request, without a connection (ASGI 3.0)."""
+async def post(
+    app: ASGIApp, path: str, body: bytes, headers: list[tuple[bytes, bytes]], account: Account
+) -> Answer:
+    """The answer of `app` to a request of `account`, without a connection (ASGI 3.0)."""
     received = False
     status, answered, parts = 0, dict[str, str](), list[bytes]()
 
@@ -381,6 +385,7 @@ async def post(app: ASGIApp, path: str, body: bytes, headers: list[tuple[bytes, 
         "headers": [*headers, (b"content-length", str(len(body)).encode())],
         "client": None,
         "server": None,
+        ACCOUNT: account,
     }
     await app(scope, receive, send)
     task = asyncio.current_task()

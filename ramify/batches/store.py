@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -26,6 +25,7 @@ import msgspec
 
 from ramify.errors import EngineError, InvalidRequest, NotFound
 from ramify.lang.batch.output import FULL
+from ramify.runtime.server.service import KEY
 
 logger = logging.getLogger("ramify.server")
 
@@ -50,7 +50,7 @@ class StoredFile(msgspec.Struct, kw_only=True):
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"] = "processed"
     owner: str
-    """Digest of the API key; "" without a key."""
+    """`Account.owner` of the API key; "" without keys."""
 
 
 class LineError(msgspec.Struct, frozen=True):
@@ -131,9 +131,8 @@ class Store:
     server uses the folder, and OSError if it cannot be made.
     """
 
-    def __init__(self, folder: Path, api_key: str | None, most_bytes: int) -> None:
+    def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
-        self.owner = hashlib.blake2b(api_key.encode(), digest_size=16).hexdigest() if api_key else ""
         self._most_bytes = most_bytes
         self._saving, self._measuring = asyncio.Lock(), asyncio.Lock()
         self._reserved: list[int] = []
@@ -189,14 +188,15 @@ class Store:
     def get(self, kind: type[Stored], identity: str) -> Stored:
         """The file or batch with this id. Raises `NotFound` also for the one of another API key."""
         found = self._known(kind).get(identity)
-        if found is None or found.owner != self.owner:
+        if found is None or found.owner != KEY.get().account.owner:
             what = "file" if kind is StoredFile else "batch"
             raise NotFound(f"There is no {what} {identity[:100]!r} here.", field="id")
         return found
 
     def own(self, kind: type[Stored]) -> Iterator[Stored]:
         """The files or batches of this API key, the newest first."""
-        return (one for one in reversed(list(self._known(kind).values())) if one.owner == self.owner)
+        owner = KEY.get().account.owner
+        return (one for one in reversed(list(self._known(kind).values())) if one.owner == owner)
 
     async def save(self, what: Stored) -> None:
         """Write the description of a file or batch to the disk, and remember it."""

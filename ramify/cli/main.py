@@ -30,6 +30,7 @@ COMMANDS = {
     "calibrate": "measure decisions on labelled questions, and fit temperatures to them",
     "cache": "list what is kept on disk, and remove it",
     "top": "watch a running server: requests, tokens/s, KV pages, held prefixes, models, keys",
+    "keys": "make a key for the file of API keys",
     "bench": "load-test an OpenAI-compatible endpoint",
 }
 

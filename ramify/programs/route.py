@@ -44,7 +44,7 @@ from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import take_priority
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.router import Router
-from ramify.runtime.server.service import Service
+from ramify.runtime.server.service import KEY, Service
 from ramify.runtime.server.sse import DONE, EventStream, while_connected
 from ramify.runtime.server.sse import event as sse_event
 from ramify.runtime.server.tables.programs import PROGRAMS, RESULTS
@@ -70,7 +70,8 @@ async def programs(request: Request) -> Response:
 
 
 def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, list[dict[str, Any]]]:
-    """(whether to stream, the client's id, the job, the arguments of each row)."""
+    """(whether to stream, the client's id as `Service.programs` has it, the job, the arguments of each
+    row)."""
     stream: bool = fields.take("stream", bool, False)
     run: str | None = fields.take("id", str)
     job, rows = _take_job(fields, service, stream)
@@ -82,16 +83,17 @@ def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, lis
             field="stream",
             remedy=f"Send stream: true and an id of your own, and post results to {PATH}/ID/results.",
         )
-    if run in service.programs:
+    own = run and KEY.get().own_id(run)
+    if own in service.programs:
         raise InvalidRequest(f"A program with the id {run!r} is running.", field="id")
-    return stream, run, job, rows
+    return stream, own, job, rows
 
 
 @router.post(PATH + "/{run}/results", uses_model=False)
 async def results(request: Request, run: str) -> Response:
     """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
     (place, row, texts), _ = await parse_body(request, RESULTS, _parse_results)
-    waiting: list[ToolResults] = Service.serving(request).programs.get(run, [])
+    waiting: list[ToolResults] = Service.serving(request).programs.get(KEY.get().own_id(run), [])
     if not 0 <= row < len(waiting):
         raise NotFound(f"No program {run!r} with row {row} runs here.", field="id")
     waiting[row].put(place, texts)
@@ -278,10 +280,10 @@ class _Served:
         return self._service.generate(request, PATH)
 
     async def abort(self, rid: str) -> None:
-        self._service.frontend.abort(rid)
+        self._service.abort(rid)
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        await self._service.frontend.control.await_tools(program, branch, tools)
+        await self._service.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
         await self._service.end_program(program)

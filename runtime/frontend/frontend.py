@@ -294,7 +294,7 @@ class Frontend:
             most = self._config.most_of_a_flow(running)
             if own < most:
                 return
-            told = " of one body or program"
+            told = " of one body, program or key"
         raise Overloaded(
             f"{own if told else self.in_flight} requests{told} are running or queued; the limit is {most}.",
             remedy="Send it again later.",

@@ -108,8 +108,9 @@ class Requests:
         self._empty = asyncio.Event()
 
     def in_flow(self, request: Generate) -> int:
-        """The number of requests in flight of the same flow as `request`."""
-        return self._flows[_flow_of(request)]
+        """The number of requests in flight of the same flow as `request`, or of the same API key if that is
+        more."""
+        return max((self._flows[flow] for flow in _flows_of(request)), default=0)
 
     def send_request(self, request: Generate) -> OutputQueue:
         """Send a request, and return its output. If the request cannot be sent, it is forgotten, and an error
@@ -124,14 +125,13 @@ class Requests:
         except Exception as error:
             self.outputs.pop(request.rid, None)
             raise unsendable(error) from error
-        if flow := _flow_of(request):
-            self._flows[flow] += 1
+        self._flows.update(_flows_of(request))
         return output
 
     def close(self, rid: str) -> None:
         """Forget a request whose chunks nobody reads any more, and abort the request unless it has ended."""
         output = self.outputs.pop(rid, None)
-        if output is not None and (flow := _flow_of(output.request)):
+        for flow in () if output is None else _flows_of(output.request):
             self._flows[flow] -= 1
             if not self._flows[flow]:
                 del self._flows[flow]
@@ -224,8 +224,8 @@ class Requests:
                 output.fail(unsendable(error))
 
 
-def _flow_of(request: Generate) -> tuple[str, ...]:
-    """(scope, kind, id) of the request's flow: requests of one flow share a place in the queue. () if no
-    other request shares the place of `request`."""
+def _flows_of(request: Generate) -> list[tuple[str, ...]]:
+    """The request's flow, unless it is one by itself, and its API key: (key, scope, kind, id) and (key)."""
     kind, name = flow_key("" if request.hint is None else request.hint.program, request.flow, request.rid)
-    return () if kind == "request" else (request.scope, kind, name)
+    found: list[tuple[str, ...]] = [] if kind == "request" else [(request.key, request.scope, kind, name)]
+    return [*found, (request.key,)] if request.key else found

@@ -88,9 +88,12 @@ class PromptTokenizer:
         self._decisions = DecisionTokenizer(
             self._encode_inside, str if self._messages is None else self._messages.marked_values, trained
         )
-        self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
-        """(text, whether it begins the prompt) → ids, least recently used first. A program sends its earlier
-        turns again with every call."""
+        self._cache: OrderedDict[tuple[str, bool, str], array[int]] = OrderedDict()
+        """(text, whether it begins the prompt, cache scope) → ids, least recently used first. A program sends
+        its earlier turns again with every call. Scopes are kept apart, since a cached text takes less
+        time."""
+        self._scope = ""
+        """The cache scope of the request whose prompt is tokenised."""
         self._cached_characters = 0
 
     def results(self, message: Generate | Tokenize | Detokenize) -> Iterator[Submit | Texts | None]:
@@ -109,6 +112,7 @@ class PromptTokenizer:
         return next(found for found in self._submit(request) if found is not None)
 
     def _submit(self, request: Generate) -> Iterator[Submit | None]:
+        self._scope = request.scope
         choices = check_choices(request)
         check_pooling(request)
         decide = check_decide(request)
@@ -131,6 +135,7 @@ class PromptTokenizer:
             every_s=request.every_s,
             priority=request.priority,
             flow=request.flow,
+            key=request.key,
             continues=request.continues,
         )
         if choices is not None:
@@ -178,10 +183,10 @@ class PromptTokenizer:
 
     def tokenize(self, message: Tokenize) -> Texts:
         """The ids of the message's prompts. Raises `InvalidRequest` if the chat template raises."""
-        ids = [
-            self._ids(prompt, self._segments(prompt)[0], special=message.special)
-            for prompt in message.prompts
-        ]
+        ids = []
+        for prompt in message.prompts:
+            self._scope = prompt.scope
+            ids.append(self._ids(prompt, self._segments(prompt)[0], special=message.special))
         tokens = self._tokenizer.convert_ids_to_tokens if message.entries else lambda one: ()
         return Texts(
             rid=message.rid,
@@ -356,9 +361,9 @@ class PromptTokenizer:
 
     def _encode(self, text: str, start: bool) -> list[int]:
         """The ids of `text`. `start`: the text begins the prompt."""
-        cached = self._cache.get((text, start))
+        cached = self._cache.get((text, start, self._scope))
         if cached is not None:
-            self._cache.move_to_end((text, start))
+            self._cache.move_to_end((text, start, self._scope))
             return cached.tolist()
         ids: list[int]
         if self._messages is not None and MARK in text and not start:
@@ -368,10 +373,10 @@ class PromptTokenizer:
         if start and self._has_two_bos(ids):
             del ids[0]
         if len(text) >= CACHED_FROM:
-            self._cache[text, start] = array("i", ids)
+            self._cache[text, start, self._scope] = array("i", ids)
             self._cached_characters += len(text)
             while self._cached_characters > self._most_cached:
-                (old, _), _ = self._cache.popitem(last=False)
+                (old, _, _), _ = self._cache.popitem(last=False)
                 self._cached_characters -= len(old)
         return ids
 

@@ -252,16 +252,26 @@ class Admission:
         return True, -request.rank, self.policy.key(request, matched, now), request.arrival
 
     def _fairly(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Reorder the candidates of each rank: of several heavy flows, the flow with fewer running requests
-        goes first. So two long lists of prompts get equal numbers of running requests. The calls of programs
-        stay in the order of the policy, which weighs whole programs."""
+        """Reorder the candidates of each rank: of several heavy flows of a key, the flow with fewer running
+        requests goes first. So two long lists of prompts get equal numbers of running requests. The calls of
+        programs stay in the order of the policy, which weighs whole programs. Then the same is done for all
+        requests of heavy keys."""
+        ordered = self._by_running(
+            candidates, lambda request: request.flow if request.run_hint is None else None
+        )
+        return self._by_running(ordered, lambda request: request.flow.key)
+
+    def _by_running(
+        self, candidates: list[Candidate], flow_of: Callable[[Request], Flow | None]
+    ) -> list[Candidate]:
+        """`candidates`, of each rank those first whose heavy flow has fewer running requests."""
         taken: dict[Flow, int] = {}
         order: list[tuple[bool, int, int]] = []
         for request, _ in candidates:
             assert request.deadline is not None
-            flow, place = request.flow, 0
+            flow, place = flow_of(request), 0
             waits = request.deadline > self.admitted
-            if waits and flow.heavy and request.run_hint is None:
+            if waits and flow is not None and flow.heavy:
                 place = taken.get(flow, flow.running)
                 taken[flow] = place + 1
             order.append((waits, -request.rank if waits else 0, place))
@@ -291,18 +301,22 @@ class Admission:
 
 
 def _window(waiting: Sequence[Request], count: int) -> Sequence[Request]:
-    """The first `count` requests of `waiting`, and some of the others: the oldest one, if ranks differ, and
-    the first request of each heavy flow that has no request in the window yet."""
+    """The first `count` requests of `waiting`, and some of the others: the oldest one, if ranks differ; the
+    first request of each heavy flow that has no request in the window yet, and the first ``count // 4``
+    requests of each heavy key that has none."""
     if len(waiting) <= count:
         return waiting
     window = list(waiting[:count])
     if waiting[-1].rank < waiting[0].rank:
         window.append(min(waiting[count:], key=lambda request: request.arrival))
-    seen = {request.flow for request in window}
+    room = {flow: 0 for request in window for flow in request.flow.levels}
+    most = count // 4
     for request in waiting[count:]:
-        if request.flow.heavy and request.flow not in seen:
-            seen.add(request.flow)
+        flow, key = request.flow, request.flow.key
+        assert key is not None
+        if (flow.heavy and room.get(flow, 1)) or (key.heavy and room.get(key, most)):
             window.append(request)
+            room[flow], room[key] = 0, max(room.get(key, most) - 1, 0)
     return window
 
 

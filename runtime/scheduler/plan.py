@@ -4,9 +4,9 @@
 that overlap scheduling launches ahead. Both ask `Precedence` for the requests that take part, `ChunkSize` for
 the number of prompt tokens, and `StepPlanner._share_out` for each request's part.
 
-A request's rank is twice its priority, less one while its flow yields to others (`requests.flows`). Requests
-below the highest rank sit out steps. They are then owed a share of the following time, in proportion to the
-time that they sat out.
+A request's rank is three times its priority, less one while its flow yields to others, and less one while its
+API key yields to others (`requests.flows`). Requests below the highest rank sit out steps. They are then owed
+a share of the following time, in proportion to the time that they sat out.
 
 Example, with a chat of priority 0 beside 128 requests of priority -1:
 
@@ -83,6 +83,8 @@ class Precedence:
         self._tuning = tuning
         self._sat_out_s = 0.0
         """Seconds that requests have sat out and that have not been paid back yet."""
+        self._put_off = False
+        """True if a shared step was due, and the current step is a newcomer's instead."""
         self._steps_shared = 0
         self._served: dict[int, int] = {}
         """By rank, the number of the last shared step that was given to that rank."""
@@ -101,6 +103,7 @@ class Precedence:
         """
         turn = self._turn(running, waiting, yielding, self._sat_out_s)
         self.rule = turn.rule
+        self._put_off = turn.rule.leaves_out and self._is_due(turn.rule.share, self._sat_out_s)
         if self.rule.shared:
             self._steps_shared += 1
             self._served[self.rule.most] = self._steps_shared
@@ -134,12 +137,10 @@ class Precedence:
         if top == min(ends, default=0):
             return Turn(Rule(share=self.rule.share), list(running))
         share = max(SHARE, yielding)
-        # If few flows go before many that yield, the many sit out for a shorter time: otherwise each of the
-        # few would delay all of the many.
-        patience_s = max(self._tuning.patience_s, PATIENCE_STEPS * self._usual_s[False]) * min(
-            1.0, 2 * (1 - share)
-        )
-        if sat_out_s >= patience_s:
+        # A shared step is long, and no request of the highest rank joins in it. So the first step of one that
+        # has not run goes before it, once.
+        comes = bool(waiting) and waiting[0].rank == top and waiting[0].stats.first_pass is None
+        if self._is_due(share, sat_out_s) and (self._put_off or not comes):
             rank = self._next_rank({request.rank for each in (running, waiting) for request in each} - {top})
             first = [request for request in running if request.decoding or request.rank == rank]
             last = [request for request in running if not request.decoding and request.rank != rank]
@@ -150,6 +151,15 @@ class Precedence:
             places = int((self._tuning.ride - 1) / max(row, 1e-9))
             high += [request for request in running[len(high) :] if request.decoding][:places]
         return Turn(Rule(least=top, share=share), high)
+
+    def _is_due(self, share: float, sat_out_s: float) -> bool:
+        """Whether requests that sat out for `sat_out_s` are to be paid back.
+
+        If few flows go before many that yield, the many sit out for a shorter time: otherwise each of the few
+        would delay all of the many.
+        """
+        patience_s = max(self._tuning.patience_s, PATIENCE_STEPS * self._usual_s[False])
+        return sat_out_s >= patience_s * min(1.0, 2 * (1 - share))
 
     def _next_rank(self, lower: set[int]) -> int:
         """The rank in `lower` that was served longest ago: the rank whose prefills and admissions go first.

@@ -9,6 +9,7 @@
 - `params`: sampling options, prompts and constraints, under the names of each dialect.
 - `sse`: merges the chunks of several generations, and sends them as server-sent events.
 - `errors`: errors as responses.
+- `keys/`: API keys, their limits, and the names that their requests have in the engine.
 - `telemetry/`: log lines and spans of requests, and their ids.
 - `calls`: Ramify's own endpoint for single calls of programs. The endpoint that runs a whole program is
   `ramify.programs.route`, since it needs `lang`, which nothing in this folder imports.

@@ -106,6 +106,21 @@ class Metrics:
             )
             for name, text in tokens
         }
+        self.key_requests = Counter(
+            "ramify_key_requests", "Requests that generated, by API key.", ["key"], registry=self.registry
+        )
+        self.key_refusals = Counter(
+            "ramify_key_refusals",
+            "Requests that were refused (429) by a limit of their API key.",
+            ["key", "limit"],
+            registry=self.registry,
+        )
+        self.key_tokens = Counter(
+            "ramify_key_tokens",
+            "Tokens by API key; kind is prompt, cached (of the prompt) or generation.",
+            ["key", "kind"],
+            registry=self.registry,
+        )
         self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _REQUEST_S
         )
@@ -114,8 +129,12 @@ class Metrics:
         )
         self.total_s = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _REQUEST_S)
 
-    def count_tokens(self, totals: PromptTotals) -> None:
-        """Count the tokens of one prompt and its choices."""
+    def count_tokens(self, totals: PromptTotals, key: str = "") -> None:
+        """Count the tokens of one prompt and its choices, which the API key of this name asked for."""
+        if key:
+            kinds = {"prompt": totals.prompt, "cached": totals.cached, "generation": totals.completion}
+            for kind, tokens in kinds.items():
+                self.key_tokens.labels(key, kind).inc(tokens)
         self._tokens["prompt"].inc(totals.prompt)
         self._tokens["cached"].inc(totals.cached)
         self._tokens["computed"].inc(totals.prompt - totals.cached)

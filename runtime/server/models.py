@@ -41,7 +41,7 @@ from ramify.runtime.server.body import peek_body
 from ramify.runtime.server.errors import SYSTEM_ONE, SYSTEM_ONE_MODELS
 from ramify.runtime.server.fields import decode
 from ramify.runtime.server.metrics import Metrics
-from ramify.runtime.server.service import SERVICE, FrontendProtocol, Service
+from ramify.runtime.server.service import KEY, SERVICE, FrontendProtocol, Service
 from ramify.runtime.server.sse import while_connected
 
 HELD = "ramify.held"
@@ -73,7 +73,7 @@ class ServedModel(NamedTuple):
         if self.service is not None:
             return self.service.all_names
         assert self.status is not None
-        return {self.status.name: ""}
+        return {self.status.name: ""} if KEY.get().may_use(self.status.name) else {}
 
     @property
     def context_length(self) -> int | None:
@@ -165,6 +165,7 @@ class Models:
         if request.url.path.startswith(OLLAMA) and names.keep_alive is not None:
             kept = keep_alive_s(names.keep_alive)
         model = self._named(request.url.path, names)
+        KEY.get().check_model((model, *(one for one in (names.model, names.name) if isinstance(one, str))))
         held: contextlib.AsyncExitStack = request.scope[HELD]
         frontend = await while_connected(
             request.receive, held.enter_async_context(self.pool.use(model, kept))
@@ -210,9 +211,11 @@ class Models:
         return None
 
     async def find(self, name: str) -> ServedModel:
-        """The model that `name` means. Raises `NotFound`."""
+        """The model that `name` means. Raises `NotFound`, and `NotAllowed` by the key."""
         await self.pool.measure()
-        return self._listed(self.pool.status(name))
+        status = self.pool.status(name)
+        KEY.get().check_model((status.name, name))
+        return self._listed(status)
 
     def _listed(self, status: ModelStatus) -> ServedModel:
         frontend = self.pool.frontends.get(status.name)

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from ramify.errors import InvalidRequest, NotFound, RamifyError
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import BodyState, Fields, decode
+from ramify.runtime.server.keys.tenants import NotAllowed
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.tables.rows import Endpoint
 
@@ -89,6 +90,8 @@ def _find_others(first: RamifyError, parse_without: Callable[[set[str]], None]) 
         try:
             parse_without(left_out)
             break
+        except NotAllowed:
+            break  # about a value of `required`, which the client has not sent
         except (InvalidRequest, NotFound) as another:
             error = another
         if error.field is not None and not _follows(error, found, left_out):

@@ -13,14 +13,15 @@ from typing import Any, Protocol, cast
 import msgspec
 from starlette.requests import Request
 
-from ramify.errors import EngineClosed, InvalidRequest
+from ramify.engine_messages import TokenIds
+from ramify.errors import EngineClosed, InvalidRequest, Overloaded
 from ramify.messages import Generate, ProgramHint, TextChunk
 from ramify.model_info import ModelInfo
-from ramify.priority import BATCH
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
+from ramify.runtime.server.keys.tenants import OPEN, Caller
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
 from ramify.runtime.server.telemetry.generations import Telemetry
@@ -38,6 +39,8 @@ IN_BATCH: ContextVar[str] = ContextVar("in_batch", default="")
 """Id of the batch to which the current request belongs; "" for a request of a client."""
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 """Name of the client that sent the current request, by its headers; "" if they have none."""
+KEY: ContextVar[Caller] = ContextVar("key", default=Caller(OPEN))  # noqa: B039
+"""The API key of the current request; one that may do everything on a server without keys."""
 
 
 SERVICE = "ramify.service"
@@ -129,8 +132,14 @@ class Service:
     @property
     def all_names(self) -> dict[str, str]:
         """Name of a model for clients → the LoRA adapter that it names; "" for the names of the served model
-        alone."""
-        return dict.fromkeys(self.model_names, "") | {name: name for name in self.frontend.loras.loaded}
+        alone. Names that the current key may not use are left out."""
+        names = dict.fromkeys(self.model_names, "") | {name: name for name in self.frontend.loras.loaded}
+        return {name: lora for name, lora in names.items() if KEY.get().may_use(name)}
+
+    def check_model(self, name: str) -> None:
+        """Raise `NotAllowed` unless the current key may use the model that a request names: the served model
+        by any of its names, or an adapter."""
+        KEY.get().check_model((name,) if name in self.frontend.loras.loaded else self.model_names)
 
     @property
     def max_running(self) -> int:
@@ -180,9 +189,31 @@ class Service:
         return msgspec.structs.replace(hint, lease_s=min(hint.lease_s, most), client=CLIENT.get())
 
     async def end_program(self, program: str) -> None:
-        """End `program`, which sends no further requests: its leases are released."""
+        """End a program of the current key, which sends no further requests: its leases are released."""
+        await self.end_in_engine(KEY.get().own_id(program))
+
+    async def end_in_engine(self, program: str) -> None:
+        """End the program that has the id `program` in the engine."""
         self.recent.end_program(program)
         await self.frontend.control.end_program(program)
+
+    async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
+        """Tell the engine that a branch of a program of the current key waits for `tools`."""
+        await self.frontend.control.await_tools(KEY.get().own_id(program), branch, tools)
+
+    async def tokenize(self, prompts: Sequence[Generate], *, special: bool) -> tuple[TokenIds, ...]:
+        """`ControlClient.tokenize`, in the cache scope of the current key."""
+        scope = KEY.get().own_scope("")
+        own = [msgspec.structs.replace(prompt, scope=scope) for prompt in prompts]
+        return await self.frontend.control.tokenize(own, special=special)
+
+    def abort(self, rid: str | None) -> int:
+        """Abort the requests of the current key with this id (`Frontend.abort`); None: all of them, and with
+        a key of operators those of all keys. Returns their number."""
+        caller = KEY.get()
+        if rid is None and not caller.key.admin:
+            return sum([self.frontend.abort(one) for one in [*caller.account.rids]])
+        return self.frontend.abort(None if rid is None else caller.own_id(rid))
 
     async def generate(
         self,
@@ -192,7 +223,8 @@ class Service:
         choices: ChoiceUsages | None = None,
     ) -> AsyncGenerator[TextChunk, None]:
         """The chunks of a generation, whose pages are leased for at most `max_lease_s`. Records metrics, and
-        logs a line and ends a span when the generation ends in any way.
+        logs a line and ends a span when the generation ends in any way. Raises `NotAllowed` and `Overloaded`
+        by the key.
 
         `choices` collects the usages of all choices of the prompt; None if there is only this one.
         """
@@ -200,8 +232,10 @@ class Service:
             raise EngineClosed("The server is shutting down.", remedy="Send the request to another one.")
         if request.hint is not None:
             request = msgspec.structs.replace(request, hint=self._named(request.hint))
-        if batch := IN_BATCH.get():
-            request = msgspec.structs.replace(request, priority=request.priority or BATCH, flow=batch)
+        caller, batch, rid = KEY.get(), IN_BATCH.get(), request.rid
+        self.check_model(request.lora or self.model_name)
+        request = caller.owned(request, batch)
+        expected = self._begin(caller, request)
         choices = choices or ChoiceUsages(1)
         started = previous = time.perf_counter()
         first_token_s: float | None = None
@@ -213,6 +247,7 @@ class Service:
         client = "batch" if batch else CLIENT.get()
         recording = self.recent.record_request(request, endpoint, client, choices)
         generation = self.telemetry.begin(request, endpoint, client, user)
+        caller.account.rids.add(request.rid)
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -234,7 +269,7 @@ class Service:
                     if chunk.finish is not None:
                         finish = chunk.finish.reason
                         status = 499 if finish == "abort" else 200
-                    yield chunk
+                    yield caller.shown(chunk, rid)
         except Exception as error:
             status, finish, failure = getattr(error, "status", 500), "error", error
             raise
@@ -243,9 +278,24 @@ class Service:
             total_s = time.perf_counter() - started
             self.metrics.generations.labels(endpoint, str(status), finish).inc()
             self.metrics.total_s.labels(endpoint).observe(total_s)
-            if (totals := choices.end_choice(usage)) is not None:
-                self.metrics.count_tokens(totals)
+            totals = choices.end_choice(usage)
+            if totals is not None:
+                self.metrics.count_tokens(totals, caller.name)
+            caller.account.rids.discard(request.rid)
+            caller.settle(expected, 0 if totals is None else totals.prompt + totals.completion)
             questions = () if request.decide is None else request.decide.questions
             if finish not in ("abort", "error"):
                 self.metrics.count_questions(endpoint, questions)
             generation.end(status, finish, usage, first_token_s, total_s, failure)
+
+    def _begin(self, caller: Caller, request: Generate) -> int:
+        """`Caller.begin`, with its metrics."""
+        first = not caller.begun
+        try:
+            expected = caller.begin(request)
+        except Overloaded as error:
+            self.metrics.key_refusals.labels(caller.name, error.field).inc()
+            raise
+        if first and caller.name:
+            self.metrics.key_requests.labels(caller.name).inc()
+        return expected

@@ -21,9 +21,9 @@ def order(*messages: Message) -> list[str]:
     return found
 
 
-def asked(rid: str, flow: str = "", program: str = "") -> Generate:
+def asked(rid: str, flow: str = "", program: str = "", key: str = "") -> Generate:
     hint = ProgramHint(program=program) if program else None
-    return Generate(rid=rid, prompt=("hi", (1, 2)), flow=flow, hint=hint)
+    return Generate(rid=rid, prompt=("hi", (1, 2)), flow=flow, hint=hint, key=key)
 
 
 def test_flows_take_turns() -> None:
@@ -38,6 +38,19 @@ def test_flows_take_turns() -> None:
         "Generate p2",
         "Generate b2",
         "Generate b3",
+    ]
+
+
+def test_keys_take_turns_whatever_their_flows() -> None:
+    flood = [asked(f"f{i}", key="flood") for i in range(3)]
+    calls = [asked(f"p{i}", program="p", key="other") for i in (1, 2)]
+    assert order(*flood, *calls, EndProgram(program="p")) == [
+        "Generate f0",
+        "Generate p1",
+        "Generate f1",
+        "Generate p2",
+        "Generate f2",
+        "EndProgram p",
     ]
 
 

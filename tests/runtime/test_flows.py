@@ -140,11 +140,83 @@ def test_the_calls_of_a_program_are_one_flow(tiny_model: Any) -> None:
     assert local.scheduler.requests.running[0].rid == new
 
 
+# --- API keys ---
+
+
+def flood(local: LocalScheduler, count: int, key: str, tokens: int = 60) -> list[str]:
+    """Submit `count` requests of the key, each a flow of its own; returns their ids."""
+    return [
+        local.submit(prompt_of(20, sum(map(ord, key)) + row), max_tokens=tokens, ignore_eos=True, key=key)
+        for row in range(count)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["program", "fcfs"])
+def test_a_chat_beside_the_flood_of_another_key_takes_at_most_three_times_as_long(
+    tiny_model: Any, policy: str
+) -> None:
+    options = {"max_running": 16, "num_pages": 100, "chunk_tokens": 64, "policy": policy}
+    usual = alone(tiny_model, **options)
+
+    def beside(key: str) -> float:
+        timed = Timed(tiny_model, **options)
+        flood(timed.local, 40, "flood", tokens=40)
+        timed.local.step(4)
+        return timed.time_of(chat(timed.local, key=key))
+
+    assert beside("other") < 3 * usual < beside("flood")
+
+
+def test_a_first_request_of_a_key_takes_the_place_of_one_of_a_flood(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=10)
+    rids = flood(local, 20, "flood", tokens=10)
+    local.step(5)
+    running = local.scheduler.requests.running
+    assert [request.rid for request in running] == rids[:10]
+    new = chat(local, key="other")
+    local.step()
+    assert [request.rid for request in running] == [new, *rids[:9]]
+    local.run()
+    assert [len(local.results[rid].ids) for rid in rids] == [10] * 20
+
+
+def test_two_keys_share_the_places_whatever_their_flows(tiny_model: Any) -> None:
+    local = LocalScheduler(tiny_model, max_running=10, policy="fcfs", tuning=Tuning(window=16))
+    flood(local, 60, "flood", tokens=12)
+    local.step(3)
+    for row in range(40):
+        hint = ProgramHint(program="p", name="p")
+        local.submit(prompt_of(20, row), max_tokens=12, ignore_eos=True, hint=hint, key="other")
+    local.step(40)
+    running = [request.flow_key[1] for request in local.scheduler.requests.running]
+    assert 3 <= running.count("other") <= 7
+    assert len(running) == 10
+
+
+def test_a_key_that_floods_yields_with_all_of_its_flows() -> None:
+    flows = Flows(100)
+    flooding = [request(name, key="flood") for name in ("list",) * 20 + ("chat", "")]
+    other = [request("", key="other")]
+    for one in (*flooding, *other):
+        flows.join(one)
+    assert flows.judge(flooding, other)
+    assert flows.share == 1 / 2, "one of two keys, of however many flows"
+    assert [flooding[0].rank, flooding[-1].rank, other[0].rank] == [-2, -1, 0]
+    flows.leave(other[0])
+    assert flows.judge(flooding, [])
+    assert [flooding[0].rank, flooding[-1].rank] == [-1, 0], "alone, a key has only its flows"
+    for one in flooding:
+        flows.leave(one)
+    assert not flows._keys
+
+
 # --- who yields -----------------------------------------------------------------------------------
 
 
-def request(flow: str, priority: int = 0, prompt: int = 1, rid: str = "r") -> Request:
-    submit = Submit(rid=rid, ids=(1,) * prompt, sampling=SamplingParams(), priority=priority, flow=flow)
+def request(flow: str, priority: int = 0, prompt: int = 1, rid: str = "r", key: str = "") -> Request:
+    submit = Submit(
+        rid=rid, ids=(1,) * prompt, sampling=SamplingParams(), priority=priority, flow=flow, key=key
+    )
     return Request(submit, arrival=0.0, max_tokens=1)
 
 
@@ -183,7 +255,8 @@ def test_programs_bodies_and_scopes_of_one_name_are_flows_of_their_own() -> None
 
     agent = ProgramHint(program="agent")
     keys = [key(flow="agent"), key(hint=agent), key(hint=agent, scope="a"), key(hint=agent, scope="b")]
-    assert len(set(keys)) == 4
+    keys.append(key(hint=agent, scope="b", key="alice"))
+    assert len(set(keys)) == 5
     assert key(flow="r") != key()
     assert key(hint=agent, flow="body") == key(hint=agent)
 
@@ -192,8 +265,20 @@ def test_each_rank_has_its_turn_whichever_others_are_there() -> None:
     turns, served = Precedence(StepCost(), Tuning(patience_s=0.0)), []
     for step in range(12):
         lower = (-1, -2, -3) if step % 2 == 0 else (-1, -2)
-        served.append(turns.begin_turn([request("", rank) for rank in (0, *lower)], []).rule.most // 2)
+        served.append(turns.begin_turn([request("", rank) for rank in (0, *lower)], []).rule.most // 3)
     assert all(served.count(rank) >= 2 for rank in (-1, -2, -3))
+
+
+def test_a_newcomer_goes_before_a_step_that_is_owed_once() -> None:
+    turns = Precedence(StepCost(), Tuning(patience_s=0.0))
+    running, came = [request("", -1)], request("")
+    rules = []
+    for _ in range(4):  # the newcomer never joins
+        rules.append(turns.begin_turn(running, [came]).rule)
+        turns.end_turn(1.0 if rules[-1].leaves_out else 0.0)
+    assert [rule.leaves_out for rule in rules] == [True, False, True, False]
+    came.stats.first_pass = 1.0
+    assert all(turns.begin_turn(running, [came]).rule.shared for _ in range(3))
 
 
 def test_flows_of_lower_priority_neither_yield_to_others_nor_make_them_yield() -> None:

@@ -82,10 +82,11 @@ def test_a_client_gives_no_id_of_the_engines_own() -> None:
     with_frontend(ask)
 
 
-def test_one_body_leaves_room_for_others() -> None:
+@pytest.mark.parametrize("field", ["flow", "key"])
+def test_one_body_and_one_key_leave_room_for_others(field: str) -> None:
     async def fill(served: Served) -> None:
-        async def ask(rid: str, flow: str = "") -> asyncio.Task[Any]:
-            request = Generate(rid=rid, prompt=("Q",), flow=flow)
+        async def ask(rid: str, name: str = "") -> asyncio.Task[Any]:
+            request = Generate(rid=rid, prompt=("Q",), **{field: name})  # type: ignore[arg-type]
             task = asyncio.ensure_future(anext(served.frontend.generate(request)))
             await asyncio.sleep(0)
             if task.done():
@@ -94,7 +95,7 @@ def test_one_body_leaves_room_for_others() -> None:
 
         tasks = {f"b{index}": await ask(f"b{index}", "body") for index in range(14)}
         with pytest.raises(
-            Overloaded, match="14 requests of one body or program are running or queued; the limit is 14"
+            Overloaded, match="14 requests of one body, program or key are running or queued; the limit is 14"
         ):
             await ask("b14", "body")
         for rid in ("chat", "other"):

@@ -218,8 +218,26 @@ def test_the_ids_that_are_kept_are_bounded(tiny_folder: Path) -> None:
     texts = [f"{number}" * 40 for number in range(5)]
     for text in (*texts, texts[3], texts[0]):
         assert len(ids(prompts, prompt=(text,))) == 40
-    assert [text for text, _ in prompts._cache] == [texts[3], texts[0]]
+    assert [text for text, *_ in prompts._cache] == [texts[3], texts[0]]
     assert prompts._cached_characters == 80
+
+
+def test_scopes_do_not_find_the_texts_of_each_other(tiny_folder: Path) -> None:
+    """A cached text takes less time, which would tell whether another scope has sent it."""
+    tokenizer, encoded = load_tokenizer(tiny_folder), []
+    prompts = PromptTokenizer(tokenizer)
+    encode = tokenizer.encode
+    tokenizer.encode = lambda text, **options: encoded.append(text) or encode(text, **options)
+    text = "seven lines " * 9
+    ids(prompts, prompt=(text,), scope="a")
+    for scope, count in (("a", 0), ("b", 1), ("b", 0), ("", 1), ("a", 0)):
+        encoded.clear()
+        ids(prompts, prompt=(text,), scope=scope)
+        assert encoded.count(text) == count
+    encoded.clear()
+    asked = Generate(rid="t", prompt=(text,), scope="c")
+    prompts.tokenize(Tokenize(rid="t", prompts=(asked, asked), special=True))
+    assert encoded.count(text) == 1
 
 
 class Words:

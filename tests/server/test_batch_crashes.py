@@ -88,7 +88,7 @@ class Server:
     """The store and the runner of a server whose engine answers the lines of `INPUT`."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = store.Store(folder, None, 1 << 30)
+        self.store = store.Store(folder, 1 << 30)
         frontend = SimpleNamespace(gave_up=False)
         config = ServerConfig()
         self.service: Any = SimpleNamespace(

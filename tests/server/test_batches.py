@@ -543,7 +543,7 @@ def test_the_event_loop_does_not_wait_for_the_disk(folder: Path, monkeypatch: py
 
 
 def test_the_last_of_two_saves_is_on_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = store.Store(folder, None, 1000)
+    kept = store.Store(folder, 1000)
     batch = store.Batch(**BATCH_OBJECT)
     second = threading.Event()
     write = store.Store._write

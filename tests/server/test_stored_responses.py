@@ -315,7 +315,7 @@ def test_a_client_that_vanishes_leaves_no_leases() -> None:
             await asyncio.sleep(0)
             ended.append(program)
 
-        service: Any = SimpleNamespace(end_program=end_program)
+        service: Any = SimpleNamespace(end_in_engine=end_program)
         first = asyncio.create_task(end_leases(service, store))
         await asyncio.sleep(0)
         first.cancel()

@@ -45,7 +45,7 @@ FORCED_RUN = 16
 """A request whose prompt is computed counts as decoding while it has at most this number of tokens to
 compute. So the tokens that a grammar forces do not wait for the budget of prefills."""
 
-LEAST_RANK, MOST_RANK = -2 * MOST - 1, 2 * MOST
+LEAST_RANK, MOST_RANK = -3 * MOST - 2, 3 * MOST
 """The range of `Request.rank`."""
 
 
@@ -85,7 +85,10 @@ class Request:
         self.prompt_len = len(submit.ids)
         self.priority = submit.priority
         program = "" if submit.hint is None else submit.hint.program
-        self.flow_key = (submit.priority, submit.scope, *flow_key(program, submit.flow, submit.rid))
+        self.flow_key = (
+            *(submit.priority, submit.key, submit.scope),
+            *flow_key(program, submit.flow, submit.rid),
+        )
         self.flow = Flow(submit.priority)
         """The request's flow: one of its own until `Flows.join` sets another."""
         self.decisions = decisions
@@ -93,8 +96,8 @@ class Request:
         self.uncached = self.prompt_len + self.behind
         """The number of tokens of the prompt and of questions that were not cached when the request was
         enqueued."""
-        self.rank = 2 * submit.priority
-        """Twice the priority, less one while the flow yields. Requests of higher rank go first."""
+        self.rank = self.flow.rank
+        """`Flow.rank` of the request's flow. Requests of higher rank go first."""
         self.order = (-self.rank, arrival)
         """The sort key of running and of waiting requests: highest rank first; of equal ranks, the oldest."""
         self.max_tokens = max_tokens
@@ -180,8 +183,8 @@ class Request:
         return min(common_prefix(self.ids, newest.ids), self.match_limit)
 
     def take_rank(self) -> None:
-        """Set `rank` and `order` by `Flow.yields`. The caller must sort lists by `order` anew."""
-        self.rank = 2 * self.priority - self.flow.yields
+        """Set `rank` and `order` by the flow. The caller must sort lists by `order` anew."""
+        self.rank = self.flow.rank
         self.order = (-self.rank, self.arrival)
 
     @property

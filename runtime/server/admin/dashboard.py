@@ -99,7 +99,7 @@ async def live_figures(request: Request) -> Response:
         "model": service.model_name,
         "version": __version__,
         "up_s": time.time() - service.started_at,
-        "api_key": service.config.api_key is not None,
+        "api_key": service.config.needs_key,
         "healthy": service.frontend.healthy and not service.life.draining,
         "in_flight": service.frontend.in_flight,
         "age_s": None if latest is None else time.monotonic() - latest.at,

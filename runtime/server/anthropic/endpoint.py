@@ -64,7 +64,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     prompt, headers = await parse_body(request, COUNT_TOKENS, _parse_count)
     # Chat templates write special tokens themselves.
-    (found,) = await Service.serving(request).frontend.control.tokenize([prompt], special=False)
+    (found,) = await Service.serving(request).tokenize([prompt], special=False)
     return json_response({"input_tokens": len(found.ids)}, headers)
 
 

@@ -51,7 +51,7 @@ class RefuseWebPages:
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app = app
-        self._open = config.api_key is None
+        self._open = not config.needs_key
         self._hosts = _host_check(config)
         self._origins = frozenset(origin.encode() for origin in split_names(config.cors))
 
@@ -115,11 +115,11 @@ class RefuseWebPages:
 def _host_check(config: ServerConfig) -> Callable[[bytes], bool] | None:
     """The check that a Host header must pass; None if every Host is allowed."""
     names = split_names(config.allowed_hosts)
-    if "*" in names or (config.api_key is not None and not names):
+    if "*" in names or (config.needs_key and not names):
         return None
     exact = {host_name(name) for name in names if not name.startswith("*.")}
     suffixes = tuple(f".{host_name(name[2:])}" for name in names if name.startswith("*."))
-    local = config.api_key is None
+    local = not config.needs_key
     bound = config.host.lower()
 
     # Headers repeat. The cache is bounded, as clients choose what is in it.

@@ -18,12 +18,13 @@ from ramify.runtime.server.app.middleware import (
     CountResponses,
     NameClient,
     OneFormOfPath,
-    RequireApiKey,
+    RequireKey,
     UnexpectedErrors,
 )
 from ramify.runtime.server.decisions import endpoint as decisions
 from ramify.runtime.server.decisions import rerank, systemone
 from ramify.runtime.server.errors import add_error_handlers
+from ramify.runtime.server.keys.tenants import Keys
 from ramify.runtime.server.llamacpp import infill
 from ramify.runtime.server.models import LetGo, Models
 from ramify.runtime.server.ollama import endpoints as ollama
@@ -74,9 +75,10 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequen
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(NameClient)
     # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.
-    if config.api_key is not None:
+    app.state.keys = keys = Keys(config)
+    if keys:
         open_paths = ("/metrics",) if config.open_metrics else ()
-        app.add_middleware(RequireApiKey, api_key=config.api_key, open_paths=open_paths)
+        app.add_middleware(RequireKey, keys=keys, open_paths=open_paths)
     if config.cors:
         app.add_middleware(
             CORSMiddleware,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
+import contextlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.errors import EngineError, Unauthorized
-from ramify.runtime.server.errors import error_response
+from ramify.runtime.server.errors import error_response, of_anthropic
+from ramify.runtime.server.keys.tenants import ACCOUNT, Account, Caller, Keys, NotAllowed
 from ramify.runtime.server.metrics import Metrics
-from ramify.runtime.server.service import CLIENT, ended_by_stop
+from ramify.runtime.server.service import CLIENT, KEY, ended_by_stop
 
 logger = logging.getLogger("ramify.server")
 
@@ -45,45 +46,62 @@ class OneFormOfPath:
         await self.app(scope, receive, send)
 
 
-class RequireApiKey:
-    """Middleware that answers 401 to requests without ``Authorization: Bearer <key>`` (RFC 6750) and without
-    ``x-api-key: <key>``, as Anthropic's clients send it. The paths of probes and `open_paths` need no key.
+class RequireKey:
+    """Middleware that sets `KEY`. It answers 401 to requests without ``Authorization: Bearer <key>`` (RFC
+    6750) and without ``x-api-key: <key>``, as Anthropic's clients send it, and 403 to a path that the key may
+    not use. The paths of probes and `open_paths` need no key.
 
     The dashboard also accepts basic authentication (RFC 7617) with any user name and the key as the password.
+    A request that the server makes itself has its account in the ASGI scope, under `ACCOUNT`.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str, open_paths: Iterable[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open_paths: Iterable[str] = ()) -> None:
         self.app = app
         self._open = _OPEN_PATHS.union(open_paths)
-        self._key = api_key.encode()
-        self._expected = f"Bearer {api_key}".encode()
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open:
-            headers = Headers(scope=scope)
-            given = headers.get("authorization", "").encode("latin-1")
-            anthropic = headers.get("x-api-key", "").encode("latin-1")
-            browser = scope["path"] in _BROWSER_PATHS
-            if not (
-                hmac.compare_digest(given, self._expected)
-                or hmac.compare_digest(anthropic, self._key)
-                or (browser and self._is_password(given))
-            ):
-                error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
-                response = error_response(error, scope)
-                if browser:
-                    response.headers["www-authenticate"] = 'Basic realm="Ramify API key", charset="UTF-8"'
-                await response(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] in self._open:
+            await self.app(scope, receive, send)
+            return
+        browser = scope["path"] in _BROWSER_PATHS
+        account: Account | None = scope.get(ACCOUNT) or self._keys.find(_given_keys(scope, browser))
+        if account is None:
+            error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
+            response = error_response(error, scope)
+            if browser:
+                response.headers["www-authenticate"] = 'Basic realm="Ramify API key", charset="UTF-8"'
+            await response(scope, receive, send)
+            return
+        caller = Caller(account)
 
-    def _is_password(self, given: bytes) -> bool:
-        scheme, _, encoded = given.partition(b" ")
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                told = account.headers(anthropic=of_anthropic(scope))
+                message = {**message, "headers": [*message.get("headers", ()), *told]}
+            await send(message)
+
         try:
-            decoded = base64.b64decode(encoded, validate=True)
-        except ValueError:
-            return False
-        return scheme.lower() == b"basic" and hmac.compare_digest(decoded.partition(b":")[2], self._key)
+            caller.check_path(scope["path"])
+            KEY.set(caller)
+            await self.app(scope, receive, send_with_limits)
+        except NotAllowed as refusal:
+            await error_response(refusal, scope)(scope, receive, send)
+        finally:
+            caller.end()
+
+
+def _given_keys(scope: Scope, browser: bool) -> Iterator[bytes]:
+    """The keys that a request names; with `browser` also the password of basic authentication."""
+    headers = Headers(scope=scope)
+    scheme, _, value = headers.get("authorization", "").encode("latin-1").partition(b" ")
+    if scheme.lower() == b"bearer":
+        yield value
+    elif browser and scheme.lower() == b"basic":
+        with contextlib.suppress(ValueError):
+            yield base64.b64decode(value, validate=True).partition(b":")[2]
+    if (key := headers.get("x-api-key")) is not None:
+        yield key.encode("latin-1")
 
 
 _COMMENT = re.compile(r"\([^()]*(?:\)|$)")

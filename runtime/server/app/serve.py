@@ -13,7 +13,9 @@ import errno
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -23,11 +25,13 @@ from ramify.loop import cancel_at_end, new_loop
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import ip_address
 from ramify.runtime.server.app.notify import keep_alive, notify
+from ramify.runtime.server.keys.file import read_keys
 from ramify.spans import tracer_of
 
 if TYPE_CHECKING:
     from ramify.runtime.frontend.frontend import Frontend
     from ramify.runtime.processes.prestart import PrestartedWorkers
+    from ramify.runtime.server.keys.tenants import Keys
     from ramify.runtime.server.models import Models
     from ramify.runtime.server.router import Router
     from ramify.runtime.server.service import FrontendProtocol
@@ -55,7 +59,7 @@ def serve(
     notice: Callable[[], None] | None = None,
 ) -> int:
     """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
-    be started.
+    be started, and `InvalidRequest` if the file of keys is wrong.
 
     `routes` returns additional routers, whose lifespans end before the drain. It is called in a thread while
     the workers start, so it may import large modules. `workers`: processes for the engine core of the first
@@ -64,6 +68,8 @@ def serve(
     configure_logging(config.log_level, config.log_format, "frontend")
     if config.otel:
         tracer_of()  # raises before the model is loaded
+    if config.keys is not None:
+        read_keys(Path(config.keys).expanduser())
     if notice is not None:
         notice()
     try:
@@ -173,7 +179,8 @@ async def run_server(
     try:
         alive = asyncio.create_task(keep_alive(lambda: not frontend.gave_up))
         async with cancel_at_end((alive,)), app.router.lifespan_context(app):
-            await _until(stopping, serving)
+            with _reloading(app.state.keys):
+                await _until(stopping, serving)
         app.state.service.life.draining = True
         notify("STOPPING=1")
         stopping.clear()
@@ -225,6 +232,20 @@ def stop_signals() -> Iterator[StopSignal]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _reloading(keys: Keys) -> Iterator[None]:
+    """Within the block SIGHUP reads the file of keys again, if there is one."""
+    if keys.path is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, keys.reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 class _Server(uvicorn.Server):

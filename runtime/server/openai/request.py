@@ -64,8 +64,14 @@ def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]
 def lora_of(service: Service, model: str) -> str:
     """The LoRA adapter that `model` names, as "name" or "base:name"; "" if it names only the base model.
 
-    Raises `NotFound` for a model that is not served.
+    Raises `NotFound` for a model that is not served, and `NotAllowed` for one that the key may not use.
     """
+    lora = _lora_of(service, model)
+    service.check_model(lora or model)
+    return lora
+
+
+def _lora_of(service: Service, model: str) -> str:
     # SGLang's examples call the only model of a server "default".
     own = (*service.model_names, "default")
     if model in own:
@@ -78,7 +84,9 @@ def lora_of(service: Service, model: str) -> str:
         if name not in loras:
             raise unknown(name, loras, "model")
         return name
-    names = ", ".join(map(repr, [*own, *sorted(loras)]))
+    known = service.all_names  # to the key
+    models = [name for name in own if name in known or name == "default"]
+    names = ", ".join(map(repr, [*models, *sorted(known.keys() & loras.keys())]))
     raise NotFound(f"There is no model {quoted(model)} here.", field="model", remedy=f"Use one of {names}.")
 
 

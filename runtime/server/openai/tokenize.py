@@ -46,9 +46,7 @@ async def tokenize(request: Request) -> Response:
 
     async def tokenized(part: Sequence[str]) -> tuple[TokenIds, ...]:
         prompts = [Generate(rid=service.frontend.new_rid(), prompt=(text,)) for text in part]
-        return await service.frontend.control.tokenize(
-            prompts if messages is None else [messages], special=parsed.special
-        )
+        return await service.tokenize(prompts if messages is None else [messages], special=parsed.special)
 
     found = await in_parts(texts, tokenized)
     ids = [one.ids for one in found]

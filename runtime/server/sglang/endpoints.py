@@ -147,7 +147,7 @@ async def flush_cache(request: Request) -> Response:
 @router.post("/abort_request", uses_model=False)
 async def abort_request(request: Request) -> Response:
     rid, headers = await parse_body(request, ABORT, _parse_abort)
-    return json_response({"aborted": Service.serving(request).frontend.abort(rid)}, headers)
+    return json_response({"aborted": Service.serving(request).abort(rid)}, headers)
 
 
 def _parse_abort(service: Service, fields: Fields) -> str | None:
@@ -233,7 +233,7 @@ def _adapters(frontend: FrontendProtocol, headers: Mapping[str, str]) -> Respons
 @router.post("/await_tools", uses_model=False)
 async def await_tools(request: Request) -> Response:
     (program, branch, tools), _ = await parse_body(request, AWAIT_TOOLS, _parse_awaited)
-    await Service.serving(request).frontend.control.await_tools(program, branch, tools)
+    await Service.serving(request).await_tools(program, branch, tools)
     return json_response({"awaited": list(tools)})
 
 

@@ -96,7 +96,7 @@ async def end_leases(service: Service, store: ResponseStore) -> None:
     the client is complete."""
     for program in [*store.ended]:
         try:
-            await service.end_program(program)
+            await service.end_in_engine(program)
         except Exception as error:
             logger.warning("The leases of %s cannot be ended now: %s", program, error)
             return

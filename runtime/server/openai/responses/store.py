@@ -23,7 +23,7 @@ from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.fields import MAX_OBJECTS, Fields
 from ramify.runtime.server.leases import scoped
 from ramify.runtime.server.openai.bodies import Body
-from ramify.runtime.server.service import IN_BATCH
+from ramify.runtime.server.service import IN_BATCH, KEY
 
 MAX_ENTRIES = 4096
 """Maximum number of stored responses and conversations."""
@@ -194,8 +194,11 @@ class Storage:
 
     store: ResponseStore | None
     scope: str
+    """The key's scope of the store, made from `salt`."""
     keep: bool
     """Whether the response is stored."""
+    salt: str = ""
+    """The cache scope that the client names."""
     named_by: str = ""
     """The field that names what the request continues."""
     previous: Entry | None = None
@@ -266,7 +269,7 @@ class Storage:
     @property
     def _leased(self) -> str:
         """The id of `program` in the engine."""
-        return self.program and scoped(self.program, self.scope)
+        return self.program and KEY.get().own_id(scoped(self.program, self.salt))
 
     def begin(self) -> None:
         """Note that the request runs. `end` must follow. Raises `ConversationLocked` if another request runs
@@ -355,7 +358,8 @@ def take_storage(store: ResponseStore | None, fields: Fields, rid: str) -> Stora
     asked: bool | None = fields.take("store", bool)
     previous_id: str | None = fields.take("previous_response_id", str)
     conversation_id = _take_conversation(fields)
-    scope: str = fields.take("cache_salt", str, "")
+    salt: str = fields.take("cache_salt", str, "")
+    scope = KEY.get().own_id(salt)
     if previous_id is not None and conversation_id is not None:
         raise InvalidRequest(
             "previous_response_id and conversation are both given; give one.", field="conversation"
@@ -365,9 +369,10 @@ def take_storage(store: ResponseStore | None, fields: Fields, rid: str) -> Stora
         for name, value in given.items():
             if value:
                 raise UnsupportedField(f"{name}: this server stores nothing.", field=name, remedy=NOT_STORED)
-        return Storage(store=None, scope=scope, keep=False)
+        return Storage(store=None, scope=scope, salt=salt, keep=False)
     # A batch of 50,000 lines that are stored would push out all other entries.
-    storage = Storage(store=store, scope=scope, keep=not IN_BATCH.get() if asked is None else asked)
+    keep = not IN_BATCH.get() if asked is None else asked
+    storage = Storage(store=store, scope=scope, salt=salt, keep=keep)
     if previous_id is not None:
         found = store.find(StoredResponse, previous_id, scope)
         if found is None:
@@ -401,8 +406,8 @@ def needed(
 
 
 def _root(response: StoredResponse) -> str:
-    """The program of the chain that `response` is in, without its scope."""
-    return response.program.partition("@")[0] or response.id
+    """The program of the chain that `response` is in, without its key and its scope."""
+    return response.program.partition("@")[0].rpartition("/")[2] or response.id
 
 
 def _take_conversation(fields: Fields) -> str | None:

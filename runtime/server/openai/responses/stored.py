@@ -35,7 +35,7 @@ from ramify.runtime.server.openai.responses.store import (
 )
 from ramify.runtime.server.parsing import parse_body
 from ramify.runtime.server.router import Router
-from ramify.runtime.server.service import Service
+from ramify.runtime.server.service import KEY, Service
 from ramify.runtime.server.tables.responses import CONVERSATIONS, NEW_ITEMS, RESPONSES, UPDATED_CONVERSATION
 from ramify.spelling import check_word
 
@@ -53,15 +53,15 @@ _LISTING = ("limit", "order", "after")
 
 @router.get(RESPONSES.path + "/{response_id}")
 async def get_response(request: Request, response_id: str) -> Response:
-    scope = _take_query(request)["cache_salt"]
-    found = _used(request, StoredResponse, response_id, scope)
+    salt = _take_query(request)["cache_salt"]
+    found = _used(request, StoredResponse, response_id, salt)
     return json_response(msgspec.Raw(found.body))
 
 
 @router.delete(RESPONSES.path + "/{response_id}")
 async def delete_response(request: Request, response_id: str) -> Response:
-    scope = _take_query(request)["cache_salt"]
-    await _remove(request, _used(request, StoredResponse, response_id, scope))
+    salt = _take_query(request)["cache_salt"]
+    await _remove(request, _used(request, StoredResponse, response_id, salt))
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -80,7 +80,8 @@ async def create_conversation(request: Request) -> Response:
     conversation_id = f"conv_{secrets.token_hex(16)}"
 
     def parse(service: Service, fields: Fields) -> Conversation:
-        scope: str = fields.take("cache_salt", str, "")
+        salt: str = fields.take("cache_salt", str, "")
+        scope = KEY.get().own_id(salt)
         items = _take_new_items(service, fields, scope, conversation_id)
         metadata = take_metadata(fields)
         fields.finish(CONVERSATIONS.whole)
@@ -88,7 +89,7 @@ async def create_conversation(request: Request) -> Response:
             id=conversation_id,
             scope=scope,
             items=items,
-            program=scoped(conversation_id, scope),
+            program=KEY.get().own_id(scoped(conversation_id, salt)),
             created_at=int(time.time()),
             metadata=metadata,
         )
@@ -175,10 +176,10 @@ def _conversation(
     return _used(request, Conversation, conversation_id, query["cache_salt"]), query
 
 
-def _used(request: Request, kind: type[T], entry_id: str, scope: str) -> T:
+def _used(request: Request, kind: type[T], entry_id: str, salt: str) -> T:
     """The entry, which is now the most recently used. Raises `NotFound` if it is not stored."""
     store = stored_by(request)
-    found = needed(store, kind, entry_id, scope)
+    found = needed(store, kind, entry_id, KEY.get().own_id(salt))
     assert store is not None
     store.use(found)
     return found
