@@ -10,6 +10,7 @@ lease.py       prefixes kept for programs that come back
 states.py      slots of recurrent states at the ends of nodes, for models with linear attention layers
 integrity.py   conservation checks for tests
 digest.py      64-bit digests of prefixes; tree_log.py: pages that entered or left the tree, by digest
+cold.py        the index of a cold store: pages outside of the pool, by digest and tokens
 evicted.py     recent evictions, to explain cache misses
 views.py       a sample of the tree for dashboards, and the prefixes that are most worth keeping
 """

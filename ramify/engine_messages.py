@@ -306,6 +306,12 @@ class CompilerDied(Message, frozen=True, kw_only=True):
     generation: int
 
 
+class Woken(Message, frozen=True, kw_only=True):
+    """A thread of the scheduler's own process has something for it. `leave`: the process is about to end."""
+
+    leave: bool = False
+
+
 class CompileGrammar(Message, frozen=True, kw_only=True):
     """Order to a grammar compiler to compile a constraint, and to refuse it if a stop string or stop token of
     the request may cut an answer. `key` is the constraint's; a blank and the stops follow, if there are any.
@@ -563,6 +569,6 @@ Forwarded = (
 """Messages that the tokenizer passes on to the scheduler unchanged. They take this way to stay in order with
 the requests."""
 ToTokenizer = Generate | Tokenize | Detokenize | Forwarded
-ToScheduler = Submit | Forwarded | GrammarReady | GrammarFailed | CompilerDied
+ToScheduler = Submit | Forwarded | GrammarReady | GrammarFailed | CompilerDied | Woken
 ToDetokenizer = StepOutput | Reply | Failed
 ToFrontend = StepText | Reply | Texts | Failed | Ready | TreeChange

@@ -527,6 +527,18 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     refused_imports: int = 0
     """KV snapshots that were refused because they were damaged, of another model or engine, or larger than
     the room left."""
+    cold_tokens: int = 0
+    """Tokens whose KV pages came from the cold tier."""
+    cold_bytes: int = 0
+    cold_written_bytes: int = 0
+    """Bytes of KV pages that were written to the cold tier."""
+    cold_damaged_segments: int = 0
+    """Segments of the cold tier that were not used because they were damaged."""
+    cold_token_s: float = 0.0
+    """Measured seconds in which a prompt token is computed; 0 without a cold tier, and before the first
+    measurement."""
+    cold_byte_s: float = 0.0
+    """Measured seconds in which a byte is read from the cold tier; 0 before the first measurement."""
     step_s: float
     """Seconds spent in steps."""
     model_s: float

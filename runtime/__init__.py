@@ -9,6 +9,7 @@ model        the model: files, families, tokenizers
 parallel     the processes that one model is divided among
 executor     runs the model
 kv_transfer  KV snapshots: cached pages for another replica
+cold         KV pages in files and in the host's memory
 scheduler    which tokens the next step computes
 processes    the tokenizer, the detokenizer and the grammar compiler; how processes start, talk and end
 fleet        several replicas behind one frontend
@@ -21,7 +22,7 @@ server       HTTP, one folder for each API dialect
 
 Layers, lowest first: own modules; model.shape; model; model.families; model.transformers;
 model.gguf; model.lora; model.tokenizer; model.hub; model.loading; processes; parallel; executor;
-scheduler.requests; kv_transfer; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend; models;
-engine; server.tables; server.telemetry; server.keys; server; server.openai; server.openai.responses;
+kv_transfer; cold; scheduler.requests; scheduler.speculation; scheduler; inspect; quantize; fleet; frontend;
+models; engine; server.tables; server.telemetry; server.keys; server; server.openai; server.openai.responses;
 server.decisions; server.anthropic; server.ollama; server.llamacpp; server.admin; server.sglang; server.app.
 """

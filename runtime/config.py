@@ -52,7 +52,7 @@ ELSEWHERE = {
     "enable_prefix_caching": "Prefixes are always shared.",
     "disable_radix_cache": "Here it is prefix_cache='naive' (--prefix-cache naive).",
     "no_enable_prefix_caching": "Here it is prefix_cache='naive' (--prefix-cache naive).",
-    "swap_space": "KV pages are not swapped to the memory of the host.",
+    "swap_space": "host_kv_gb",
     "enable_lora": "Adapters need no switch: name them with --lora name=path, or give --lora-loading.",
     "lora_modules": "Here it is loras={name: path} (--lora name=path).",
     "lora_paths": "Here it is loras={name: path} (--lora name=path).",
@@ -175,6 +175,15 @@ class EngineConfig:
     """Number of KV pages. None: as many as `kv_memory_gb` holds."""
     memory_fraction: float | None = None
     """The share of a CUDA device's memory for weights, workspace, KV pages and states together. None: 0.9."""
+    cold_dir: str | None = None
+    """A folder in which KV pages outlive memory and the process: prompts that were computed before a restart
+    are read where that is faster than computing them. Its files hold prompts. Several servers and replicas
+    may share a folder. None: no such files."""
+    cold_gb: float = 10.0
+    """Disk space in GiB for all files in `cold_dir`. The least recently used files are removed."""
+    host_kv_gb: float | None = None
+    """Memory of the host in GiB for KV pages that have left a CUDA device's memory. It is searched before
+    `cold_dir`."""
     state_memory_gb: float | None = None
     """Memory for the states of a model with linear attention layers, in GiB; ignored if `num_states` is
     given. None: as much as for KV pages, and at least 2 states. On the CPU, at least `max_running` states, or
@@ -306,7 +315,17 @@ class EngineConfig:
         if self.draft_model is not None and self.speculation is False:
             raise ValueError("draft_model is set and speculation is off: nothing would use the draft model.")
         self._check_kv_events()
-        for name in ("kv_memory_gb", "state_memory_gb", "itl_target_ms"):
+        for name in ("cold_dir", "host_kv_gb"):
+            if getattr(self, name) is None:
+                continue
+            if self.prefix_cache == "naive":
+                raise ValueError(f"{name} is set and prefix_cache is 'naive', which shares no pages.")
+            if self.tensor_parallel > 1:
+                raise ValueError(
+                    f"{name} is set and tensor_parallel is {self.tensor_parallel}: pages that are divided"
+                    f" among ranks are not kept. Leave out {name}."
+                )
+        for name in ("kv_memory_gb", "state_memory_gb", "itl_target_ms", "host_kv_gb", "cold_gb"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be above 0 and finite.")
         if self.packed_cache_gb < 0:

@@ -34,7 +34,7 @@ GROUPS = {
     "memory": (
         *("kv_memory_gb", "num_pages", "page_size", "kv_cache_dtype", "prefix_cache", "memory_fraction"),
         "max_pinned_share",
-        *("state_memory_gb", "num_states", "packed_cache_gb"),
+        *("state_memory_gb", "num_states", "packed_cache_gb", "cold_dir", "cold_gb", "host_kv_gb"),
     ),
     "limits": (
         *("max_running", "max_waiting", "chunk_tokens", "max_output_tokens", "grammar_timeout_s"),

@@ -90,6 +90,15 @@ def close(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
+_before_leaving: list[Callable[[], None]] = []
+
+
+def before_leaving(call: Callable[[], None]) -> None:
+    """Have `call` called, in another thread, when the parent is gone, before this worker exits. A parent
+    kills a worker that takes longer than 5 s (`stop`)."""
+    _before_leaving.append(call)
+
+
 def take_orders(role: str, *, remove_sockets: bool = True) -> Orders:
     """Read the orders and start watching the parent. A worker's `main` begins with this call.
 
@@ -155,4 +164,7 @@ def _leave_with_parent(orders: Orders, parent: int, remove_sockets: bool) -> Non
         if (ready and not os.read(0, 4096)) or os.getppid() != parent:
             if remove_sockets:
                 shutil.rmtree(Path(orders.sockets), ignore_errors=True)
+            for call in _before_leaving:
+                with contextlib.suppress(Exception):
+                    call()
             os._exit(0)

@@ -231,7 +231,8 @@ class Admission:
             if self.pages.try_admit(request, match, RESERVED_PAGES * others):
                 return True
             if not others:
-                self.give_way()
+                while self.give_way():
+                    pass
                 return self.pages.admit_alone(request)
             if not self._retract_for(request, running):
                 return False

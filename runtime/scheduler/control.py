@@ -163,9 +163,10 @@ class Control:
 
     def stats(self) -> SchedulerStats:
         pages, states = self.requests.pages.cache.counts(), self.requests.pages.cache.state_counts()
+        cold = self.requests.pages.cold
         return SchedulerStats(
             running=len(self.requests.running),
-            waiting=len(self.requests.waiting),
+            waiting=len(self.requests.waiting) + (0 if cold is None else cold.held),
             compiling=len(self.requests.compiling),
             evicted_pages=pages.evicted,
             pages_total=pages.total,
@@ -180,6 +181,7 @@ class Control:
             states_held=states.held,
             states_in_use=states.in_use,
             evicted_states=states.evicted,
+            **({} if cold is None else cold.stats()),
             **dataclasses.asdict(self.requests.counters),
         )
 
@@ -194,6 +196,8 @@ class Control:
 
     def _flush(self, message: FlushCache) -> dict[str, Any]:
         self.requests.pages.cache.flush()
+        if (cold := self.requests.pages.cold) is not None:
+            cold.flush()
         return {}
 
     def _load_lora(self, message: LoadLora) -> dict[str, Any]:

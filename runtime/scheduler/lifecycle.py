@@ -76,7 +76,10 @@ class Lifecycle:
         self.budgets.join(request)
         self.pages.leases.arrived(request)
 
-    def enqueue(self, request: Request) -> None:
+    def enqueue(self, request: Request, *, hold: bool = True) -> None:
+        """Queue `request`; with `hold`, after its pages in the cold tier have been read."""
+        if hold and self.pages.cold is not None and self.pages.cold.hold(request):
+            return
         found = self.pages.match(request).length
         if request.stats.first_pass is None:
             found = max(found, request.share_prefix())
@@ -182,6 +185,8 @@ class Lifecycle:
             self.stop(part)
             if part in self.waiting:
                 self.waiting.remove(part)
+            elif self.pages.cold is not None:
+                self.pages.cold.drop(part)
         self.drafter.ended(request)
         self.programs.leave(request)
         self.flows.leave(request)

@@ -15,12 +15,13 @@ import torch
 
 from ramify.decisions.decider import DeciderConfig
 from ramify.decisions.trained import trained
-from ramify.engine_messages import CompilerDied, GetTree, GrammarReady, Ready, ToScheduler
+from ramify.engine_messages import CompilerDied, GetTree, GrammarReady, Ready, ToScheduler, Woken
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
 from ramify.model_info import ModelInfo
 from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.tree_log import TreeLog
+from ramify.runtime.cold.open import open_stores
 from ramify.runtime.compile_ahead import compile_grammars, grammars_are_compiled
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
@@ -54,7 +55,12 @@ from ramify.runtime.model.tokenizer.tokenizer import load_backend, load_vocabula
 from ramify.runtime.parallel.checks import check_ranks, part_for
 from ramify.runtime.parallel.ranks import Ranks
 from ramify.runtime.processes.ipc import Inbox, Outbox, Sockets
-from ramify.runtime.processes.worker_process import Orders, reporting_start_up, take_orders
+from ramify.runtime.processes.worker_process import (
+    Orders,
+    before_leaving,
+    reporting_start_up,
+    take_orders,
+)
 from ramify.runtime.processes.worker_start import finish_startup, trim_heap
 from ramify.runtime.scheduler.control import KVEventPublisher
 from ramify.runtime.scheduler.grammars import CompilerHost, GrammarStore
@@ -71,6 +77,8 @@ log = logging.getLogger("ramify")
 IDLE_S = 0.3
 """The compiler's process starts after IDLE_S seconds without work, so that requests queued at start-up go
 first. The first constraint whose grammar is not on disk starts the process earlier."""
+LEAVE_S = 4.0
+"""Most seconds for writing to the cold tier before this process ends: its parent kills it after 5 s."""
 
 
 def main() -> None:
@@ -120,6 +128,8 @@ def main() -> None:
             send=compiler.send,
             restart=compiler.restart,
         )
+        identity = functools.cache(lambda: kv_identity(config, runner.pool, Path(orders.weights)))
+        waker = Outbox(sockets.scheduler)
         retokenizer = Retokenizer(lambda text: encode(tokenizer(folder), text), vocabulary)
         scheduler = Scheduler(
             config,
@@ -131,8 +141,13 @@ def main() -> None:
             retokenizer=retokenizer,
             healer=Healer(vocabulary),
             draft_runner=draft_runner,
-            kv_identity=functools.cache(lambda: kv_identity(config, runner.pool, Path(orders.weights))),
+            kv_identity=identity,
+            cold=open_stores(config, runner.pool, identity, states=runner.states is not None),
+            wake=lambda: waker.send(Woken()),  # by the cold tier's thread only
         )
+        left = threading.Event()
+        if scheduler.cold is not None:
+            _write_before_leaving(Outbox(sockets.scheduler), left)
     frontend.send(
         Ready(
             role="scheduler",
@@ -150,7 +165,17 @@ def main() -> None:
         threading.Thread(target=_prepare_library, args=(config, vocabulary), daemon=True).start()
 
     publisher = None if cache.log is None else KVEventPublisher(cache.tree, cache.log, frontend.send)
-    serve(scheduler, inbox, detokenizer, compiler, prepare, publisher)
+    serve(scheduler, inbox, detokenizer, compiler, prepare, publisher, left)
+
+
+def _write_before_leaving(outbox: Outbox, left: threading.Event) -> None:
+    """When this process is to end, have the loop write to the cold tier what is not written yet."""
+
+    def leave() -> None:
+        outbox.send(Woken(leave=True))
+        left.wait(LEAVE_S)
+
+    before_leaving(leave)
 
 
 def _find_grammar(vocabulary: Vocabulary, backend: str, key: str) -> GrammarReady | None:
@@ -196,17 +221,19 @@ def serve(
     compiler: CompilerHost,
     prepare: Callable[[], None],
     publisher: KVEventPublisher | None,
+    left: threading.Event,
 ) -> None:
     """Run the loop: receive, step, send. Blocks only while there is nothing to do.
 
     `prepare` is called once, when there has been nothing to do for `IDLE_S`. `publisher`, if any, sends the
-    changes of the tree after each step.
+    changes of the tree after each step. `left` is set when the cold tier has been closed.
     """
     prepared = False
     while True:
         messages = inbox.drain()
         if not messages and not scheduler.busy:
-            message = inbox.recv(None if prepared else IDLE_S)
+            wait_s = None if scheduler.cold is None else scheduler.cold.wait_s
+            message = inbox.recv(wait_s if prepared else IDLE_S)
             messages = [] if message is None else [message]
             if message is None and not prepared:
                 prepared = True
@@ -216,6 +243,10 @@ def serve(
             if isinstance(message, CompilerDied):
                 if message.generation == compiler.generation:
                     scheduler.compiler_died()
+            elif isinstance(message, Woken) and message.leave:
+                if scheduler.cold is not None:
+                    scheduler.cold.close(LEAVE_S)
+                left.set()
             elif isinstance(message, GetTree):
                 if publisher is not None:
                     publisher.publish_whole()

@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ramify.engine_messages import Abort, Failed, GrammarFailed, GrammarReady, Reply, StepOutput, Submit
+from ramify.engine_messages import (
+    Abort,
+    Failed,
+    GrammarFailed,
+    GrammarReady,
+    Reply,
+    StepOutput,
+    Submit,
+    Woken,
+)
 from ramify.messages import SchedulerStats
 from ramify.radix.cache import PrefixCache
+from ramify.runtime.cold.store import ColdStore
+from ramify.runtime.cold.tier import ColdTier
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.scheduler.control import Control
@@ -28,7 +39,7 @@ from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.flows import Flows
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.pages import RequestPages
-from ramify.runtime.scheduler.requests.request import ScheduledRequest
+from ramify.runtime.scheduler.requests.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.requests.sampling import RequestSampler
 from ramify.runtime.scheduler.results import StepResults
 from ramify.runtime.scheduler.speculation.acceptance import rows_of
@@ -46,7 +57,8 @@ class Scheduler:
     In `config`, the defaults that depend on the device are filled in (`executor.memory.with_defaults`).
     `draft_runner` runs the draft model. Page n of its pool holds the same tokens as page n of the model's
     pool. `kv_identity` returns the engine's KV identity (`ramify.runtime.kv_transfer.identity`). If
-    `kv_identity` is None, no page is transferred.
+    `kv_identity` is None, no page is transferred. `cold` are the stores of the cold tier, whose thread calls
+    `wake` when `step` has something to do for it.
     """
 
     def __init__(
@@ -64,12 +76,25 @@ class Scheduler:
         kv_identity: Callable[[], str] | None = None,
         tuning: Tuning = TUNED,
         sampler: RequestSampler | None = None,
+        cold: Sequence[ColdStore] = (),
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         assert config.chunk_tokens is not None
         self._clock = clock
         self._checked = cache if config.check_pages else None
         self.counters = Counters(clock)
-        pages = RequestPages(cache, tuning)
+        self.cold: ColdTier[Request] | None = None
+        if cold:
+            self.cold = ColdTier(
+                cold,
+                cache,
+                runner.pool,
+                clock,
+                piece_bytes=tuning.piece_bytes,
+                overwritten=lambda pages: self.drafter.overwritten(pages),
+                wake=wake,
+            )
+        pages = RequestPages(cache, tuning, self.cold)
         self.drafter = Drafter(
             pages,
             limits,
@@ -95,7 +120,7 @@ class Scheduler:
         self.forward = ForwardPass(runner, pages, self.drafter.model)
         sampler = sampler or RequestSampler(runner, limits, pages.slots)
         self.results = results = StepResults(config, runner, limits, self.requests, self.forward, sampler)
-        self.planner = StepPlanner(config, tuning, self.requests, self.transfers.give_way, results.advance)
+        self.planner = StepPlanner(config, tuning, self.requests, self._give_way, results.advance)
         self._arrivals = Arrivals(
             limits,
             runner.adapters,
@@ -114,13 +139,16 @@ class Scheduler:
             Abort: self.requests.abort,
             GrammarReady: self._arrivals.grammar_answered,
             GrammarFailed: self._arrivals.grammar_answered,
+            Woken: lambda message: None,
             **self._control.handlers,
         }
 
     @property
     def busy(self) -> bool:
         """True if there are requests or transfers to work on."""
-        return bool(self.requests.running or self.requests.waiting or self.transfers.busy)
+        if self.requests.running or self.requests.waiting or self.transfers.busy:
+            return True
+        return self.cold is not None and self.cold.busy
 
     def receive(self, message: object) -> None:
         self._handlers[type(message)](message)
@@ -143,6 +171,9 @@ class Scheduler:
         self.counters.step_s += seconds
         self.planner.end_step(seconds, empty=not plan)
         self.transfers.copy_piece()
+        if self.cold is not None:
+            for request in self.cold.advance(computing=bool(plan)):
+                self.requests.enqueue(request, hold=False)
         if self._checked is not None:
             self._checked.check()
         return output
@@ -157,8 +188,14 @@ class Scheduler:
         else:
             self.results.read(plan, hidden, self._clock(), self.planner.ahead)
             accepted = self.counters.accepted_tokens - accepted
-            self.planner.learn(len(plan), rows, len(hidden) - rows, accepted, self._clock() - began)
+            seconds = self._clock() - began
+            self.planner.learn(len(plan), rows, len(hidden) - rows, accepted, seconds)
+            if self.cold is not None:
+                self.cold.learn(rows, len(hidden) - rows, seconds)
         self.counters.steps += 1
+
+    def _give_way(self) -> bool:
+        return self.transfers.give_way() or (self.cold is not None and self.cold.give_way())
 
     def run_pass(self, plan: Sequence[ScheduledRequest]) -> torch.Tensor:
         """Run one forward pass. Returns the hidden states of the scheduled tokens, (tokens, hidden size), in

@@ -17,6 +17,7 @@ from ramify.errors import RamifyError, from_info
 from ramify.messages import ChoiceScore, Continuation, Finish, Pooling, Usage
 from ramify.questions import DecisionScores
 from ramify.radix.cache import NaiveCache, PrefixCache
+from ramify.runtime.cold.store import ColdStore
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.device import resolve_ops
 from ramify.runtime.executor.kv_pool import KvPool, StatePool, pool_for
@@ -84,7 +85,8 @@ def fail(*_: object) -> None:
 class LocalScheduler:
     """A real scheduler with a real model in this process, which a test steps.
 
-    `weights`: the files of `model`. They identify its KV pages in transfers.
+    `weights`: the files of `model`. They identify its KV pages in transfers. `cold` returns the stores of the
+    cold tier; it may ask for `runner` and `config`.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class LocalScheduler:
         draft: torch.nn.Module | Path | None = None,
         weights: Path | None = None,
         tuning: Tuning = TUNED,
+        cold: Callable[[LocalScheduler], Sequence[ColdStore]] = lambda local: (),
         **options: Any,
     ) -> None:
         options.setdefault("num_pages", 256)
@@ -155,6 +158,7 @@ class LocalScheduler:
             draft_runner=self.draft_runner,
             kv_identity=None if weights is None else lambda: kv_identity(self.config, runner.pool, weights),
             tuning=tuning,
+            cold=cold(self),
         )
         self._count = itertools.count()
 

@@ -9,10 +9,13 @@ into the tree, after its committed rows.
 from __future__ import annotations
 
 import logging
+from typing import TypeAlias
 
 from ramify.errors import PromptTooLong
 from ramify.radix.cache import PrefixCache
 from ramify.radix.lock import Match
+from ramify.runtime.cold.tier import ColdTier
+from ramify.runtime.cold.writer import Prefix
 from ramify.runtime.scheduler.requests.branches import BranchPages
 from ramify.runtime.scheduler.requests.decisions import Decisions
 from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
@@ -22,6 +25,7 @@ from ramify.runtime.scheduler.requests.request import Request, common_prefix
 from ramify.runtime.scheduler.requests.slots import RunningSlots
 from ramify.runtime.scheduler.requests.states import RequestStates
 
+Cold: TypeAlias = ColdTier[Request]
 log = logging.getLogger("ramify")
 
 RETRACTED_S = 600.0
@@ -38,8 +42,9 @@ class ProgramLeases:
     join.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, cold: Cold | None = None) -> None:
         self._cache = cache
+        self._cold = cold
         self._intervals = ReuseIntervals()
 
     def arrived(self, request: Request) -> None:
@@ -55,7 +60,11 @@ class ProgramLeases:
             else:
                 self._cache.end_leases(hint.program, part)
                 request.program.intervals.open.pop(part, None)
+                if self._cold is not None:
+                    self._cold.expect_no_more(hint.program, part)
         if hint.branch:
+            if self._cold is not None:
+                self._cold.expect_no_more(hint.program, hint.branch)
             self._intervals.end_interval(request.program.intervals, hint.branch, request.arrival)
             self._cache.expect(hint.program, hint.branch, 0.0)
         prompt = request.ids
@@ -70,6 +79,8 @@ class ProgramLeases:
         known = [seconds for seconds in expected if seconds is not None]
         if known:
             self._cache.expect(name, branch, max(known))
+            if self._cold is not None:
+                self._cold.expect_again(name, branch, max(known))
 
     def admitted(self, request: Request) -> None:
         """Release the leases that kept pages for `request`, which has locked these pages now."""
@@ -108,9 +119,14 @@ class ProgramLeases:
         if hint.next_use != "never":
             seconds = self._intervals.begin_interval(program.intervals, hint.branch, hint.next_use, now)
             self._take(request, seconds, hint.branch, lock.length)
+            if self._cold is not None and hint.branch:
+                prefix = Prefix(request.ids[: lock.length], request.scope)
+                self._cold.expect(hint.program, hint.branch, prefix, hint.lease_s, seconds)
 
     def end_program(self, program: str) -> None:
         self._cache.end_leases(program)
+        if self._cold is not None:
+            self._cold.expect_no_more(program)
 
     def _take(self, request: Request, needed_in: float, part: str, length: int) -> None:
         """Move the lease of `part`, a branch or a fork, to the first `length` tokens of `request`.
@@ -130,11 +146,12 @@ class ProgramLeases:
 class RequestPages:
     """Moves pages between requests and the prefix cache. A request with pages has a slot in `slots`."""
 
-    def __init__(self, cache: PrefixCache, tuning: Tuning = TUNED) -> None:
+    def __init__(self, cache: PrefixCache, tuning: Tuning = TUNED, cold: Cold | None = None) -> None:
         self.cache = cache
+        self.cold = cold
         self.page_size = cache.page_size
         self.slots = RunningSlots()
-        self.leases = ProgramLeases(cache)
+        self.leases = ProgramLeases(cache, cold)
         self.states = RequestStates(cache, tuning.least_state)
         self.branches = BranchPages(cache, self.states)
 
@@ -254,6 +271,8 @@ class RequestPages:
             return
         if request.decisions is not None:
             self.branches.drop(request)
+        if self.cold is not None:
+            self._keep_cold(request, self.cold)
         self.states.give_back(request, keep=keep_state)
         self.cache.free(pages.ids[pages.lock.private_from :].tolist())
         self.cache.release(pages.lock)
@@ -261,6 +280,14 @@ class RequestPages:
         request.pages = PageTable()
         request.stats.reached = request.reached
         request.computed_len = 0
+
+    def _keep_cold(self, request: Request, cold: Cold) -> None:
+        """Have the computed tokens of `request` written to the cold tier."""
+        hint, computed = request.hint, request.ids[: request.computed_len]
+        leased = hint is not None and hint.lease_s > 0 and hint.next_use != "never"
+        if not leased and (twice := request.stats.cached_tokens):
+            cold.writer.note(Prefix(computed[:twice], request.scope), valuable=True)
+        cold.writer.note(Prefix(computed, request.scope), valuable=leased)
 
     def _slots(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
