@@ -41,7 +41,7 @@ class PrefixLock:
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageCounts:
     """Numbers of pages: free + evictable + leased + in_use == total. `evicted` is the number of pages that
-    `allocate` has evicted since the cache was made."""
+    `allocate` and `trim` have evicted since the cache was made."""
 
     free: int
     evictable: int
@@ -52,6 +52,8 @@ class PageCounts:
     """Pages that running requests have locked in the tree, and private pages of requests."""
     total: int
     evicted: int
+    touched: int
+    """Pages that take memory; the others are free."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

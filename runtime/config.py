@@ -162,8 +162,9 @@ class EngineConfig:
     """Tokens of a KV page. None: 16 on the CPU, 64 on a CUDA device."""
     kv_memory_gb: float | None = None
     """Memory for KV pages, in GiB; ignored if `num_pages` is given. None, on the CPU: enough for 20,480
-    tokens or two contexts, whichever is more, but at most 1. None, on a CUDA device: the memory that
-    `memory_fraction` leaves."""
+    tokens or two contexts, whichever is more, as far as free memory goes; more than 1 GiB is returned to the
+    system 5 to 10 minutes after its last use, or when the machine's memory is short. None, on a CUDA device:
+    the memory that `memory_fraction` leaves."""
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
     """Number format of KV pages. auto: the model's dtype. fp8: float8 (e4m3) with a scale of 1, which fits
     twice the tokens into the same memory; it needs the torch backend, or the triton backend on a GPU of

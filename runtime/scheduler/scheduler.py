@@ -30,6 +30,7 @@ from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.pages import RequestPages
 from ramify.runtime.scheduler.requests.request import ScheduledRequest
 from ramify.runtime.scheduler.requests.sampling import RequestSampler
+from ramify.runtime.scheduler.residency import Residency
 from ramify.runtime.scheduler.results import StepResults
 from ramify.runtime.scheduler.speculation.acceptance import rows_of
 from ramify.runtime.scheduler.speculation.drafter import Drafter
@@ -46,7 +47,8 @@ class Scheduler:
     In `config`, the defaults that depend on the device are filled in (`executor.memory.with_defaults`).
     `draft_runner` runs the draft model. Page n of its pool holds the same tokens as page n of the model's
     pool. `kv_identity` returns the engine's KV identity (`ramify.runtime.kv_transfer.identity`). If
-    `kv_identity` is None, no page is transferred.
+    `kv_identity` is None, no page is transferred. `residency` returns the memory of pages; if None, all pages
+    stay.
     """
 
     def __init__(
@@ -64,10 +66,12 @@ class Scheduler:
         kv_identity: Callable[[], str] | None = None,
         tuning: Tuning = TUNED,
         sampler: RequestSampler | None = None,
+        residency: Residency | None = None,
     ) -> None:
         assert config.chunk_tokens is not None
         self._clock = clock
         self._checked = cache if config.check_pages else None
+        self.residency = residency
         self.counters = Counters(clock)
         pages = RequestPages(cache, tuning)
         self.drafter = Drafter(
@@ -119,6 +123,11 @@ class Scheduler:
         """True if there are requests or transfers to work on."""
         return bool(self.requests.running or self.requests.waiting or self.transfers.busy)
 
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds after which `step` is to be called though nothing is to be done; None for never."""
+        return None if self.residency is None else self.residency.wait_s
+
     def receive(self, message: object) -> None:
         self._handlers[type(message)](message)
 
@@ -131,11 +140,14 @@ class Scheduler:
     def step(self) -> StepOutput | None:
         """Run one step: schedule, run, postprocess. Returns None if there is nothing to send."""
         began = self._clock()
-        self.requests.end_exceeding(began)
+        requests = self.requests
+        requests.end_exceeding(began)
+        if self.residency is not None:
+            self.residency.check(lambda: [*requests.running, *requests.waiting], requests.fail)
         plan = self.planner.schedule(began)
         if plan:
             self._compute(plan, began)
-        output = self.requests.outputs.take_output(self._clock())
+        output = requests.outputs.take_output(self._clock())
         seconds = self._clock() - began
         self.counters.step_s += seconds
         self.planner.end_step(seconds, empty=not plan)
