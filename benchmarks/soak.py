@@ -72,7 +72,7 @@ class Processes:
 
     def sample(self) -> None:
         for pid in self.pids():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError, KeyError):  # it has ended, or is a zombie
                 here = Path(f"/proc/{pid}")
                 status = dict(re.findall(r"^(\w+):\s+(\d+)", (here / "status").read_text(), re.M))
                 found = int(status["RssAnon"]) / 1024, len(os.listdir(here / "fd")), int(status["Threads"])
