@@ -87,7 +87,12 @@ class Processes:
 
 
 def role_of(pid: int) -> str:
-    found = re.search(r"ramify\.runtime\.([a-z_.]+)", Path(f"/proc/{pid}/cmdline").read_text())
+    """The module that a process runs; "server" for the first one, "ended" for one that is gone."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return "ended"
+    found = re.search(r"ramify\.runtime\.([a-z_.]+)", command)
     return "server" if found is None else found[1]
 
 
