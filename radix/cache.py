@@ -1,8 +1,8 @@
 """The prefix cache as the scheduler sees it: which page holds which tokens, and who owns the page.
 
-A page is in one of three places: free in the pool, private to a running request, or in the tree. With
-page size P, slot i of a sequence holds its tokens ``[i * P, (i + 1) * P)``; a request's page table has
-one page for each slot.
+A page is in one of three places: free in the pool, private to a running request, or in the tree. A free page
+is untouched if it takes no memory: nobody has had it yet, or `trim` has returned it. With page size P, slot i
+of a sequence holds its tokens ``[i * P, (i + 1) * P)``; a request's page table has one page for each slot.
 
 Example with P = 4. The tree has tokens 0 to 9 of request A in pages 7, 2, 5; page 5 is half full. Prompt B
 shares the first 9 of them:
@@ -55,8 +55,8 @@ from ramify.radix.tree import RadixTree
 from ramify.radix.tree_log import TreeLog
 from ramify.radix.views import HeldPrefix, NodeView, Prefix, covered, prefix, prefixes, snapshot
 
-FLUSH = "flush"
-"""The `taker` on record for pages that `PrefixCache.flush` evicted."""
+FLUSH, TRIM = "flush", "trim"
+"""The `taker` on record for pages that `PrefixCache.flush` or `PrefixCache.trim` evicted."""
 
 
 class PrefixCache:
@@ -86,7 +86,11 @@ class PrefixCache:
         self.states = States(num_states, self.tree, self._leases, self.usage.offer)
         self.record = EvictionRecord()
         self.log = log
-        self._free = list(range(num_pages - 1, -1, -1))
+        self.limit = num_pages
+        """The most touched pages. `allocate` evicts rather than touch more; `trim` makes a lower limit
+        true."""
+        self._free: list[int] = []
+        self._untouched = list(range(num_pages - 1, -1, -1))
         self._private: set[int] = set()
         self._locks: set[PrefixLock] = set()
         self._evicted = 0
@@ -150,27 +154,38 @@ class PrefixCache:
 
     # --- pages ------------------------------------------------------------------------------------
 
+    @property
+    def touched(self) -> int:
+        """Pages that take memory."""
+        return self.num_pages - len(self._untouched)
+
     def available(self) -> int:
-        """Pages that `allocate` can hand out now: free, evictable and leased pages, but no pinned ones."""
+        """Pages that `allocate` can hand out now: free pages within `limit`, evictable and leased pages, but
+        no pinned ones."""
         if self.usage.pinned_pages:
             self._tick_leases()
-        return len(self._free) + self.usage.evictable_pages + self.usage.leased_pages
+        return len(self._free) + self._growth() + self.usage.evictable_pages + self.usage.leased_pages
 
     def allocate(self, n: int, taker: str = "") -> list[int] | None:
         """`n` pages, private to the caller; None, with nothing evicted, if fewer are available.
 
-        Free pages are taken first. Then leaves are evicted: first leaves without a lease, the least recently
-        used before others, then leased leaves, beginning with the one that is needed furthest in the future.
-        Pinned leaves are not evicted.
-        The last of these leaves loses only as many pages as are still missing, from its end. `taker` is
-        recorded with the evicted tokens; `lost` reports it later.
+        Touched free pages are taken first, then untouched pages within `limit`. Then leaves are evicted:
+        first leaves without a lease, the least recently used before others, then leased leaves, beginning
+        with the one that is needed furthest in the future. Pinned leaves are not evicted. The last of these
+        leaves loses only as many pages as are still missing, from its end. `taker` is recorded with the
+        evicted tokens; `lost` reports it later.
         """
         short = n - len(self._free)
         if short > 0:
             if n > self.available():
                 return None
-            self._tick_leases()
-            self._evict(short, taker)
+            grown = min(short, self._growth())
+            if grown:
+                self._free += self._untouched[-grown:]
+                del self._untouched[-grown:]
+            if short > grown:
+                self._tick_leases()
+                self._evict(short - grown, taker)
         pages = [self._free.pop() for _ in range(n)]
         self._private.update(pages)
         return pages
@@ -358,6 +373,31 @@ class PrefixCache:
             node = node.parent
         return 0 if node is None else min(node.end, match.known)
 
+    # --- memory -----------------------------------------------------------------------------------
+
+    def trim(self, most: int, used_before: float = math.inf) -> list[int]:
+        """Evict leaves until at most `most` pages are touched. All free pages are untouched from now on: the
+        caller returns their memory to the system. Running requests and pins keep theirs.
+
+        Returns the free pages, also those that were untouched before: memory is returned in runs of pages.
+
+        used_before : if given, only unleased leaves are evicted that no request has used since
+        `Usage.releases` had this value
+        """
+        self._tick_leases()
+        queue = self.usage.queue
+        while (excess := self.touched - len(self._free) - most) > 0 and queue:
+            leaf = queue.first()
+            if leaf.pins or (used_before < math.inf and (leaf.leases or leaf.last_used > used_before)):
+                break
+            if leaf.owned:
+                self._evict(min(excess, leaf.owned), TRIM)
+            else:
+                self._drop(queue.pop(), TRIM)
+        self._untouched = sorted([*self._untouched, *self._free], reverse=True)
+        self._free = []
+        return self._untouched.copy()
+
     # --- the whole cache --------------------------------------------------------------------------
 
     def flush(self, *, pins: bool = True) -> int:
@@ -380,7 +420,8 @@ class PrefixCache:
         """Pages by state, now: free + evictable + leased + in_use == total."""
         self._tick_leases()
         return PageCounts(
-            free=len(self._free),
+            free=len(self._free) + len(self._untouched),
+            touched=self.touched,
             evictable=self.usage.evictable_pages,
             leased=self.usage.leased_pages + self.usage.pinned_pages,
             in_use=self.usage.locked_pages + len(self._private),
@@ -424,7 +465,7 @@ class PrefixCache:
             self.tree,
             self.usage,
             self.num_pages,
-            self._free,
+            self._free + self._untouched,
             self._leases,
             self._private,
             self._locks,
@@ -432,6 +473,10 @@ class PrefixCache:
         )
 
     # --- internals --------------------------------------------------------------------------------
+
+    def _growth(self) -> int:
+        """Untouched pages that `limit` allows to touch."""
+        return max(0, min(len(self._untouched), self.limit - self.touched))
 
     def _find(self, key: bytes, scope: str) -> Match:
         root = self.tree.roots.get(scope)

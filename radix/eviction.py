@@ -53,11 +53,16 @@ class EvictionQueue:
 
     def pop(self) -> Node:
         """Remove and return the leaf to evict next. Raises `IndexError` if there is none."""
-        while True:
-            *_, entry_id, node = heappop(self._heap)
-            if node.queue_entry == entry_id:
-                self.discard(node)
-                return node
+        node = self.first()
+        heappop(self._heap)
+        self.discard(node)
+        return node
+
+    def first(self) -> Node:
+        """The leaf to evict next, which stays queued. Raises `IndexError` if there is none."""
+        while (node := self._heap[0][4]).queue_entry != self._heap[0][3]:
+            heappop(self._heap)
+        return node
 
     def leaves(self) -> Iterator[Node]:
         """Iterate over the queued leaves, in no order."""
@@ -89,7 +94,8 @@ class Usage:
         """Pages of nodes with pins, in use or not."""
         self.leased_pages = 0
         self.evictable_pages = 0
-        self._releases = 0
+        self.releases = 0
+        """Number of unlocks so far; the `last_used` of the path that was unlocked last."""
 
     def lock(self, node: Node, above: Node | None) -> None:
         """Lock `node` and its ancestors up to, but without, `above`; all of them if `above` is None."""
@@ -105,10 +111,10 @@ class Usage:
 
     def unlock(self, node: Node) -> None:
         """Remove one lock from the path from the root to `node`, and make it the most recently used path."""
-        self._releases += 1
+        self.releases += 1
         step: Node | None = node
         while step is not None:
-            step.last_used = self._releases
+            step.last_used = self.releases
             step.locks -= 1
             if not step.locks:
                 self.locked_pages -= step.owned

@@ -41,7 +41,7 @@ class PrefixLock:
 @dataclasses.dataclass(frozen=True, slots=True)
 class PageCounts:
     """Numbers of pages: free + evictable + leased + in_use == total. `evicted` is the number of pages that
-    `allocate` has evicted since the cache was made."""
+    `allocate` and `trim` have evicted since the cache was made."""
 
     free: int
     evictable: int
@@ -55,6 +55,8 @@ class PageCounts:
     evicted: int
     pinned: int
     """Pages in the tree with a pin, in use or leased."""
+    touched: int
+    """Pages that take memory; the others are free."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

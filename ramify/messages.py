@@ -510,6 +510,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_pinned: int = 0
     """Leased pages, and pages in use, that a pin holds."""
     page_size: int
+    pages_touched: int = 0
+    """Pages that take memory. The others are free: no request has used them yet, or their memory was returned
+    to the system."""
     states_total: int = 0
     """Slots for the states of linear attention layers: free + held + in_use == total."""
     states_free: int = 0

@@ -83,6 +83,26 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The template itself, in Jinja."""
 
 
+class KvRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV pages of one engine, in tokens, and the texts that say so."""
+
+    tokens: int
+    """Tokens of all requests and of the prefix tree together."""
+    kept_tokens: int
+    """Tokens whose memory is never returned to the system once it was used."""
+    bytes_per_token: int
+    bound: Literal["option", "context", "memory"]
+    """The reason why there is no more room: an option, the model's context, or free memory at the start."""
+    text: str
+    """The line for the start of a server: the room, its bound, and options that hold more."""
+    remedy: str
+    """The clause of an error that advises how longer prompts fit."""
+
+
+MORE_ROOM = "give the engine a larger context_length or kv_memory_gb"
+"""`KvRoom.remedy` where the room is not known."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The served model."""
 
@@ -119,6 +139,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     trained_layout: str = ""
     """Name and version of the layout of questions that the checkpoint was trained with, such as "decider-1";
     "unsupported" if it has one that is refused by name, empty if it has none."""
+    kv_room: KvRoom | None = None
+    """The KV pages of the engine, of each replica; None if not known."""
     calibration: Calibration | None = None
     """Temperatures for the probabilities of decisions; None for none."""
 

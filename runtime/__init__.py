@@ -2,8 +2,8 @@
 
 The modules beside this file serve several of the folders: `config` (the options of engine and server), names
 (`host_names`, `lora_names`, `rope_fields`), `default_model` (says that it answers), `generation` (an output,
-put together from its chunks), `cores`, `faults`, `compile_ahead` (compiles the kernels before they are first
-used).
+put together from its chunks), `cores`, `host_memory`, `faults`, `compile_ahead` (compiles the kernels before
+they are first used).
 
 model        the model: files, families, tokenizers
 parallel     the processes that one model is divided among

@@ -161,8 +161,9 @@ class EngineConfig:
     """Tokens of a KV page. None: 16 on the CPU, 64 on a CUDA device."""
     kv_memory_gb: float | None = None
     """Memory for KV pages, in GiB; ignored if `num_pages` is given. None, on the CPU: enough for 20,480
-    tokens or two contexts, whichever is more, but at most 1. None, on a CUDA device: the memory that
-    `memory_fraction` leaves."""
+    tokens or two contexts, whichever is more, as far as free memory goes; more than 1 GiB is returned to the
+    system 5 to 10 minutes after its last use, or when the machine's memory is short. None, on a CUDA device:
+    the memory that `memory_fraction` leaves."""
     max_pinned_share: float = 0.5
     """Share of the KV pages that pins may hold together (`rm.pin`), from 0 to 1. A pin above it is refused.
     Pins give way to a request that runs alone and does not fit beside them."""

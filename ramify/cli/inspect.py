@@ -47,7 +47,7 @@ def run_command(options: argparse.Namespace) -> int:
     config = configured(EngineConfig, given_fields(options, EngineConfig))
     machine = this_machine(config.device)
     if options.memory is not None:
-        machine = dataclasses.replace(machine, memory=bytes_of(options.memory))
+        machine = dataclasses.replace(machine, memory=bytes_of(options.memory), free=None)
     try:
         files, whole = files_to_inspect(config.model)
         draft = None if config.draft_model is None else files_to_inspect(config.draft_model)[0]
@@ -124,7 +124,7 @@ def _kv_lines(found: Inspection) -> list[tuple[str, str]]:
 
     rows.append(("steps", f"{found.max_running:,} requests, {found.chunk_tokens:,} prompt tokens"))
     if found.device == "cpu":
-        rows.append(("pages", f"of {found.page_size}, for {tokens(found.kv_tokens)}"))
+        rows.append(("pages", f"of {found.page_size}. {found.kv_text}"))
     rows.append(
         (
             "memory",

@@ -27,6 +27,8 @@ def engine_line(engine: Engine) -> str:
     info = engine._frontend.known_info
     name = engine.config.model if info is None else info.name
     facts = "" if info is None else f": {info.device} {info.dtype}, context {info.context_length:,}"
+    if info is not None and info.kv_room is not None:
+        facts += f", KV of {info.kv_room.tokens:,} tokens"
     return f"<Engine {name} {engine._state}{facts}>"
 
 
@@ -43,6 +45,7 @@ def engine_html(engine: Engine) -> str:
             ("device", f"{info.device}, {info.dtype}"),
             ("context", f"{info.context_length:,} tokens"),
         ]
+        rows += [] if info.kv_room is None else [("room", info.kv_room.text)]
     rows += _running(engine) if engine._state == "ready" else []
     rows.append(("versions", _versions()))
     cells = [(tag("span", escaped(name), "soft"), escaped(value)) for name, value in rows]

@@ -28,9 +28,11 @@ from ramify.runtime.executor.memory import (
     FRACTION,
     LEAST_STATES,
     DeviceMemory,
+    PageBudget,
     check_host,
     check_memory,
     fitting,
+    free_for_pages,
     pages_in,
     pages_left,
     states_in,
@@ -39,6 +41,7 @@ from ramify.runtime.executor.memory import (
 from ramify.runtime.executor.runner import Compiled, Runner
 from ramify.runtime.executor.token_graphs import PLANNED, buckets, space_bytes
 from ramify.runtime.executor.triton_forms import compile_warm_up
+from ramify.runtime.host_memory import host_memory, mapped_weights
 from ramify.runtime.model.causal_lm import CausalLM
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.families.draft_heads import DraftHead
@@ -102,8 +105,10 @@ def build_runners(
             draft = draft and prepared(draft, model)
     shape, draft_shape = model.config, None if draft is None else draft.config
     size = page_bytes(shape, config.page_size, kept, draft_shape)
-    pages = pages_in(config, shape, kept, device, draft_shape)
-    if pages is None:
+    host = host_memory(mapped_weights())
+    available = free_for_pages(host.total, host.free) if device.type == "cpu" else 0
+    budget = pages_in(config, shape, kept, device, draft_shape, available=available)
+    if budget is None:
         with fitting("The model and its largest steps", device):
             memory = measured_memory(config, model, ops, dtype, device, graphs)
             if draft is not None:
@@ -116,9 +121,11 @@ def build_runners(
         if shape.states is not None:
             memory = dataclasses.replace(memory, used=memory.used + (slots + 1) * shape.states.bytes)
         pages = pages_left(memory, fraction, size)
+        budget = PageBudget(pages, pages, "memory")
         log.info("%s: %s, %d pages, %d states", device, memory, pages, slots)
     else:
-        slots = states_in(config, shape, pages * size, device)
+        pages = budget.pages
+        slots = states_in(config, shape, budget.kept * size, device)
         if device.type == "cpu":
             states_bytes = 0 if shape.states is None else (slots + 1) * shape.states.bytes
             check_host(config, pages * size * config.tensor_parallel, states_bytes)
@@ -146,6 +153,7 @@ def build_runners(
             longest = min(shape.context_length, pages * pool.page_size)
             tokens = [] if states is not None else _buckets(config, longest)
             runner.capture_graphs(sizes, -(-longest // pool.page_size), tokens)
+        runner.budget = budget._replace(pages=pages)
         if ranks is not None and ranks.index == 0:
             runner.ranks = ranks  # from now on passes are told, those above were the same on all ranks
         return runner

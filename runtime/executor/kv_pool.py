@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import math
 import mmap
 from collections.abc import Sequence
@@ -14,6 +16,10 @@ from ramify.runtime.model.shape.config import ModelShape, StateShape
 
 if TYPE_CHECKING:
     import torch
+
+
+HUGE = 2 << 20
+"""Bytes of a huge page of Linux on x86; on other processors a multiple of the page size as well."""
 
 
 class KvPool:
@@ -91,6 +97,23 @@ class KvPool:
         for pool, part in zip(self._bytes(), data.view(word).chunk(2, dim=1), strict=True):
             pool.view(word).index_copy_(1, index, part.unflatten(1, (len(pool), -1)).transpose(0, 1))
 
+    def return_memory(self, pages: Sequence[int]) -> None:
+        """Return the memory of `pages`, whose contents are lost, to the system: on the CPU, in whole huge
+        pages of `HUGE` bytes. So runs of neighbours are returned, and a single page is not."""
+        import numpy as np
+
+        ids = np.sort(np.array(pages))
+        cuts = np.flatnonzero(np.diff(ids) != 1)
+        runs = np.stack([ids[np.append(0, cuts + 1)], ids[np.append(cuts, len(ids) - 1)] + 1], axis=1)
+        for pool in (self.k, self.v):
+            size = pool.stride(1) * pool.itemsize
+            long = runs[(runs[:, 1] - runs[:, 0]) * size >= HUGE] * size
+            for base in (layer.data_ptr() for layer in pool):
+                for start, stop in long.tolist():
+                    first, last = -(-(base + start) // HUGE) * HUGE, (base + stop) // HUGE * HUGE
+                    if last > first and _libc().madvise(first, last - first, mmap.MADV_DONTNEED):
+                        raise OSError(ctypes.get_errno(), "madvise")
+
     def _bytes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """`k` and `v` as (layers, num_pages + 1, bytes of the page in a layer) uint8."""
         import torch
@@ -138,6 +161,13 @@ def _in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
 
 
 class StepStates(NamedTuple):

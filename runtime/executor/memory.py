@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
-import re
+import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_type_hints
 
 from ramify.errors import EngineError, UnsupportedField
 from ramify.kernels.arguments.pages import PageDtype
+from ramify.model_info import KvRoom
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
+from ramify.runtime.host_memory import host_memory
 from ramify.runtime.model.shape.config import ModelShape
 
 if TYPE_CHECKING:
@@ -77,14 +78,11 @@ LEAST_STATES = 2
 """Least number of state slots: one for a running request, one for the state that it leaves for later
 requests."""
 CPU_BYTES = 1 << 30
-"""The most memory for KV pages on the CPU, by default."""
+"""The most memory for KV pages on the CPU that is kept by default, however long no request uses it."""
 CPU_CONTEXTS = 2
 CPU_TOKENS = 20_480
 """By default the KV pages on the CPU hold `CPU_CONTEXTS` contexts of the model, or `CPU_TOKENS` tokens if
-that is more, within `CPU_BYTES`. More pages would take more memory under any load: pages are kept after their
-request has ended, so all pages are touched in the end, and touched pages stay resident."""
-_CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_MEMINFO = Path("/proc/meminfo")
+that is more, as far as free memory goes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,34 +109,122 @@ def check_memory(config: EngineConfig, device: torch.device) -> None:
         )
 
 
+class PageBudget(NamedTuple):
+    """Numbers of KV pages.
+
+    pages : pages that requests may use. On the CPU a page takes no memory before a request uses it.
+    kept : pages whose memory is kept for ever. The memory of others is returned to the system when no request
+        has used them for some time, or when the machine needs it (`ramify.runtime.scheduler.residency`).
+    bound : the reason why there are no more pages: an option, the model's context, or free memory
+    """
+
+    pages: int
+    kept: int
+    bound: Literal["option", "context", "memory"]
+
+
+def free_for_pages(total: int, free: int) -> int:
+    """Bytes that KV pages may take, of `free` bytes of the host's `total`: a share is left to others
+    (`FRACTION`)."""
+    return max(0, free - int((1 - FRACTION) * total))
+
+
 def pages_in(
     config: EngineConfig,
     model: ModelShape,
     dtype: PageDtype,
     device: torch.device,
     draft: ModelShape | None = None,
-) -> int | None:
-    """The number of pages by `config`; None if the memory left on the CUDA device decides.
+    *,
+    available: int = 0,
+) -> PageBudget | None:
+    """The pages by `config`; None if the memory left on the CUDA device decides.
 
     A page holds KV of `model` and, if given, of the draft model of shape `draft`.
+
+    available : bytes that pages on the CPU may take (`free_for_pages`). Several engines may count the same
+        bytes: pages that nobody uses take none, and each engine watches the free memory. Below `CPU_BYTES` it
+        is not looked at, so that an engine with little memory still starts.
     """
-    if config.num_pages is not None:
-        return enough(config.num_pages)
     assert config.page_size is not None
     size = page_bytes(model, config.page_size, dtype, draft)
-    if config.kv_memory_gb is not None:
-        return enough(int(config.kv_memory_gb * 2**30) // size)
+    given = config.num_pages
+    if given is None and config.kv_memory_gb is not None:
+        given = int(config.kv_memory_gb * 2**30) // size
+    if given is not None:
+        return PageBudget(enough(given), given, "option")
     if device.type != "cpu":
         return None
     tokens = max(CPU_TOKENS, CPU_CONTEXTS * model.context_length)
-    return enough(min(CPU_BYTES // size, -(-tokens // config.page_size)))
+    wanted = -(-tokens // config.page_size) + COW_PAGES
+    # Memory is returned in the process of the scheduler only, not in those of other ranks.
+    fitting = max(CPU_BYTES, available if config.tensor_parallel == 1 else 0) // size
+    kept = min(wanted, CPU_BYTES // size)
+    return PageBudget(enough(min(wanted, fitting)), kept, "context" if wanted <= fitting else "memory")
+
+
+def room_of(
+    config: EngineConfig,
+    model: ModelShape,
+    dtype: PageDtype,
+    device: str,
+    budget: PageBudget,
+    draft: ModelShape | None = None,
+) -> KvRoom:
+    """The room of `budget`, for `model` with the context of the engine.
+
+    dtype : of the pages
+    device : cpu or cuda
+    """
+    assert config.page_size is not None
+    context, size = model.context_length, page_bytes(model, 1, dtype, draft)
+    tokens, kept = ((pages - COW_PAGES) * config.page_size for pages in budget[:2])
+    option = "kv_memory_gb" if config.num_pages is None else "num_pages"
+    bound = {
+        "option": f"as {option} {getattr(config, option)} says",
+        "context": "as the context needs",
+        "memory": "as the free memory allows",
+    }[budget.bound]
+    smaller = _smaller(config, size, model, device, draft)
+    more = [f"kv_cache_dtype {name} holds {times:.1f} times as many" for name, times in smaller]
+    if tokens < context:
+        whole = (context + COW_PAGES * config.page_size) * size
+        more.insert(0, f"the whole context needs kv_memory_gb {math.ceil(100 * whole / 2**30) / 100:g}")
+    text = f"KV memory for {tokens:,} tokens, {tokens / context:.1f} contexts, {bound}: {_gib(tokens * size)}"
+    if kept < tokens:
+        text += f", of which {_gib(kept * size)} stay when unused"
+    remedy = f"give the engine a context_length above {context:,}, if the model can have it"
+    if tokens < context:
+        remedy = f"give the engine more KV memory ({'; '.join(more)})"
+    return KvRoom(
+        tokens=tokens,
+        kept_tokens=kept,
+        bytes_per_token=size,
+        bound=budget.bound,
+        text="; ".join([text, *more]),
+        remedy=remedy,
+    )
+
+
+def _smaller(
+    config: EngineConfig, size: int, model: ModelShape, device: str, draft: ModelShape | None
+) -> Iterator[tuple[str, float]]:
+    """(page dtype, tokens in the memory of one token of `size` bytes) of each dtype of the device that takes
+    less."""
+    for name in get_args(get_type_hints(EngineConfig)["kv_cache_dtype"]):
+        if name == {"cpu": "int8", "cuda": "fp8"}[device] and name != config.kv_cache_dtype:
+            one_byte = SimpleNamespace(itemsize=1, is_floating_point=name == "fp8")
+            times = size / page_bytes(model, 1, one_byte, draft)
+            if times > 1:
+                yield name, times
 
 
 def states_in(config: EngineConfig, model: ModelShape, kv_bytes: int, device: torch.device) -> int:
     """The number of slots for states, beside KV pages of `kv_bytes`; 0 for a model without states.
 
-    By default states take as much memory as KV pages. On the CPU states take more, up to `CPU_BYTES`, if one
-    slot for each of `max_running` requests needs more: with a short context the KV pages are small.
+    By default states take as much memory as KV pages: on the CPU, as the pages that are kept. On the CPU
+    states take more, up to `CPU_BYTES`, if one slot for each of `max_running` requests needs more: with a
+    short context the KV pages are small.
 
     Raises `EngineError` if the slots are too few for any request.
     """
@@ -198,35 +284,17 @@ def enough(num_pages: int) -> int:
 
 def check_host(config: EngineConfig, kv_bytes: int, state_bytes: int) -> None:
     """Raise `EngineError` if KV pages and states on the CPU are larger than the host's memory."""
-    total = host_memory()
+    total, free, _ = host_memory()
     if kv_bytes + state_bytes <= total:
         return
     names = ("kv_memory_gb", "num_pages") if kv_bytes >= state_bytes else ("state_memory_gb", "num_states")
     size, count = names
     name = size if getattr(config, count) is None else count
-    free = free_host_memory()
     raise EngineError(
         f"{name} is {getattr(config, name)}: KV pages take {_gib(kv_bytes)} and states {_gib(state_bytes)}; "
         f"this machine has {_gib(total)}, of which {_gib(free)} are free.",
         remedy=f"Give the engine a smaller {name}, or leave it out.",
     )
-
-
-def host_memory() -> int:
-    """Bytes of memory of this host, or the limit of its container if that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _CGROUPS:
-        if path.is_file() and (limit := path.read_text().strip()).isdigit():
-            total = min(total, int(limit))
-    return total
-
-
-def free_host_memory() -> int:
-    """Bytes that can be allocated without swapping; `host_memory` if the system does not report them."""
-    total = host_memory()
-    text = _MEMINFO.read_text() if _MEMINFO.is_file() else ""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
-    return total if found is None else min(total, int(found[1]) * 1024)
 
 
 @contextlib.contextmanager

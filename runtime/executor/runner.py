@@ -36,6 +36,7 @@ from ramify.runtime.parallel.ranks import Ranks
 
 if TYPE_CHECKING:
     from ramify.kernels.cpu.layer_stack import LayerStack
+    from ramify.runtime.executor.memory import PageBudget
 
 log = logging.getLogger("ramify")
 
@@ -101,6 +102,8 @@ class Runner:
         self.ranks: Ranks | None = None
         """The ranks that this runner leads; each of them runs every pass. None unless this is the first of
         several ranks."""
+        self.budget: PageBudget | None = None
+        """The pages of the pool and the reason of their number; None if the caller made the pool."""
         self.has_head = not isinstance(model, Model) or model.head is not None
         """Whether the runner computes logits."""
         # Views of the pool are made once: indexing it costs 2 us, twice per layer and step.

@@ -35,7 +35,7 @@ from ramify.errors import (
     from_info,
 )
 from ramify.messages import Generate, TextChunk
-from ramify.model_info import ModelInfo
+from ramify.model_info import MORE_ROOM, ModelInfo
 from ramify.priority import checked_priority
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.fleet.fleet import ReplicaFleet
@@ -273,7 +273,8 @@ class Frontend:
             )
         if request.rid in self._requests.outputs:
             raise InvalidRequest(f"A request with the id {request.rid!r} is running.", field="rid")
-        check_prompt(request, self.max_prompt_tokens)
+        room = self.info.kv_room
+        check_prompt(request, self.max_prompt_tokens, MORE_ROOM if room is None else room.remedy)
         revision = self.loras.revision(request.lora)
         checked_priority(request.priority)
         request.sampling.check()

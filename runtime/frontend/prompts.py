@@ -8,6 +8,7 @@ from typing import Any
 
 from ramify.errors import InvalidRequest, PromptTooLong
 from ramify.messages import ChatMessage, Generate, Segment
+from ramify.model_info import MORE_ROOM
 
 Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
 """Text, token ids, or a list of segments, each of which is a text or a list of token ids."""
@@ -78,11 +79,12 @@ def check_chat(chat: Sequence[ChatMessage] | None) -> None:
                 raise _refused(value, f"chat[{index}].{name}", "text")
 
 
-def check_prompt(request: Generate, most_tokens: int) -> None:
+def check_prompt(request: Generate, most_tokens: int, remedy: str = MORE_ROOM) -> None:
     """Check the prompt of a request before it is tokenised, as tokenising a prompt that is too long delays
     others.
 
     most_tokens : length of the longest prompt that the engine takes
+    remedy : `KvRoom.remedy` of the engine
 
     Raises `InvalidRequest` for values of wrong types and too many entries, and `PromptTooLong` for a prompt
     that cannot fit.
@@ -112,7 +114,7 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
             f"This model's maximum context length is {most_tokens + 1} tokens. However, your messages"
             f" resulted in {ids} tokens.",
             field="prompt",
-            remedy="Send less text, or give the engine a larger context_length or kv_memory_gb.",
+            remedy=f"Send less text, or {remedy}.",
             lengths=(ids, 0, most_tokens + 1),
         )
     chat = request.chat or ()
@@ -121,7 +123,7 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
             f"This model's maximum context length is {most_tokens + 1} tokens. However, there are"
             f" {len(chat)} messages, of a token or more each.",
             field="messages",
-            remedy="Leave out earlier messages, or give the engine a larger context_length or kv_memory_gb.",
+            remedy=f"Leave out earlier messages, or {remedy}.",
         )
     most = most_tokens * MAX_TOKEN_CHARACTERS
     if (size := sum(map(len, _texts(request)))) > most:
@@ -129,7 +131,7 @@ def check_prompt(request: Generate, most_tokens: int) -> None:
             f"This model's maximum context length is {most_tokens + 1} tokens. However, your messages"
             f" resulted in {size} characters; at most {most} are taken.",
             field="prompt",
-            remedy="Send less text, or give the engine a larger context_length or kv_memory_gb.",
+            remedy=f"Send less text, or {remedy}.",
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ramify.errors import InvalidRequest
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.memory import host_memory
+from ramify.runtime.host_memory import host_memory
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,8 @@ class Machine:
     memory: int
     dtype: Dtype
     """The dtype that the engine's option `dtype` means by `auto`, for models of our own families."""
+    free: int | None = None
+    """Bytes of `memory` that are free now; None if all are."""
 
 
 def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
@@ -41,7 +43,8 @@ def this_machine(device: Literal["auto", "cpu", "cuda"] = "auto") -> Machine:
 
             properties = torch.cuda.get_device_properties(found)
             return Machine("cuda", properties.name, properties.total_memory, _dtype(config, found))
-    return Machine("cpu", "the CPU", host_memory(), "bfloat16")
+    memory = host_memory()
+    return Machine("cpu", "the CPU", memory.total, "bfloat16", memory.free)
 
 
 def dtype_of_torch() -> Dtype:

@@ -17,7 +17,15 @@ from typing import Any, Literal
 from ramify.errors import EngineError, RamifyError, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import page_bytes
-from ramify.runtime.executor.memory import COW_PAGES, FRACTION, pages_in, states_in, with_defaults
+from ramify.runtime.executor.memory import (
+    COW_PAGES,
+    FRACTION,
+    free_for_pages,
+    pages_in,
+    room_of,
+    states_in,
+    with_defaults,
+)
 from ramify.runtime.inspect.checkpoint import Form, StoredTensor, form_of, stored_tensors, whole_matrices
 from ramify.runtime.inspect.machine import Machine, dtype_of_torch
 from ramify.runtime.inspect.refusals import (
@@ -91,7 +99,10 @@ class Inspection:
     """Bytes of one sequence's state in linear attention layers."""
     context_length: int
     kv_tokens: int
-    """Tokens for which the engine makes KV pages by default."""
+    """Tokens for which the engine makes KV pages. `kv_kept_tokens`: tokens whose memory stays with the engine
+    on the CPU; `kv_text`: the engine's line about both at its start, empty for a CUDA device."""
+    kv_kept_tokens: int
+    kv_text: str
     kv_tokens_at_most: int
     """Tokens whose KV the memory holds beside the weights and a workspace."""
     max_running: int
@@ -170,8 +181,13 @@ def inspected(
     numbers = _parameters(weights, tensors)
     family = shape.family if shape else _family(weights)
     facts: dict[str, Any] = dict.fromkeys(
-        ("kv_bytes_per_token", "state_bytes", "context_length", "kv_tokens", "kv_tokens_at_most"), 0
+        (
+            *("kv_bytes_per_token", "state_bytes", "context_length"),
+            *("kv_tokens", "kv_kept_tokens", "kv_tokens_at_most"),
+        ),
+        0,
     )
+    facts["kv_text"] = ""
     options: list[Refusal] = []
     notes: list[str] = []
     if shape is not None:
@@ -319,27 +335,34 @@ def kv_facts(
     dtype: str,
     weight_bytes: int,
     draft: ModelShape | None = None,
-) -> tuple[dict[str, int], str | None]:
-    """(figures of KV memory, reason why the model does not fit the machine or None if it fits)."""
+) -> tuple[dict[str, Any], str | None]:
+    """(figures of KV memory and a text, reason why the model does not fit the machine or None if it fits)."""
     kept = config.kv_cache_dtype
     size = SimpleNamespace(itemsize=_BYTES[dtype] if kept == "auto" else 1, is_floating_point=kept != "int8")
     per_token = page_bytes(shape, 1, size, draft)
     context = with_context(shape, config.context_length).context_length
     assert config.page_size is not None
     room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
-    problem, pages, slots = None, None, 0
+    problem, budget, slots, text = None, None, 0, ""
     states = 0 if shape.states is None else shape.states.bytes
     device: Any = SimpleNamespace(type=machine.device)
     try:
         shorter = dataclasses.replace(shape, context_length=context)
-        pages = pages_in(config, shorter, size, device, draft)
-        kv = max(0, room // 2) if pages is None else pages * config.page_size * per_token
+        left = room
+        if machine.free is not None:
+            left = free_for_pages(machine.memory, machine.free) - weight_bytes - WORKSPACE
+        budget = pages_in(config, shorter, size, device, draft, available=left)
+        kv = max(0, room // 2) if budget is None else budget.kept * config.page_size * per_token
         slots = states_in(config, shape, kv, device)
+        if budget is not None:
+            text = room_of(config, shorter, size, machine.device, budget, draft).text
     except EngineError as error:
         problem = error.message.rstrip(".")
     state_room = (slots + 1) * states  # one more than the slots, for padding
     at_most = max(0, (room - state_room) // per_token)
-    tokens = at_most if pages is None else (pages - COW_PAGES) * config.page_size
+    tokens = kept_tokens = at_most
+    if budget is not None:
+        tokens, kept_tokens = ((pages - COW_PAGES) * config.page_size for pages in budget[:2])
     least = min(context, LEAST_TOKENS)
     if problem is None and at_most < least:
         problem = (
@@ -358,6 +381,8 @@ def kv_facts(
         "state_bytes": states,
         "context_length": context,
         "kv_tokens": tokens,
+        "kv_kept_tokens": kept_tokens,
+        "kv_text": text,
         "kv_tokens_at_most": at_most,
     }, problem
 

@@ -5,7 +5,7 @@ next step reads them. So what is free for a further model is::
 
     available memory                            12.0 GiB    MemAvailable, within the container's limit
     + resident and no file, of loaded models     1.5        /proc/PID/status: RssAnon + RssShmem
-    - needs of loaded and loading models         6.0        weights, KV pages in full, a workspace
+    - needs of loaded and loading models         6.0        weights, KV pages that stay, a workspace
     = free                                       7.5
 """
 
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from ramify.errors import RamifyError
 from ramify.runtime.config import EngineConfig
-from ramify.runtime.executor.memory import CPU_BYTES, FRACTION, free_host_memory
+from ramify.runtime.executor.memory import CPU_BYTES, FRACTION
+from ramify.runtime.host_memory import host_memory
 from ramify.runtime.inspect.machine import Machine, this_machine
 from ramify.runtime.inspect.refusals import native_shape
 from ramify.runtime.inspect.report import WORKSPACE, inspected
@@ -33,7 +34,7 @@ the bytes that a further model may need."""
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
     """Bytes that are set aside for a loaded model. `kv`: KV pages and states when all of them are used, but
-    pages that are there by default on the CPU at most `CPU_BYTES`."""
+    only pages whose memory stays with the engine (`PageBudget.kept`)."""
 
     weights: int
     kv: int
@@ -74,9 +75,7 @@ def need_of_files(
     if found is None:
         paths = splits_of(files.weights) if files.weights.is_file() else files.weights.glob("*.safetensors")
         return Need(sum(path.stat().st_size for path in paths), CPU_BYTES)
-    kv = found.kv_tokens * found.kv_bytes_per_token
-    if machine.device == "cpu" and config.kv_memory_gb is None and config.num_pages is None:
-        kv = min(kv, CPU_BYTES)
+    kv = found.kv_kept_tokens * found.kv_bytes_per_token
     if found.state_bytes:  # as `states_in` does
         kv += max(kv, min(CPU_BYTES, found.state_bytes * found.max_running))
     return Need(found.weight_bytes, kv, context_length=found.context_length)
@@ -90,7 +89,7 @@ def free_memory(config: EngineConfig) -> Free:
         return lambda needed, _: most - needed
 
     def free(needed: int, pids: Iterable[int]) -> int:
-        return free_host_memory() + sum(map(_resident, with_children(pids))) - needed
+        return host_memory().available + sum(map(_resident, with_children(pids))) - needed
 
     return free
 

@@ -10,6 +10,7 @@ lifecycle     a submitted message becomes a request; the states of requests (com
               ended) and the moves between them
 grammars      compiled grammars, and the compiler's process
 control       programs, cache, statistics, snapshots; transfers: pages from and to other replicas
+residency     the memory of pages, which follows their use
 process       the process: loading, and the loop
 speculation/  draft tokens by prompt lookup and by a draft model
 requests/     requests, their pages, programs, flows and limits

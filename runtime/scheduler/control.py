@@ -175,6 +175,7 @@ class Control:
             pages_leased=pages.leased,
             pages_in_use=pages.in_use,
             pages_pinned=pages.pinned,
+            pages_touched=pages.touched,
             page_size=self.requests.pages.cache.page_size,
             states_total=states.total,
             states_free=states.free,

@@ -18,7 +18,7 @@ from ramify.decisions.trained import trained
 from ramify.engine_messages import CompilerDied, GetTree, GrammarReady, Ready, ToScheduler, Woken
 from ramify.grammar.retokenize import Retokenizer, encode
 from ramify.grammar.vocabulary import Vocabulary
-from ramify.model_info import ModelInfo
+from ramify.model_info import KvRoom, ModelInfo
 from ramify.radix.cache import NaiveCache, PrefixCache
 from ramify.radix.tree_log import TreeLog
 from ramify.runtime.cold.open import open_stores
@@ -33,7 +33,7 @@ from ramify.runtime.executor.device import (
     resolve_dtype,
 )
 from ramify.runtime.executor.load import LoadDraft, loader, own_head_loader
-from ramify.runtime.executor.memory import COW_PAGES, check_states, with_defaults_of
+from ramify.runtime.executor.memory import COW_PAGES, check_states, room_of, with_defaults_of
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.kv_transfer.identity import kv_identity
 from ramify.runtime.model.checkpoint import ModelFiles
@@ -66,6 +66,7 @@ from ramify.runtime.scheduler.control import KVEventPublisher
 from ramify.runtime.scheduler.grammars import CompilerHost, GrammarStore
 from ramify.runtime.scheduler.requests.constrained import Healer
 from ramify.runtime.scheduler.requests.limits import Limits
+from ramify.runtime.scheduler.residency import Residency
 from ramify.runtime.scheduler.scheduler import Scheduler
 from ramify.runtime.scheduler.speculation.checks import read_draft, speculates
 
@@ -144,6 +145,7 @@ def main() -> None:
             kv_identity=identity,
             cold=open_stores(config, runner.pool, identity, states=runner.states is not None),
             wake=lambda: waker.send(Woken()),  # by the cold tier's thread only
+            residency=_residency(cache, runner, draft_runner),
         )
         left = threading.Event()
         if scheduler.cold is not None:
@@ -152,7 +154,9 @@ def main() -> None:
         Ready(
             role="scheduler",
             pid=os.getpid(),
-            model_info=_model_info(orders, config, runner, limits),
+            model_info=_model_info(
+                orders, config, runner, limits, _room(config, runner, draft_runner, limits.context_length)
+            ),
             max_prompt_tokens=min(limits.context_length, limits.kv_tokens) - 1,
             page_bytes=scheduler.transfers.page_bytes,
         )
@@ -232,8 +236,7 @@ def serve(
     while True:
         messages = inbox.drain()
         if not messages and not scheduler.busy:
-            wait_s = None if scheduler.cold is None else scheduler.cold.wait_s
-            message = inbox.recv(wait_s if prepared else IDLE_S)
+            message = inbox.recv(scheduler.wait_s if prepared else IDLE_S)
             messages = [] if message is None else [message]
             if message is None and not prepared:
                 prepared = True
@@ -305,11 +308,31 @@ def _load(
         eos_token_ids=shape.eos_token_ids,
         kv_tokens=(num_pages - COW_PAGES) * runner.pool.page_size,
         max_output_tokens=config.max_output_tokens,
+        more_room=_room(config, runner, draft_runner, context_length).remedy,
     )
     return runner, draft_runner, cache, limits
 
 
-def _model_info(orders: Orders, config: EngineConfig, runner: Runner, limits: Limits) -> ModelInfo:
+def _residency(
+    cache: PrefixCache | NaiveCache, runner: Runner, draft_runner: Runner | None
+) -> Residency | None:
+    """None for pages that an option sets, and for those of a CUDA device: they stay."""
+    if runner.budget is None or runner.budget.bound == "option" or runner.device.type != "cpu":
+        return None
+    pools = [each.pool for each in (runner, draft_runner) if each is not None]
+    return Residency(cache, pools, runner.budget.kept)
+
+
+def _room(config: EngineConfig, runner: Runner, draft_runner: Runner | None, context_length: int) -> KvRoom:
+    assert runner.budget is not None
+    shape = dataclasses.replace(runner.model.config, context_length=context_length)
+    draft = None if draft_runner is None else draft_runner.model.config
+    return room_of(config, shape, runner.pool.k.dtype, runner.device.type, runner.budget, draft)
+
+
+def _model_info(
+    orders: Orders, config: EngineConfig, runner: Runner, limits: Limits, room: KvRoom
+) -> ModelInfo:
     assert config.max_running is not None
     assert config.chunk_tokens is not None
     weights = Path(orders.weights)
@@ -326,6 +349,7 @@ def _model_info(orders: Orders, config: EngineConfig, runner: Runner, limits: Li
         max_running=config.max_running,
         chunk_tokens=config.chunk_tokens,
         page_size=runner.pool.page_size,
+        kv_room=room,
         pooling=pooling_of(weights),
         sampling_defaults=sampling_defaults_of(weights),
         trained_layout="" if found is None else found.layout,

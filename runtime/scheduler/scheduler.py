@@ -41,6 +41,7 @@ from ramify.runtime.scheduler.requests.limits import TUNED, Limits, Tuning
 from ramify.runtime.scheduler.requests.pages import RequestPages
 from ramify.runtime.scheduler.requests.request import Request, ScheduledRequest
 from ramify.runtime.scheduler.requests.sampling import RequestSampler
+from ramify.runtime.scheduler.residency import Residency
 from ramify.runtime.scheduler.results import StepResults
 from ramify.runtime.scheduler.speculation.acceptance import rows_of
 from ramify.runtime.scheduler.speculation.drafter import Drafter
@@ -58,7 +59,8 @@ class Scheduler:
     `draft_runner` runs the draft model. Page n of its pool holds the same tokens as page n of the model's
     pool. `kv_identity` returns the engine's KV identity (`ramify.runtime.kv_transfer.identity`). If
     `kv_identity` is None, no page is transferred. `cold` are the stores of the cold tier, whose thread calls
-    `wake` when `step` has something to do for it.
+    `wake` when `step` has something to do for it. `residency` returns the memory of pages; if None,
+    all pages stay.
     """
 
     def __init__(
@@ -78,10 +80,12 @@ class Scheduler:
         sampler: RequestSampler | None = None,
         cold: Sequence[ColdStore] = (),
         wake: Callable[[], None] = lambda: None,
+        residency: Residency | None = None,
     ) -> None:
         assert config.chunk_tokens is not None
         self._clock = clock
         self._checked = cache if config.check_pages else None
+        self.residency = residency
         self.counters = Counters(clock)
         self.cold: ColdTier[Request] | None = None
         if cold:
@@ -150,6 +154,12 @@ class Scheduler:
             return True
         return self.cold is not None and self.cold.busy
 
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds after which `step` is to be called though nothing is to be done; None for never."""
+        waits = [part.wait_s for part in (self.cold, self.residency) if part is not None]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
     def receive(self, message: object) -> None:
         self._handlers[type(message)](message)
 
@@ -162,11 +172,14 @@ class Scheduler:
     def step(self) -> StepOutput | None:
         """Run one step: schedule, run, postprocess. Returns None if there is nothing to send."""
         began = self._clock()
-        self.requests.end_exceeding(began)
+        requests = self.requests
+        requests.end_exceeding(began)
+        if self.residency is not None:
+            self.residency.check(lambda: [*requests.running, *requests.waiting], requests.fail)
         plan = self.planner.schedule(began)
         if plan:
             self._compute(plan, began)
-        output = self.requests.outputs.take_output(self._clock())
+        output = requests.outputs.take_output(self._clock())
         seconds = self._clock() - began
         self.counters.step_s += seconds
         self.planner.end_step(seconds, empty=not plan)

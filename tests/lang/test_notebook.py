@@ -279,7 +279,9 @@ def test_a_running_engine_shows_its_counters(engine, monkeypatch):
     engine.complete("Hi", max_tokens=3, ignore_eos=True)
     stats = engine.stats()
     info = engine._frontend.info
-    assert repr(engine) == f"<Engine {info.name} ready: cpu {info.dtype}, context {info.context_length:,}>"
+    assert info.kv_room is not None
+    room = f"context {info.context_length:,}, KV of {info.kv_room.tokens:,} tokens"
+    assert repr(engine) == f"<Engine {info.name} ready: cpu {info.dtype}, {room}>"
     page = page_of(engine)
     check(page)
     text = shown(page)

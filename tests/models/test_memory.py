@@ -10,6 +10,7 @@ import pytest
 
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.memory import CPU_BYTES
+from ramify.runtime.host_memory import HostMemory
 from ramify.runtime.inspect.machine import Machine
 from ramify.runtime.inspect.report import WORKSPACE
 from ramify.runtime.model.checkpoint import ModelFiles
@@ -51,7 +52,7 @@ def test_free_memory_is_what_is_available_less_what_loaded_models_may_still_touc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "this_machine", lambda device: MACHINE)
-    monkeypatch.setattr(memory, "free_host_memory", lambda: 6000)
+    monkeypatch.setattr(memory, "host_memory", lambda: HostMemory(9000, 0, 6000))
     monkeypatch.setattr(memory, "_resident", {1: 300, 2: 400}.__getitem__)
     monkeypatch.setattr(memory, "with_children", list)
     free = memory.free_memory(EngineConfig())

@@ -43,6 +43,9 @@ ACTIONS = {
     "time": 2,
     "pressure": 1,
     "flush": 0.2,
+    "trim": 0.5,
+    "trim_old": 0.5,
+    "limit": 0.5,
 }
 OWNERS = ("p", "q")
 PARTS = ("", "a", "b")
@@ -201,6 +204,19 @@ class Dice:
         pages = self.world.allocate(self.random.randint(1, self.world.cache.available() or 1))
         if pages is not None:
             self.world.cache.free(pages)
+
+    def trim(self, _: Request | None) -> None:
+        self.world.trim(self.random.randint(0, self.world.cache.num_pages))
+
+    def limit(self, _: Request | None) -> None:
+        self.world.cache.limit = self.random.randint(
+            self.world.cache.num_pages // 2, self.world.cache.num_pages
+        )
+
+    def trim_old(self, _: Request | None) -> None:
+        releases = self.world.cache.usage.releases
+        most = self.random.randint(0, self.world.cache.num_pages)
+        self.world.trim(most, used_before=self.random.randint(0, releases))
 
     def flush(self, _: Request | None) -> None:
         self.world.flush()

@@ -83,7 +83,7 @@ def test_check_finds_what_is_wrong() -> None:
         leaf.borrows_head = False
 
     def leak(cache: PrefixCache, leaf) -> None:
-        cache._free.pop()
+        cache._untouched.pop()
 
     def lock(cache: PrefixCache, leaf) -> None:
         leaf.locks += 1

@@ -410,3 +410,40 @@ def test_a_match_whose_node_was_joined_since_is_matched_again() -> None:
     assert match.node.parent is None
     assert world.admit_match("", tokens(0, 4), match) is not None
     world.verify()
+
+
+def test_pages_within_the_limit_are_touched_before_anything_is_evicted() -> None:
+    world = World(20, 4)
+    cache = world.cache
+    cache.limit = 8
+    run(world, tokens(0, 16))
+    run(world, tokens(100, 116))
+    assert (cache.touched, cache.available()) == (8, 8)
+    run(world, tokens(200, 208))
+    assert (cache.touched, cache.counts().evicted) == (8, 2), "the limit: the oldest prefix lost its end"
+    assert cache.allocate(9) is None
+    cache.limit = 20
+    run(world, tokens(300, 340))
+    assert (cache.touched, cache.counts().evicted) == (18, 2)
+
+
+def test_trimming_evicts_the_least_recently_used_and_returns_all_free_pages() -> None:
+    world = World(20, 4)
+    cache = world.cache
+    for start in (0, 100, 200):
+        run(world, tokens(start, start + 16))
+    mark = cache.usage.releases
+    run(world, tokens(0, 16))
+    world.trim(6, used_before=mark)
+    found = [cache.match(tokens(start, start + 16)).length for start in (0, 100, 200)]
+    assert (found, cache.touched) == ([16, 0, 8], 6), "the prefix in use since the mark stays"
+    world.trim(0, used_before=mark)
+    assert cache.touched == 4
+    request = world.admit("", tokens(0, 16), limit=15)
+    assert request is not None
+    world.trim(0)
+    assert (cache.match(tokens(0, 16)).length, cache.counts().in_use) == (15, 5), "requests keep their pages"
+    world.retire(request)
+    world.trim(0)
+    assert (cache.touched, cache.counts().free) == (0, 20)
+    world.verify()

@@ -7,6 +7,8 @@ running request or the tree relies on.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ramify.radix.cache import PrefixCache
@@ -111,7 +113,7 @@ class World:
             return None
         assert n <= available
         assert len(pages) == n
-        evicted = max(0, n - before.free)
+        evicted = max(0, n - (available - before.evictable - before.leased))
         assert after.evicted == before.evicted + evicted, "evicts exactly what is missing"
         assert before.leased - after.leased == max(0, evicted - before.evictable), "leased pages go last"
         assert self.pinned() == pinned, "pinned pages stay"
@@ -187,6 +189,21 @@ class World:
         assert self.cache.state_counts().held == 0
         self.lost_some = True
 
+    def trim(self, most: int, used_before: float = math.inf) -> None:
+        before = self.cache.counts()
+        for page in self.cache.trim(most, used_before):
+            self.rows[page] = [POISON] * self.page_size
+        after = self.cache.counts()
+        evicted = after.evicted - before.evicted
+        assert after.free == after.total - after.touched, "all free pages are untouched"
+        assert after.in_use == before.in_use
+        held = before.evictable + before.leased
+        if used_before == math.inf:
+            assert evicted == min(held, max(0, held + before.in_use - most))
+        else:
+            assert evicted <= min(before.evictable, max(0, held + before.in_use - most))
+        self.lost_some |= evicted > 0
+
     # --- what must hold ---------------------------------------------------------------------------
 
     def slots(self, tokens: int) -> int:
@@ -228,8 +245,9 @@ class World:
         self.cache.check()
         counts = self.cache.counts()
         assert counts.free + counts.evictable + counts.leased + counts.in_use == counts.total
+        limit = max(counts.touched, min(counts.total, self.cache.limit))
         idle_pins = sum(node.owned for *_, node in self.walk_tree() if node.pins and not node.locks)
-        assert self.cache.available() == counts.total - counts.in_use - idle_pins
+        assert self.cache.available() == limit - counts.in_use - idle_pins
         for request in self.requests:
             if request.copy is None:
                 self.read(request.scope, request.tokens, request.computed, request.pages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from ramify.errors import EngineError, UnsupportedField
 from ramify.kernels.registry import ops
+from ramify.model_info import KvRoom
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import build
 from ramify.runtime.executor import device as devices
@@ -26,12 +28,15 @@ from ramify.runtime.executor.device import (
 )
 from ramify.runtime.executor.kv_pool import KvPool, page_bytes
 from ramify.runtime.executor.memory import (
-    CPU_CONTEXTS,
+    COW_PAGES,
     CPU_TOKENS,
     LEAST_PAGES,
     DeviceMemory,
+    PageBudget,
+    free_for_pages,
     pages_in,
     pages_left,
+    room_of,
     with_defaults,
     with_defaults_of,
 )
@@ -264,19 +269,66 @@ def test_pages_by_number_by_size_and_by_default(tiny_model: Any) -> None:
     shape = tiny_model.config
     size = page_bytes(shape, 16, torch.float32)
 
-    def pages(device: torch.device, **options: Any) -> int | None:
+    def pages(device: torch.device, **options: Any) -> tuple[int, int, str] | None:
         return pages_in(EngineConfig(page_size=16, **options), shape, torch.float32, device)
 
-    assert pages(CPU) == CPU_TOKENS // 16
-    long = dataclasses.replace(shape, context_length=CPU_TOKENS)
-    assert pages_in(EngineConfig(page_size=16), long, torch.float32, CPU) == CPU_CONTEXTS * CPU_TOKENS // 16
-    large = dataclasses.replace(shape, head_dim=1000 * shape.head_dim)
-    assert pages_in(EngineConfig(page_size=16), large, torch.float32, CPU) == GIB // (1000 * size)
-    assert pages(CPU, kv_memory_gb=0.5) == pages(CUDA, kv_memory_gb=0.5) == GIB // 2 // size
-    assert pages(CUDA, num_pages=7, kv_memory_gb=3.0) == 7
+    default = CPU_TOKENS // 16 + COW_PAGES
+    assert pages(CPU) == (default, default, "context")
+    given = GIB // 2 // size
+    assert pages(CPU, kv_memory_gb=0.5) == pages(CUDA, kv_memory_gb=0.5) == (given, given, "option")
+    assert pages(CUDA, num_pages=7, kv_memory_gb=3.0) == (7, 7, "option")
     assert pages(CUDA) is None, "what is left is measured"
     with pytest.raises(EngineError, match="holds 2 pages"):
         pages(CPU, num_pages=2)
+
+
+def test_free_memory_bounds_the_pages_of_the_cpu_and_1_gib_is_kept(tiny_model: Any) -> None:
+    """A context of 64k tokens, 64 KiB a token."""
+    tiny = tiny_model.config
+    shape = dataclasses.replace(
+        tiny, context_length=1 << 16, head_dim=tiny.head_dim * (1 << 16) // page_bytes(tiny, 1, torch.float32)
+    )
+    assert page_bytes(shape, 16, torch.float32) == 1 << 20
+
+    def budget(free_gib: float, **options: Any) -> tuple[int, int, str] | None:
+        config = EngineConfig(page_size=16, **options)
+        available = free_for_pages(16 * GIB, int(free_gib * GIB))
+        return pages_in(config, shape, torch.float32, CPU, available=available)
+
+    two_contexts = 2 * (1 << 16) // 16 + COW_PAGES
+    assert budget(12) == (two_contexts, 1024, "context")
+    assert budget(5.625) == (4121, 1024, "memory"), "a tenth of the machine, 1.6 GiB, is left free"
+    assert budget(1) == budget(0) == (1024, 1024, "memory"), "as if 1 GiB were free"
+    assert budget(1, kv_memory_gb=3) == (3072, 3072, "option")
+    assert budget(12, tensor_parallel=2) == (1024, 1024, "memory"), "other ranks return no memory"
+
+
+def test_the_room_is_told_with_its_bound_and_with_options_that_hold_more(tiny_model: Any) -> None:
+    shape = dataclasses.replace(tiny_model.config, context_length=1 << 16)
+    size = page_bytes(shape, 1, torch.float32)
+
+    def room(tokens: int, bound: Any, device: str = "cpu", **options: Any) -> KvRoom:
+        pages = tokens // 16 + COW_PAGES
+        config = EngineConfig(page_size=16, **options)
+        return room_of(config, shape, torch.float32, device, PageBudget(pages, min(pages, 1000), bound))
+
+    all_of_it = room(2 << 16, "context")
+    assert all_of_it.text.startswith("KV memory for 131,072 tokens, 2.0 contexts, as the context needs: ")
+    assert (all_of_it.tokens, all_of_it.kept_tokens) == (131_072, 998 * 16)
+    assert f"of which {998 * 16 * size / 2**30:.2f} GiB stay when unused" in all_of_it.text
+    assert "whole context" not in all_of_it.text
+    assert "context_length above 65,536" in all_of_it.remedy
+    some = room(10_000, "memory")
+    for said in (some.text, some.remedy):
+        needed = re.search(r"the whole context needs kv_memory_gb ([\d.]+)", said)
+        assert needed is not None
+        found = pages_in(EngineConfig(page_size=16, kv_memory_gb=float(needed[1])), shape, torch.float32, CPU)
+        assert found is not None
+        assert found.pages >= (1 << 16) // 16 + COW_PAGES, "the remedy is one"
+    assert "as kv_memory_gb 0.2 says" in room(10_000, "option", kv_memory_gb=0.2).text
+    ratio = size / page_bytes(shape, 1, SimpleNamespace(itemsize=1, is_floating_point=True))  # type: ignore[arg-type]
+    assert f"kv_cache_dtype fp8 holds {ratio:.1f} times as many" in room(10_000, "memory", "cuda").text
+    assert "fp8" not in room(10_000, "memory", "cuda", kv_cache_dtype="fp8").text
 
 
 @pytest.mark.parametrize("options", [{"kv_memory_gb": 1e6}, {"num_pages": 1 << 40}])

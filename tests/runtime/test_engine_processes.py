@@ -26,6 +26,7 @@ from ramify.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    PromptTooLong,
     RamifyError,
 )
 from ramify.loop import wait
@@ -171,6 +172,19 @@ def test_a_request_that_the_tokenizer_cannot_read_fails_alone(engine: Engine) ->
         engine.complete("x", max_tokens=3, scope=wrong)
     assert engine.complete("x", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
     assert engine.pids == pids
+
+
+def test_the_room_for_kv_is_told_and_so_is_how_a_longer_prompt_fits(engine: Engine) -> None:
+    info = engine.get_server_info()["model_info"]
+    room = info["kv_room"]
+    assert (room["tokens"], room["bound"]) == (254 * 16, "option")
+    assert room["text"].startswith("KV memory for 4,064 tokens, ")
+    assert ", as num_pages 256 says: " in room["text"]
+    assert f"KV of {room['tokens']:,} tokens" in repr(engine)
+    for count in (room["tokens"], room["tokens"] + 1, 100_000):
+        with pytest.raises(PromptTooLong) as refused:
+            engine.complete([5] * count, max_tokens=1)
+        assert refused.value.remedy == f"Send less text, or {room['remedy']}."
 
 
 def test_leaving_a_stream_ends_its_work(engine: Engine) -> None:

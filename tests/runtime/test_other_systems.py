@@ -14,6 +14,7 @@ import torch
 
 from ramify import cache, machine_code
 from ramify.errors import EngineError
+from ramify.runtime import host_memory
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.cores import usable_cores
 from ramify.runtime.executor import memory
@@ -22,7 +23,6 @@ from ramify.runtime.kv_transfer import files
 from ramify.runtime.model.shape.hf_config import config_from_hf
 from ramify.runtime.processes import shares, worker_start
 
-PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 SHAPE = {
     "model_type": "qwen3", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -35,28 +35,17 @@ def missing(tmp_path: Path) -> Path:
     return tmp_path / "missing"
 
 
-def test_a_containers_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "max").write_text("max\n")
-    (tmp_path / "limit").write_text("1048576\n")
-    monkeypatch.setattr(memory, "_CGROUPS", (tmp_path / "max", tmp_path / "limit"))
-    assert memory.host_memory() == 1 << 20
-
-
-def test_without_cgroups_all_of_the_memory_counts(monkeypatch: pytest.MonkeyPatch, missing: Path) -> None:
-    monkeypatch.setattr(memory, "_CGROUPS", (missing,))
-    assert memory.host_memory() == PHYSICAL
-
-
 @pytest.mark.parametrize(("text", "free"), [("MemAvailable:  2097152 kB\n", 2.0), (None, 8.0), ("?\n", 8.0)])
 def test_without_meminfo_all_of_the_memory_is_free(
     text: str | None, free: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if text is not None:
         (tmp_path / "meminfo").write_text(text)
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "host_memory", lambda: 8 << 30)
+    monkeypatch.setattr(host_memory, "PROC", tmp_path)
+    monkeypatch.setattr(os, "sysconf", lambda name: 8 << 20 if name == "SC_PHYS_PAGES" else 1 << 10)
     with pytest.raises(EngineError, match=rf"has 8\.0\d* GiB, of which {free:.1f}\d* GiB are free"):
         memory.check_host(EngineConfig(device="cpu", kv_memory_gb=9), 9 << 30, 0)
+    assert host_memory.mapped_weights() == 0
 
 
 def test_without_cpuinfo_kernels_are_cached_by_the_processors_name(

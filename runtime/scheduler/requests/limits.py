@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ramify.engine_messages import Submit
 from ramify.errors import InvalidRequest, PromptTooLong, UnsupportedField
+from ramify.model_info import MORE_ROOM
 
 if TYPE_CHECKING:
     from ramify.runtime.scheduler.requests.decisions import Decisions
@@ -19,14 +20,15 @@ def tokens_apart(message: Submit) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one engine; `kv_tokens` is the number of tokens that all pages hold together, and
-    `max_output_tokens` is `EngineConfig.max_output_tokens`."""
+    """Limits of one engine; `kv_tokens` is the number of tokens that all pages hold together,
+    `max_output_tokens` is `EngineConfig.max_output_tokens`, and `more_room` is `KvRoom.remedy`."""
 
     context_length: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     kv_tokens: int
     max_output_tokens: int | None = None
+    more_room: str = MORE_ROOM
 
     def max_tokens(self, message: Submit) -> int:
         """The number of tokens that the request may generate, preambles included.
@@ -45,7 +47,7 @@ class Limits:
                 f"This model's maximum context length is {longest} tokens. However, your messages resulted in"
                 f" {prompt_len} tokens{full}.{pages}",
                 field="prompt",
-                remedy="Send less text, or give the engine a larger context_length or kv_memory_gb.",
+                remedy=f"Send less text, or {self.more_room}.",
                 lengths=(prompt_len, 0, longest),
             )
         room = longest - prompt_len
@@ -107,7 +109,7 @@ class Limits:
                 f"The prompt and its choices have {together} tokens together; there is room in the KV pages"
                 f" for {self.kv_tokens}.",
                 field="choices.texts",
-                remedy="Score them in several requests, or give the engine a larger kv_memory_gb.",
+                remedy=f"Score them in several requests, or {self.more_room}.",
             )
 
     def check_decisions(self, decisions: Decisions, page_size: int) -> None:
@@ -122,7 +124,7 @@ class Limits:
                     f" state resulted in {state} tokens, and a question with its longest option in"
                     f" {tokens}.",
                     field=field,
-                    remedy="Send less text, or give the engine a larger context_length.",
+                    remedy=f"Send less text, or {self.more_room}.",
                     lengths=(state + tokens, 0, self.context_length),
                 )
             least, greatest = form.vocabulary
@@ -137,7 +139,7 @@ class Limits:
                 f"The state has {state} tokens. With the longest question it needs {needed} KV pages of"
                 f" {page_size} tokens; there are {self.kv_tokens // page_size}.",
                 field="decide.questions",
-                remedy="Send less text, or give the engine a larger kv_memory_gb.",
+                remedy=f"Send less text, or {self.more_room}.",
                 lengths=(needed * page_size, 0, self.kv_tokens),
             )
 

@@ -122,6 +122,8 @@ def _tell_of_defaults(config: ServerConfig, frontend: FrontendProtocol) -> None:
     if config.max_output_tokens is None:
         most = f"{frontend.max_prompt_tokens:,} tokens"
         print(f"A chat that names no max_tokens may have {most} (--max-output-tokens N: at most N)")
+    if (room := frontend.info.kv_room) is not None:
+        print(f"{room.text}." + (" Each replica." if config.replicas > 1 else ""))
 
 
 def _frontend(config: ServerConfig, workers: PrestartedWorkers | None) -> Frontend | Models:

@@ -126,6 +126,7 @@ async def server_info(service: Service) -> dict[str, Any]:
         "model_path": service.frontend.info.path,
         "version": __version__,
         "max_prompt_tokens": service.frontend.max_prompt_tokens,
+        "kv_room": msgspec.to_builtins(service.frontend.info.kv_room),
         "in_flight": service.frontend.in_flight,
         "internal_states": [msgspec.to_builtins(await service.frontend.control.stats())],
     }
