@@ -246,7 +246,7 @@ class Service:
         chunks = cast("AsyncGenerator[TextChunk, None]", self.frontend.generate(request))
         client = "batch" if batch else CLIENT.get()
         recording = self.recent.record_request(request, endpoint, client, choices)
-        generation = self.telemetry.begin(request, endpoint, client, user)
+        generation = self.telemetry.begin(request, endpoint, client, user, caller.name)
         caller.account.rids.add(request.rid)
         try:
             async with aclosing(chunks):

@@ -194,7 +194,7 @@ def test_a_model_needs_no_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--log-level", "loud"], "log_level is 'loud'"),
         (["--port", "99999"], "port is 99999"),
         (["--threads", "0"], "threads is 0"),
-        (["--host", "0.0.0.0"], "Give one (--api-key), or let everybody"),
+        (["--host", "0.0.0.0"], "Give one (--api-key, --keys), or let everybody"),
         (["--host", "::"], "host is '::'"),
         (["--host", "192.168.1.5"], "host is '192.168.1.5'"),
         (["--host", "localhost.example.com"], "host is 'localhost.example.com'"),

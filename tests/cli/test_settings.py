@@ -62,6 +62,7 @@ def sample(name: str, kind: Any) -> tuple[str, Any]:
     special: dict[str, Any] = {
         "rope_scaling": ('{"rope_type": "linear", "factor": 2.0}', {"rope_type": "linear", "factor": 2.0}),
         "prefill_replicas": ("0", 0),
+        "tensor_parallel": ("1", 1),  # more does not go with cold_dir
         "prefix_cache": ("radix", "radix"),
         "port": ("31400", 31400),
         "kv_events": ("tcp://*:7", "tcp://*:7"),

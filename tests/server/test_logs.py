@@ -134,6 +134,16 @@ def test_a_refusal_of_the_key_names_the_request() -> None:
     assert (answer.status_code, answer.headers["x-request-id"]) == (401, "mine")
 
 
+def test_a_line_names_the_key(lines: Lines) -> None:
+    with LiveServer(FakeFrontend(), api_key="s3cret") as server:
+        headers = {"authorization": "Bearer s3cret"}
+        answer = httpx.post(server.url + "/v1/completions", json=COMPLETION, headers=headers)
+    assert answer.status_code == 200
+    (line,) = generations(lines)
+    assert line["key"] == "default"
+    assert not [text for text in lines.texts if "s3cret" in text]
+
+
 def test_an_unexpected_error_is_one_line_with_its_traceback(
     http: httpx.Client, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

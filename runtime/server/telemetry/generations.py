@@ -47,10 +47,12 @@ class Telemetry:
         self._texts = config.log_texts
         self._tracer = tracer_of() if config.otel else None
 
-    def begin(self, request: Generate, endpoint: str, client: str, user: str | None) -> Generation:
-        """A record of `request`, to be ended by `Generation.end`. Its span is a child of the span that the
-        HTTP request's traceparent names."""
-        made = Generation(request, endpoint, client, user, request.lora or self._model)
+    def begin(
+        self, request: Generate, endpoint: str, client: str, user: str | None, key: str = ""
+    ) -> Generation:
+        """A record of `request`, by the API key named `key`, to be ended by `Generation.end`. Its span is
+        a child of the span that the HTTP request's traceparent names."""
+        made = Generation(request, endpoint, client, user, key, request.lora or self._model)
         if self._texts:
             made.chunks = []
         if self._tracer is not None:
@@ -62,6 +64,8 @@ class Telemetry:
                 attributes=request_attributes(request, made.model)
                 | {"http.route": endpoint, "ramify.client": client, "ramify.request_id": REQUEST_ID.get()},
             )
+            if key:
+                made.span.set_attribute("ramify.key", key)
             if (incoming := INCOMING.get()) is not None:
                 incoming.spans += 1
         return made
@@ -75,6 +79,7 @@ class Generation:
     endpoint: str
     client: str
     user: str | None
+    key: str
     model: str
     span: Span | None = None
     chunks: list[TextChunk] | None = field(default=None, repr=False)
@@ -151,6 +156,7 @@ class Generation:
                 program=hint and hint.program,
                 program_name=hint and hint.name,
                 client=self.client,
+                key=self.key,
                 user=self.user,
                 model=self.model,
                 endpoint=self.endpoint,
