@@ -9,7 +9,7 @@ MINUTE_S = 60.0
 
 
 class Bucket:
-    """What is left of a limit a minute.
+    """The rest of a limit a minute.
 
     Example, of 600 tokens a minute:
 
@@ -29,7 +29,7 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """What is left now, at most `limit`; negative after a request that took more than was left."""
+        """The rest now, at most `limit`; negative after a request that took more than was left."""
         now = self._clock()
         self._left = min(self.limit, self._left + (now - self._at) * self.limit / MINUTE_S)
         self._at = now
