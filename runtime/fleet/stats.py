@@ -64,7 +64,8 @@ def _sum(stats: dict[str, SchedulerStats | None], states: Mapping[str, State]) -
     sums: dict[str, Any] = {
         field: sum(getattr(one, field) for one in present) for field in SchedulerStats.__struct_fields__
     }
-    return FleetStats(**{**sums, "page_size": present[0].page_size}, replicas=stats, states=dict(states))
+    sums |= {field: getattr(present[0], field) for field in ("page_size", "cold_token_s", "cold_byte_s")}
+    return FleetStats(**sums, replicas=stats, states=dict(states))
 
 
 def _joined(snapshots: list[Snapshot]) -> Snapshot:

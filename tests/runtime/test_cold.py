@@ -554,7 +554,7 @@ def read_all(store: Any, ids: np.ndarray, scope: str = "") -> torch.Tensor | Non
     return torch.cat(found) if found else None
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_never_gives_other_bytes(tmp_path: Path, data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
@@ -601,7 +601,7 @@ class Killed(files.NewFile):
 files.NewFile = Killed
 ids = np.arange(20, dtype=np.int32)
 whole = folders = 0
-for at in range(0, 800, 7):
+for at in range(0, 800, 11):
     folder = Path(sys.argv[1]) / str(at)
     child = os.fork()
     if not child:
