@@ -296,8 +296,7 @@ class ColdTier(Generic[R]):
             return False
         # Locked before pages are taken: these could be evicted from the end of the same prefix.
         lock = cache.acquire(cache.match(prefix.ids[: pieces[0].first * size], prefix.scope))
-        counts = cache.counts()
-        room = min(counts.free + counts.evictable, sum(piece.pages for piece in pieces))
+        room = min(cache.available() - cache.usage.leased_pages, sum(piece.pages for piece in pieces))
         pages = cache.allocate(room, TAKER) if room else None
         if not pages:
             cache.release(lock)

@@ -200,11 +200,11 @@ class Transfers:
     def _take(self, missing: int) -> list[int]:
         """At most `missing` private pages: free pages, then evicted pages that had no lease. Raises
         `Overloaded` if no page can be taken."""
-        counts = self.requests.pages.cache.counts()
-        room = counts.free + counts.evictable - RESERVED_PAGES * len(self.requests.running)
+        cache = self.requests.pages.cache
+        room = cache.available() - cache.usage.leased_pages - RESERVED_PAGES * len(self.requests.running)
         if missing and room <= 0:
             raise Overloaded("No page is free or evictable.")
-        pages = self.requests.pages.cache.allocate(min(missing, room), TAKER) if missing else []
+        pages = cache.allocate(min(missing, room), TAKER) if missing else []
         assert pages is not None
         return pages
 

@@ -314,6 +314,14 @@ def test_an_import_takes_no_page_that_is_leased_or_running(make: Any, snapshot: 
     assert "No page is free" in import_(full, snapshot)
 
 
+def test_an_import_takes_no_page_that_the_machine_has_no_memory_for(make: Any, snapshot: Path) -> None:
+    local = make(num_pages=12)
+    local.cache.limit = 2
+    found, _ = moved(import_(local, snapshot))
+    assert 0 < found < WHOLE
+    assert local.cache.touched == 2
+
+
 def test_an_import_gives_way_to_running_requests(
     make: Any, snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
