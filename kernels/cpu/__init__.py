@@ -15,6 +15,7 @@ Inside attention:
     attention_softmax   the online softmax of a tile
     attention_loops     its two inner loops in LLVM code
     attention_amx       its products by AMX tiles
+    attention_int8      scores of int8 keys by AMX tiles
 
 Inside products: `packed_linear`. Used by several operations: `parts`. What all kernels are built with:
 `codegen`.

@@ -147,7 +147,7 @@ def test_a_folder_that_is_quantised_itself(tmp_path: Path) -> None:
     assert found.weight_bytes == loaded_bytes(model)
     assert found.parameters == look(tmp_path / "in").parameters
     refused = [refusal.subject for refusal in found.refused_options]
-    assert refused == ["--cuda-graphs", "--quantization int8", "--quantization int4", "--kv-cache-dtype"]
+    assert refused == ["--cuda-graphs", "--quantization int8", "--quantization int4", "--kv-cache-dtype fp8"]
     rounded = look(tmp_path / "out", quantization="int8")
     assert [refusal.subject for refusal in rounded.refused] == refused[1:2]
     assert [(form.format, form.kept_as) for form in found.formats] == [
@@ -169,6 +169,16 @@ def test_unpacked_weights_and_pages_are_those_of_the_runner(quantised: Path) -> 
     room = int(0.9 * CPU.memory) - found.weight_bytes - WORKSPACE
     assert found.kv_tokens_at_most == room // found.kv_bytes_per_token
     assert found.context_length == runner.model.config.context_length
+
+
+def test_int8_pages_count_their_scales(quantised: Path) -> None:
+    wide, narrow = look(quantised), look(quantised, kv_cache_dtype="int8")
+    assert (wide.kv_dtype, narrow.kv_dtype) == ("bfloat16", "int8")
+    assert wide.kv_bytes_per_token == 2 * 2 * 2 * 2 * 32
+    assert narrow.kv_bytes_per_token == 2 * 2 * 2 * (32 + 4)
+    assert not narrow.refused
+    on_cuda = look(quantised, CUDA, kv_cache_dtype="int8")
+    assert [refusal.subject for refusal in on_cuda.refused] == ["--kv-cache-dtype int8"]
 
 
 def test_states_are_counted_as_the_engine_makes_them() -> None:
@@ -294,7 +304,7 @@ def test_experts_count_where_they_are_chosen_and_options_where_they_are_refused(
     assert found.active_parameters == found.parameters - experts + experts * 2 // 8
     refused = [refusal.subject for refusal in found.refused_options]
     quantized = ["--quantization int8", "--quantization int4"]
-    assert refused == ["--deterministic", "--cuda-graphs", *quantized, "--kv-cache-dtype"]
+    assert refused == ["--deterministic", "--cuda-graphs", *quantized, "--kv-cache-dtype fp8"]
 
 
 def test_a_model_on_the_hub_is_looked_at_by_its_header(

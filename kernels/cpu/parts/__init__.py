@@ -1,1 +1,1 @@
-"""Compiled functions that several CPU kernels share: the norm of a row, and numbers laid out in panels."""
+"""Compiled functions that several CPU kernels share: norms of rows, numbers in panels, rows of int8 pages."""
