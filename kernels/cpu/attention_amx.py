@@ -145,7 +145,7 @@ def _turn_codes(builder: ir.IRBuilder, *args: ir.Value) -> None:
     halves = [[8 * (lane // 4) + lane % 4 + 4 * low for lane in range(LANES)] for low in range(2)]
     rows = []
     for first in range(0, 8, 2):
-        high, low = (_mixed(builder, *sums[first : first + 2], half) for half in halves)
+        high, low = (_mixed(builder, sums[first], sums[first + 1], half) for half in halves)
         rows.append(builder.fmul(joined(builder, high, low), times))
     _store_turned(builder, rows, out, out_row)
 

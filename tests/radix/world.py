@@ -104,7 +104,7 @@ class World:
 
     def allocate(self, n: int) -> list[int] | None:
         before, tree, pinned = self.cache.counts(), self.tree(), self.pinned()
-        available = self.cache.available()
+        available, idle_pins = self.cache.available(), self.idle_pins()
         pages = self.cache.allocate(n)
         after = self.cache.counts()
         if pages is None:
@@ -113,7 +113,7 @@ class World:
             return None
         assert n <= available
         assert len(pages) == n
-        evicted = max(0, n - (available - before.evictable - before.leased))
+        evicted = max(0, n - (available - before.evictable - before.leased + idle_pins))
         assert after.evicted == before.evicted + evicted, "evicts exactly what is missing"
         assert before.leased - after.leased == max(0, evicted - before.evictable), "leased pages go last"
         assert self.pinned() == pinned, "pinned pages stay"
@@ -190,16 +190,17 @@ class World:
         self.lost_some = True
 
     def trim(self, most: int, used_before: float = math.inf) -> None:
-        before = self.cache.counts()
+        before, pinned, idle_pins = self.cache.counts(), self.pinned(), self.idle_pins()
         for page in self.cache.trim(most, used_before):
             self.rows[page] = [POISON] * self.page_size
         after = self.cache.counts()
         evicted = after.evicted - before.evicted
         assert after.free == after.total - after.touched, "all free pages are untouched"
         assert after.in_use == before.in_use
+        assert self.pinned() == pinned, "pinned pages stay"
         held = before.evictable + before.leased
         if used_before == math.inf:
-            assert evicted == min(held, max(0, held + before.in_use - most))
+            assert evicted == min(held - idle_pins, max(0, held + before.in_use - most))
         else:
             assert evicted <= min(before.evictable, max(0, held + before.in_use - most))
         self.lost_some |= evicted > 0
@@ -230,6 +231,10 @@ class World:
         """The pinned part of the tree as comparable values."""
         return sorted((scope, prefix, pages) for scope, prefix, pages, node in self.walk_tree() if node.pins)
 
+    def idle_pins(self) -> int:
+        """Pages with a pin that no request uses."""
+        return sum(node.owned for *_, node in self.walk_tree() if node.pins and not node.locks)
+
     def walk_tree(self):
         """(scope, prefix, table, node) of every node."""
         stack = [(scope, (), (), root) for scope, root in self.cache.tree.roots.items()]
@@ -246,8 +251,7 @@ class World:
         counts = self.cache.counts()
         assert counts.free + counts.evictable + counts.leased + counts.in_use == counts.total
         limit = max(counts.touched, min(counts.total, self.cache.limit))
-        idle_pins = sum(node.owned for *_, node in self.walk_tree() if node.pins and not node.locks)
-        assert self.cache.available() == limit - counts.in_use - idle_pins
+        assert self.cache.available() == limit - counts.in_use - self.idle_pins()
         for request in self.requests:
             if request.copy is None:
                 self.read(request.scope, request.tokens, request.computed, request.pages)
