@@ -27,7 +27,7 @@ def read_rows(rows: Tensor) -> Tensor:
     """Rows of pages of any dtype as float32: (..., dim). int8 rows are (..., dim + SCALE_BYTES)."""
     if rows.dtype != torch.int8:
         return rows.float()
-    codes, scales = rows.split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), dim=-1)
+    codes, scales = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
     return codes.float() * scales.contiguous().view(torch.float32)
 
 
