@@ -125,6 +125,7 @@ def test_a_short_run_finds_nothing_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Cases, "LENGTHS", (12, 200))
+    monkeypatch.setattr("benchmarks.soak_requests.LEASE_S", 1.0)
     status = main(["--minutes", "0.15", "--clients", "4", "--no-kills"])
     shown = capsys.readouterr().out
     assert status == 0, shown
