@@ -234,6 +234,10 @@ class ModelPool:
         return self._find(name) is not None
 
     def _find(self, name: str) -> str | None:
+        base = name.rpartition(":")[0]
+        return self._named(name) or (self.first if base == ANY else self._named(base))
+
+    def _named(self, name: str) -> str | None:
         if name in self._models:
             return name
         for model in self._models.values():
@@ -243,10 +247,7 @@ class ModelPool:
             adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
             if name in adapters or (model.info is not None and model.info.fingerprint == name):
                 return model.name
-        base = name.rpartition(":")[0]
-        if base == ANY:
-            return self.first
-        return self._find(base) if base else None
+        return None
 
     # --- use --------------------------------------------------------------------------------------
 

@@ -284,6 +284,8 @@ async def test_names_aliases_adapters_and_fingerprints(starts: Starts) -> None:
     assert [*found.values()] == ["a"] * 6 + ["b"] * 4
     assert pool.resolve("default:pirate") == "a"
     with pytest.raises(NotFound):
+        pool.resolve(":" * 5000)
+    with pytest.raises(NotFound):
         pool.resolve("print of b")
     await pool.load("b")
     await pool.unload("b")

@@ -152,6 +152,16 @@ def test_a_request_that_would_not_fit_alone_fails_with_the_numbers_and_others_go
     assert result.ids == answer
 
 
+def test_a_running_request_keeps_its_pages_where_nothing_is_free(engine: Engine, answer: Any) -> None:
+    """Its 19 pages are 8 more than the memory would hold now; the last of them has room for its tokens."""
+    rid = engine.local.submit(LONG, max_tokens=4, ignore_eos=True)
+    engine.local.step()
+    engine.room, engine.now = -8, engine.now + CHECK_S
+    engine.local.run()
+    assert engine.cache.limit < 19
+    assert engine.local.results[rid].ids == answer
+
+
 def test_a_prompt_that_the_kept_pages_cannot_hold_fits_by_default(
     tiny_model: Any, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
