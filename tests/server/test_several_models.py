@@ -155,10 +155,11 @@ def test_a_program_and_a_call_get_their_model(several: _Server, http: httpx.Clie
     assert answer.status_code in (200, 400), answer.text
     assert ready(http) == {"b"}
     request = {"type": "Generate", "rid": "r-1", "prompt": ["hi"], "sampling": {"max_tokens": 1}}
-    for model in ("c", "print-c"):
-        answer = http.post("/v1/calls", json={"request": request | {"rid": f"r-{model}"}, "model": model})
-        assert answer.status_code == 200, answer.text
-        assert several.current("c").requests[-1].rid == f"r-{model}"
+    body = {"request": request, "model": "c"}
+    for fingerprint, status in (("print-c", 200), ("print-b", 400)):
+        answer = http.post("/v1/calls", json=body | {"fingerprint": fingerprint})
+        assert answer.status_code == status, answer.text
+    assert [one.rid for one in several.current("c").requests] == ["r-1"]
 
 
 def test_the_lists_of_models_load_nothing(http: httpx.Client, several: _Server) -> None:
