@@ -130,7 +130,7 @@ def on_model(backend: Backend, name: str) -> Backend:
         return model_of(backend, name)
     if name in backend.backends:
         return backend.on(name)
-    return Router({**backend.backends, backend.default: backend.model(name)}, backend.default)
+    return Router({**backend.backends, name: backend.model(name)}, name)
 
 
 def default_of(backend: Backend) -> Backend:

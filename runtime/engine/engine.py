@@ -35,7 +35,7 @@ from ramify.messages import (
 from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
-from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.runtime.config import ELSEWHERE, EngineConfig, check_several
 from ramify.runtime.default_model import tell_of_default_model
 from ramify.runtime.engine.completion import Completion, completion_of
 from ramify.runtime.engine.display import engine_html, engine_line
@@ -126,7 +126,7 @@ class Engine:
         *,
         models: Mapping[str, str] | None = None,
         keep_alive: float | str | None = None,
-        pin: Sequence[str] = (),
+        pin: str | Sequence[str] = (),
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
@@ -169,10 +169,12 @@ class Engine:
                 field="models",
                 remedy="Give model, or models as name → model.",
             )
+        check_several(self.config)
         for one in models.values():
-            _check_names(dataclasses.replace(self.config, model=one, loras={}))
+            _check_names(dataclasses.replace(self.config, model=one))
         keep = None if keep_alive is None else keep_alive_s(keep_alive)
-        self._pool = ModelPool(self.config, models, keep_alive_s=keep, pinned=pin)
+        pinned = (pin,) if isinstance(pin, str) else pin
+        self._pool = ModelPool(self.config, models, keep_alive_s=keep, pinned=pinned)
         self._name = self._pool.first
         self._life = Life(self._pool)
         self._models = {self._name: self}

@@ -23,7 +23,6 @@ from ramify.messages import Generate, TextChunk
 from ramify.priority import checked_priority
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import decode
-from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import check_hint, check_segments
 from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
@@ -52,8 +51,7 @@ async def answer_call(request: Request) -> Response:
     service = Service.serving(request)
     body: _Body = decode(await read_body(request), _Body, "")
     _check(body.request, service)
-    if body.model:
-        lora_of(service, body.model)
+    service.check_name(body.model)
     if body.fingerprint not in ("", service.frontend.info.fingerprint):
         raise InvalidRequest(
             f"The program began on another model than this server has now: {service.frontend.info.name}.",
