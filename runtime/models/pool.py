@@ -245,7 +245,7 @@ class ModelPool:
             if isinstance(config, ServerConfig) and name in config.served_model_name:
                 return model.name
             adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
-            if name in adapters or (model.info is not None and model.info.fingerprint == name):
+            if name in adapters:
                 return model.name
         return None
 
@@ -511,6 +511,10 @@ class ModelPool:
     def config_of(self, name: str) -> EngineConfig:
         """The configuration that a model is loaded with."""
         return self._models[self.resolve(name)].config
+
+    def state(self, name: str) -> ModelState:
+        """The state of a model, from any thread. Raises `NotFound` for an unknown name."""
+        return self._models[self.resolve(name)].state
 
     def status(self, name: str) -> ModelStatus:
         """The state of a model. Raises `NotFound` for an unknown name."""
