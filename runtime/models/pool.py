@@ -238,7 +238,7 @@ class ModelPool:
         `NotFound`."""
         model = self._models[self.resolve(name)]
         config, adapter = model.config, name.removesuffix(LATEST).rpartition(":")[2]
-        names = config.served_model_name if isinstance(config, ServerConfig) else (model.name,)
+        names = tuple(config.served_model_name) if isinstance(config, ServerConfig) else (model.name,)
         if {name, name.removesuffix(LATEST)} & {*names, ANY}:
             return names
         adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
