@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from ramify.answers import AnswerStore
-from ramify.credentials import without_credentials
+from ramify.credentials import endpoint_key, without_credentials
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
@@ -41,7 +41,7 @@ class RuntimeEndpoint:
     Args:
         base_url: Such as ``http://127.0.0.1:30000``.
         model: The model of a server of several models. "" stands for the server's first.
-        api_key: API key, sent as a bearer token.
+        api_key: API key, sent as a bearer token. Default: ``RAMIFY_ENDPOINT_KEY``.
         verify: TLS verification: False, or the path of a CA bundle.
         timeout_s: Longest time without data from the server, in seconds; None for no limit.
         retries, retry_for: How many times, and for how many seconds, a request is sent again after a
@@ -83,7 +83,7 @@ class RuntimeEndpoint:
         self.lora = lora
         self.answers = None if cache is None else AnswerStore(cache)
         self._options: dict[str, Any] = {
-            "api_key": api_key,
+            "api_key": endpoint_key(api_key),
             "verify": True if verify is None else verify,
             "timeout_s": timeout_s,
             "retry": self.retry,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.cli.flags import add_config_flags, configured, given_fields
+from ramify.credentials import KEY_VARIABLE
 from ramify.errors import BackendError, InvalidRequest
 from ramify.runtime.config import EngineConfig
 
@@ -33,6 +34,12 @@ async def first_model(base_url: str, api_key: str | None, remedy: str | None = N
     return found
 
 
+def add_key_flag(parser: argparse.ArgumentParser, flag: str = "--endpoint-key") -> None:
+    """Add the flag for the API key of a server, to be read by `endpoint_key`."""
+    text = f"The API key of that server. Default: the variable {KEY_VARIABLE}, which other users cannot read."
+    parser.add_argument(flag, metavar="KEY", help=text)
+
+
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a running server, and the flags of an engine with one model or several."""
     parser.add_argument(
@@ -41,7 +48,7 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="Use a running server, such as http://127.0.0.1:30000, instead of starting an engine.",
     )
-    parser.add_argument("--endpoint-key", metavar="KEY", help="The API key of that server.")
+    add_key_flag(parser)
     parser.add_argument(
         "--endpoint-model", metavar="NAME", help="The model of that server. (default: its first)"
     )

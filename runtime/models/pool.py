@@ -233,6 +233,17 @@ class ModelPool:
         """Whether a model or an adapter has the name `name`."""
         return self._find(name) is not None
 
+    def names_for(self, name: str) -> tuple[str, ...]:
+        """Names of what a request means by `name`: of an adapter its own, of a model all that it has. Raises
+        `NotFound`."""
+        model = self._models[self.resolve(name)]
+        config, adapter = model.config, name.removesuffix(LATEST).rpartition(":")[2]
+        names = tuple(config.served_model_name) if isinstance(config, ServerConfig) else (model.name,)
+        if {name, name.removesuffix(LATEST)} & {*names, ANY}:
+            return names
+        adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
+        return (adapter,) if adapter in adapters else names
+
     def _find(self, name: str) -> str | None:
         base = name.rpartition(":")[0]
         return self._named(name) or (self.first if base == ANY else self._named(base))

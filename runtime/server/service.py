@@ -184,8 +184,8 @@ class Service:
         return {IGNORED_HEADER: ", ".join(named)}
 
     def _named(self, hint: ProgramHint) -> ProgramHint:
-        """`hint` with the client's name, and a lease of at most `max_lease_s`. Raises `InvalidRequest` for a
-        longer pin."""
+        """`hint` with the client's name, the key's share for pins, and a lease of at most `max_lease_s`.
+        Raises `InvalidRequest` for a longer pin."""
         most = self.config.max_lease_s
         if hint.pinned and hint.lease_s > most:
             raise InvalidRequest(
@@ -193,7 +193,12 @@ class Service:
                 field="hint.lease_s",
                 remedy="Pin for a shorter time, or start the server with a larger max_lease_s.",
             )
-        return msgspec.structs.replace(hint, lease_s=min(hint.lease_s, most), client=CLIENT.get())
+        return msgspec.structs.replace(
+            hint,
+            lease_s=min(hint.lease_s, most),
+            client=CLIENT.get(),
+            max_pinned_share=KEY.get().pinned_share(self.config.max_pinned_share),
+        )
 
     async def end_program(self, program: str) -> None:
         """End a program of the current key, which sends no further requests: its leases are released."""
