@@ -265,7 +265,7 @@ async def soak(options: argparse.Namespace, url: str, served: Served | None, key
     await run.run(options.clients, seconds)
     await run.end()
     for client in clients:
-        client.close()
+        await client.close()
     for process, name, first, slope, lived in run.processes.growth(min(WARM_S, seconds / 4)):
         grown = slope * lived
         print(

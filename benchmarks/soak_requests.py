@@ -150,8 +150,10 @@ class Client:
             await self.openai.files.delete(name)
         return [without_chance(line["response"]["body"]) for line in found]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._endpoint.close()
+        await self.openai.close()
+        await self._native.close()
 
 
 def without_chance(body: Any) -> Any:
