@@ -55,7 +55,7 @@ from tests.end_to_end.served import Served, serve
 SAMPLE_S, KILL_S, LOAD_S, FLUSH_S = 10.0, 90.0, 20.0, 45.0
 """Mean seconds between two samples of the processes, kills, unloads of a model, and flushes of the cache."""
 WARM_S = 240.0
-"""Seconds at the start of a process that do not count for growth; a quarter of the run if that is less."""
+"""Seconds at the start of a process that do not count for growth."""
 MOST_GROWTH = {"MB": 24.0, "fds": 3.0, "threads": 2.0}
 KV_GB = 0.5
 """GiB of KV pages of each model: 23,000 tokens of the default model."""
@@ -138,6 +138,7 @@ class Soak:
             await self._client.post(f"/models/{quote(first)}/load", {})
             self._spared = self.processes.pids()[1:]
         await self._cases.send_alone()
+        await self._touch_all_pages()
         began = time.monotonic()
         end = began + seconds
         tasks = [self._send(random.Random(f"{self._seed}/{index}"), end) for index in range(clients)]
@@ -147,6 +148,15 @@ class Soak:
         if several:
             tasks.append(self._every(LOAD_S, end - 30, self._unload_and_load))
         await asyncio.gather(*tasks)
+
+    async def _touch_all_pages(self) -> None:
+        """Send prompts of random ids to the first model until one takes no page that nobody has had before:
+        the first use of a page is no growth."""
+        model, before = self._cases.models[0], -1
+        while (touched := (await self._left(model))[0]["pages_touched"]) > before:
+            before = touched
+            ids = self._draw.choices(range(1000, 30_000), k=2000)
+            await self._client.post("/v1/completions", {"model": model, "prompt": ids, "max_tokens": 1})
 
     async def _every(self, mean: float, end: float, act: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -261,12 +271,11 @@ async def soak(options: argparse.Namespace, url: str, served: Served | None, key
     cases = Cases(names, clients)
     run = Soak(cases, served, options.seed, served is not None and not options.no_kills)
     print(f"{sum(map(len, cases.all.values()))} requests alone, models {names}, {len(keys)} keys", flush=True)
-    seconds = 60 * options.minutes
-    await run.run(options.clients, seconds)
+    await run.run(options.clients, 60 * options.minutes)
     await run.end()
     for client in clients:
         await client.close()
-    for process, name, first, slope, lived in run.processes.growth(min(WARM_S, seconds / 4)):
+    for process, name, first, slope, lived in run.processes.growth(WARM_S):
         grown = slope * lived
         print(
             f"{process:26} {name:8} {first:7.1f} {grown:+7.2f} in {lived / 60:4.1f} min"

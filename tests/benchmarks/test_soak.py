@@ -126,7 +126,7 @@ def test_a_short_run_finds_nothing_wrong(
 ) -> None:
     monkeypatch.setattr(Cases, "LENGTHS", (12, 200))
     monkeypatch.setattr("benchmarks.soak_requests.LEASE_S", 1.0)
-    status = main(["--minutes", "0.15", "--clients", "4", "--no-kills"])
+    status = main(["--minutes", "0.1", "--clients", "4", "--no-kills", "--", "--kv-memory-gb", "0.1"])
     shown = capsys.readouterr().out
     assert status == 0, shown
     assert "nothing is wrong" in shown
