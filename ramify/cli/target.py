@@ -41,7 +41,7 @@ def add_key_flag(parser: argparse.ArgumentParser, flag: str = "--endpoint-key") 
 
 
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags --endpoint and --endpoint-key, and the flags of an engine."""
+    """Add the flags of a running server, and the flags of an engine with one model or several."""
     parser.add_argument(
         "--endpoint",
         "--url",
@@ -49,6 +49,16 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
         help="Use a running server, such as http://127.0.0.1:30000, instead of starting an engine.",
     )
     add_key_flag(parser)
+    parser.add_argument(
+        "--endpoint-model", metavar="NAME", help="The model of that server. (default: its first)"
+    )
+    parser.add_argument(
+        "--models",
+        action="append",
+        metavar="NAME=MODEL",
+        help="One of several models in place of --model, for gen(model=NAME). Repeatable; the first one runs "
+        "the steps that name none.",
+    )
     add_config_flags(parser, EngineConfig, heading="engine that is started without --endpoint: {}")
 
 
@@ -57,14 +67,20 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
     given: dict[str, Any] = given_fields(options, EngineConfig)
     if options.endpoint is not None:
         flags = [place for place in options.sources.values() if place.startswith("--")]
+        flags += ["--models"] if options.models else []
         if flags:
             flag = flags[0]
             raise InvalidRequest(f"{flag} describes an engine, but --endpoint has its own.", field=flag)
         return None
-    if options.endpoint_key is not None:
-        raise InvalidRequest("--endpoint-key needs --endpoint.", field="--endpoint-key")
+    for flag in ("endpoint_key", "endpoint_model"):
+        if getattr(options, flag) is not None:
+            flag = "--" + flag.replace("_", "-")
+            raise InvalidRequest(f"{flag} needs --endpoint.", field=flag)
     from ramify.runtime.engine.engine import Engine
+    from ramify.runtime.models.names import by_name
 
+    if options.models:
+        given["models"] = configured(by_name, {"texts": options.models})
     return configured(Engine, given)
 
 
@@ -82,6 +98,7 @@ def target(options: argparse.Namespace, **endpoint: Any) -> Iterator[Engine | Ru
         return
     from ramify.lang.backends.endpoint import RuntimeEndpoint
 
-    backend = RuntimeEndpoint(options.endpoint, api_key=options.endpoint_key, **endpoint)
+    name, key = options.endpoint_model or "", options.endpoint_key
+    backend = RuntimeEndpoint(options.endpoint, api_key=key, model=name, **endpoint)
     with contextlib.closing(backend):
         yield backend

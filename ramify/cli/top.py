@@ -162,6 +162,9 @@ def _head(now: Sample, before: Sample | None, url: str, width: int, paused: bool
         name = f"{one['model']}: " if len(now.cache) > 1 else ""
         told, bar = _pages(one, max(10, min(90, width - 12)))
         lines += [f"pages     {name}{told}", f"          {bar}"]
+    read, written = (stats.get(f"cold_{name}", 0) / 1e6 for name in ("bytes", "written_bytes"))
+    if read or written:
+        lines.append(f"cold      {stats['cold_tokens']} tokens, {read:.0f} MB read, {written:.0f} MB written")
     return lines
 
 

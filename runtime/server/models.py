@@ -168,10 +168,27 @@ class Models:
         KEY.get().check_model(self.pool.names_for(asked))
         model = self.pool.resolve(asked)
         held: contextlib.AsyncExitStack = request.scope[HELD]
-        frontend = await while_connected(
-            request.receive, held.enter_async_context(self.pool.use(model, kept))
+        request.scope[SERVICE] = await while_connected(
+            request.receive, held.enter_async_context(self.using(model, kept))
         )
-        request.scope[SERVICE] = self._service(model, frontend)
+
+    async def let_go(self, request: Request) -> None:
+        """Let go of the model that `hold` holds for the request, before the response has been sent."""
+        held: contextlib.AsyncExitStack = request.scope[HELD]
+        await held.aclose()
+
+    def allowed(self, name: str) -> str:
+        """The model that `name` means. Raises `NotFound`, and `NotAllowed` by the key."""
+        model = self.pool.resolve(name)
+        KEY.get().check_model((model, name))
+        return model
+
+    @contextlib.asynccontextmanager
+    async def using(self, model: str, kept: KeepAlive = KEEP) -> AsyncIterator[Service]:
+        """The service of `model`, which is not unloaded within the block. Raises what `ModelPool.use`
+        raises."""
+        async with self.pool.use(model, kept) as frontend:
+            yield self._service(model, frontend)
 
     def _named(self, path: str, names: _Names) -> str:
         """The name that `names` have for a model or an adapter; that of the first model if they have none."""

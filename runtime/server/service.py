@@ -21,6 +21,7 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
+from ramify.runtime.models.names import unknown
 from ramify.runtime.server.keys.tenants import OPEN, Caller
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
@@ -140,6 +141,12 @@ class Service:
         """Raise `NotAllowed` unless the current key may use the model that a request names: the served model
         by any of its names, or an adapter."""
         KEY.get().check_model((name,) if name in self.frontend.loras.loaded else self.model_names)
+
+    def check_name(self, name: str) -> None:
+        """Raise `NotFound` unless `name` names the served model; "" names any. On a server of several models
+        `Models.hold` has chosen the model by the name."""
+        if name and not self.keeps_alive and name not in (*self.model_names, "default"):
+            raise unknown(name, self.model_names)
 
     @property
     def max_running(self) -> int:

@@ -53,6 +53,13 @@ def test_the_head_of_a_frame() -> None:
     assert "100 x 16 tokens: 40 in use #, 10 pinned =, 10 leased -, 20 evictable :, 20 free ." in lines[4]
     assert [lines[5].count(mark) for mark in "#=-:."] == [35, 9, 9, 17, 18]
     assert "PAUSED" in shown(sample(), paused=True)[0]
+    assert not any(line.startswith("cold") for line in lines)
+
+
+def test_what_the_cold_tier_has_read_and_written() -> None:
+    now = sample()
+    now.live["stats"] |= {"cold_tokens": 7500, "cold_bytes": 169_000_000, "cold_written_bytes": 2_000_000}
+    assert "cold      7500 tokens, 169 MB read, 2 MB written" in shown(now)
 
 
 def test_requests_by_column_and_within_the_height() -> None:

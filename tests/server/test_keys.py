@@ -514,7 +514,8 @@ def test_no_key_aborts_a_request_of_another(of: Any, frontend: FakeFrontend) -> 
     assert (
         of(BOB)
         .post(
-            "/v1/calls", json={"request": {"type": "Generate", "rid": "mine", "prompt": ["x"]}, "model": "no"}
+            "/v1/calls",
+            json={"request": {"type": "Generate", "rid": "mine", "prompt": ["x"]}, "fingerprint": "no"},
         )
         .status_code
         == 400

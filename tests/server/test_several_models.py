@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import ollama
 import openai
 import pytest
 
+import ramify as rm
 from ramify.batches import route as batches
 from ramify.cli import serve
 from ramify.cli.flags import given_fields
@@ -158,10 +160,44 @@ def test_a_program_and_a_call_get_their_model(several: _Server, http: httpx.Clie
     assert answer.status_code in (200, 400), answer.text
     assert ready(http) == {"b"}
     request = {"type": "Generate", "rid": "r-1", "prompt": ["hi"], "sampling": {"max_tokens": 1}}
-    for model in ("c", "print-c"):
-        answer = http.post("/v1/calls", json={"request": request | {"rid": f"r-{model}"}, "model": model})
-        assert answer.status_code == 200, answer.text
-        assert several.current("c").requests[-1].rid == f"r-{model}"
+    body = {"request": request, "model": "c"}
+    for fingerprint, status in (("print-c", 200), ("print-b", 400)):
+        answer = http.post("/v1/calls", json=body | {"fingerprint": fingerprint})
+        assert answer.status_code == status, answer.text
+    assert [one.rid for one in several.current("c").requests] == ["r-1"]
+
+
+@rm.function
+def two_models(s: rm.ProgramState) -> None:
+    s += "hi" + rm.gen("x", max_tokens=2) + "and?" + rm.gen("y", max_tokens=2, model="b")
+
+
+@pytest.mark.parametrize("program", [two_models, two_models.compile()], ids=["calls", "graph"])
+def test_the_steps_of_a_program_go_to_the_models_that_they_name(
+    several: _Server, http: httpx.Client, program: Any
+) -> None:
+    endpoint = rm.RuntimeEndpoint(several.url, model="c")
+    with contextlib.closing(endpoint):
+        state = program.run(backend=endpoint)
+    assert state.error() is None
+    assert set(state.usage_by_model) == {"c", "b"}
+    assert [len(several.current(name).requests) for name in ("c", "b")] == [1, 1]
+    assert several.current("b").requests[0].prompt == (f"hi{state['x']}and?",)
+
+
+def test_a_graph_whose_models_do_not_fit_side_by_side_swaps_them(
+    several: _Server, http: httpx.Client
+) -> None:
+    nodes = [
+        {"kind": "gen", "name": name, "options": {"max_tokens": 2}, "model": name} for name in ("a", "b", "c")
+    ]
+    graph = {"nodes": [{"kind": "text", "parts": ["hi"]}, *nodes]}
+    answer = http.post("/v1/programs", json={"graph": graph, "model": "a"})
+    assert answer.status_code == 200, answer.text
+    assert set(answer.json()["rows"][0]["variables"]) == {"a", "b", "c"}
+    nodes[0]["model"] = "hug"
+    error = refused(http.post("/v1/programs", json={"graph": graph}), 404)
+    assert "Did you mean huge?" in error["message"]
 
 
 def test_the_lists_of_models_load_nothing(http: httpx.Client, several: _Server) -> None:
