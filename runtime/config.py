@@ -180,8 +180,8 @@ class EngineConfig:
     """A folder in which KV pages outlive memory and the process: prompts that were computed before a restart
     are read where that is faster than computing them. Its files hold prompts. Several servers and replicas
     may share a folder. None: no such files."""
-    cold_gb: float = 10.0
-    """Disk space in GiB for all files in `cold_dir`. The least recently used files are removed."""
+    cold_gb: float | None = None
+    """Disk space in GiB for all files in `cold_dir`. The least recently used files are removed. None: 10."""
     host_kv_gb: float | None = None
     """Memory of the host in GiB for KV pages that have left a CUDA device's memory. It is searched before
     `cold_dir`."""
@@ -316,6 +316,8 @@ class EngineConfig:
         if self.draft_model is not None and self.speculation is False:
             raise ValueError("draft_model is set and speculation is off: nothing would use the draft model.")
         self._check_kv_events()
+        if self.cold_gb is not None and self.cold_dir is None:
+            raise ValueError(f"cold_gb is {self.cold_gb:g} and cold_dir is not set: there would be no files.")
         for name in ("cold_dir", "host_kv_gb"):
             if getattr(self, name) is None:
                 continue
@@ -501,8 +503,8 @@ class ServerConfig(EngineConfig):
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", self._key_of_file(self.api_key_file))
             object.__setattr__(self, "api_key_file", None)  # a copy on another machine does not read it
-        if self.api_key == "":
-            raise ValueError("api_key is empty.")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("api_key is blank.")
         for origin in split_names(self.cors):
             if origin != "*" and not is_origin(origin):
                 raise ValueError(
