@@ -19,7 +19,16 @@ from starlette.responses import FileResponse, Response
 
 from ramify import cache
 from ramify.batches.runner import Runner
-from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, fair_room, new_id, whole_file
+from ramify.batches.store import (
+    UNFINISHED,
+    Batch,
+    Store,
+    StoredFile,
+    disk_error,
+    fair_room,
+    new_id,
+    whole_file,
+)
 from ramify.batches.upload import form_bytes, read_form
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.errors import methods_of
