@@ -4,8 +4,8 @@
                              → cancelling → cancelled
 
 A batch of which the input, the disk or the code is wrong becomes failed. The results file has a line for each
-answer as soon as there is one. So a server that was killed finds which lines are left, and computes these. While the
-key of a batch is missing in the file of keys, its lines wait: until the key is back, or the batch expires.
+answer as soon as there is one. So a server that was killed finds which lines are left, and computes these. While
+the key of a batch is missing in the file of keys, its lines wait: until the key is back, or the batch expires.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Answer(NamedTuple):
 
 
 class Places:
-    """At most `most` places that owners hold at a time. A place that becomes free goes to the owner that waits
-    and holds fewest."""
+    """At most `most` places that owners hold at a time. A place that becomes free goes to the owner that
+    waits and holds fewest."""
 
     def __init__(self, most: int) -> None:
         self._free = most
@@ -120,8 +120,8 @@ class Runner:
         # A quarter more than a batch of each replica, so that one that ends has a follower in the queue.
         self._lines = service.config.replicas * service.max_running * 5 // 4 + 1
         self._places = Places(self._lines)
-        """One place for each line that is computed, of all batches together. A line that is told to come again
-        later has none meanwhile."""
+        """One place for each line that is computed, of all batches together. A line that is told to come
+        again later has none meanwhile."""
 
     @property
     def busy(self) -> bool:

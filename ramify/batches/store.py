@@ -268,9 +268,9 @@ class Store:
 
 
 def fair_room(taken: Counter[str], amount: int, most: int) -> bool:
-    """Whether the current API key may take `amount` of `most`, of which each owner has `taken`. With a file of
-    keys it gets no more than it leaves free: of n keys that take what they can, each has most / (n + 1), and a
-    key that comes later finds room (dynamic thresholds: Choudhury and Hahne, 1998)."""
+    """Whether the current API key may take `amount` of `most`, of which each owner has `taken`. With a file
+    of keys it gets no more than it leaves free: of n keys that take what they can, each has most / (n + 1),
+    and a key that comes later finds room (dynamic thresholds: Choudhury and Hahne, 1998)."""
     account = KEY.get().account
     free = most - taken.total() - amount
     shared = amount and account.prefix

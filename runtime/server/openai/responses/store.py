@@ -7,8 +7,8 @@ once::
     resp_2   those, user "Who?", assistant "Me"                      previous_response_id: resp_1
     resp_1 is dropped: its items stay, as resp_2 has them
 
-Above the bounds an entry of the key that holds most is dropped, the least recently used one: a key that floods the
-store drops what is its own.
+Above the bounds an entry of the key that holds most is dropped, the least recently used one: a key that
+floods the store drops what is its own.
 """
 
 from __future__ import annotations
