@@ -5,7 +5,7 @@
 
 A batch of which the input, the disk or the code is wrong becomes failed. The results file has a line for each
 answer as soon as there is one. So a server that was killed finds which lines are left, and computes these.
-While the key of a batch is missing in the file of keys, its lines wait: until it is back, or the batch expires.
+While the key of a batch is missing in the file of keys, its lines wait until it is back or the batch expires.
 """
 
 from __future__ import annotations
