@@ -332,8 +332,8 @@ class EngineConfig:
                     f"{name} is set and tensor_parallel is {self.tensor_parallel}: pages that are divided"
                     f" among ranks are not kept. Leave out {name}."
                 )
-        sizes = ("kv_memory_gb", "state_memory_gb", "host_kv_gb", "cold_gb", "grammar_memory_gb")
-        for name in (*sizes, "itl_target_ms", "grammar_timeout_s"):
+        gibs = ("kv_memory_gb", "state_memory_gb", "host_kv_gb", "cold_gb", "grammar_memory_gb")
+        for name in (*gibs, "itl_target_ms", "grammar_timeout_s"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be above 0 and finite.")
         if self.cold_gb is not None and self.cold_dir is None:
