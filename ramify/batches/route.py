@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from starlette.responses import FileResponse, Response
 
 from ramify import cache
 from ramify.batches.runner import Runner
-from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, new_id, whole_file
+from ramify.batches.store import (
+    UNFINISHED,
+    Batch,
+    Store,
+    StoredFile,
+    disk_error,
+    fair_room,
+    new_id,
+    whole_file,
+)
 from ramify.batches.upload import form_bytes, read_form
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.errors import methods_of
@@ -48,7 +58,7 @@ ENDPOINTS = (
 WINDOW_S = {"m": 60, "h": 3600, "d": 86400}
 LONGEST_WINDOW_S = 30 * 86400
 MAX_UNFINISHED = 1000
-"""Maximum number of batches that have not ended."""
+"""Maximum number of batches that have not ended, of all keys together."""
 MOST_FILES, MOST_BATCHES = 10_000, 100
 """Maximum number of files and of batches in one answer (OpenAI's limits). By default it has 10,000 and 20."""
 
@@ -215,8 +225,10 @@ async def create_batch(request: Request) -> Response:
             field="input_file_id",
             remedy="Upload it as an input file.",
         )
-    if sum(batch.status in UNFINISHED for batch in store.batches.values()) >= MAX_UNFINISHED:
-        raise InvalidRequest(f"{MAX_UNFINISHED} batches have not ended.", remedy="Wait, or cancel one.")
+    unfinished = Counter([batch.owner for batch in store.batches.values() if batch.status in UNFINISHED])
+    if not fair_room(unfinished, 1, MAX_UNFINISHED):
+        told = f"{unfinished.total()} batches have not ended; {unfinished[file.owner]} are of this key."
+        raise InvalidRequest(told, remedy="Wait, or cancel one.")
     now = int(time.time())
     batch = Batch(
         id=new_id("batch_"),

@@ -10,7 +10,7 @@ from ramify.errors import UnsupportedField
 from ramify.runtime.cold.files import FileStore
 from ramify.runtime.cold.memory import MemoryStore
 from ramify.runtime.cold.store import ColdStore
-from ramify.runtime.config import EngineConfig
+from ramify.runtime.config import COLD_GB, EngineConfig
 from ramify.runtime.executor.kv_pool import KvPool
 
 log = logging.getLogger("ramify")
@@ -50,7 +50,7 @@ def open_stores(
                 identity(),
                 page_size=pool.page_size,
                 page_bytes=pool.page_bytes,
-                most_bytes=int(config.cold_gb * (1 << 30)),
+                most_bytes=int((config.cold_gb or COLD_GB) * (1 << 30)),
             )
             stores.append(store)
             log.info("the cold tier has %d segments in %s", len(store.index.segments), store.path)

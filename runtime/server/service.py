@@ -22,7 +22,7 @@ from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.models.names import unknown
-from ramify.runtime.server.keys.tenants import OPEN, Caller
+from ramify.runtime.server.keys.tenants import OPEN, Caller, expected_prompt
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
 from ramify.runtime.server.telemetry.generations import Telemetry
@@ -247,7 +247,7 @@ class Service:
         caller, batch, rid = KEY.get(), IN_BATCH.get(), request.rid
         self.check_model(request.lora or self.model_name)
         request = caller.owned(request, batch)
-        expected = self._begin(caller, request)
+        expected = self.begin(caller, request)
         choices = choices or ChoiceUsages(1)
         started = previous = time.perf_counter()
         first_token_s: float | None = None
@@ -294,13 +294,16 @@ class Service:
             if totals is not None:
                 self.metrics.count_tokens(totals, caller.name)
             caller.account.rids.discard(request.rid)
-            caller.settle(expected, 0 if totals is None else totals.prompt + totals.completion)
+            spent = 0 if totals is None else totals.prompt + totals.completion
+            if totals is not None and not totals.prompt and finish == "abort":
+                spent += expected_prompt(request)  # the client hung up before it was told the usage
+            caller.settle(expected, spent)
             questions = () if request.decide is None else request.decide.questions
             if finish not in ("abort", "error"):
                 self.metrics.count_questions(endpoint, questions)
             generation.end(status, finish, usage, first_token_s, total_s, failure)
 
-    def _begin(self, caller: Caller, request: Generate) -> int:
+    def begin(self, caller: Caller, request: Generate | None) -> int:
         """`Caller.begin`, with its metrics."""
         first = not caller.begun
         try:

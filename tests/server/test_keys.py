@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import hashlib
 import json
 import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ import pytest
 from starlette.routing import Route
 
 from ramify.batches import route as batches
+from ramify.batches.runner import Places
+from ramify.batches.store import fair_room
 from ramify.cli.main import main
 from ramify.errors import InvalidRequest, Overloaded
 from ramify.loop import new_loop
@@ -32,11 +37,12 @@ from ramify.runtime.server.app.serve import bind, run_server
 from ramify.runtime.server.keys.file import hash_of, new_key, read_keys
 from ramify.runtime.server.keys.limits import Bucket
 from ramify.runtime.server.keys.paths import for_operators
-from ramify.runtime.server.keys.tenants import Caller, Keys, expected_tokens
+from ramify.runtime.server.keys.tenants import OPEN, Account, Caller, Keys, expected_tokens
+from ramify.runtime.server.service import KEY
 from ramify.sampling_params import SamplingParams
 from tests.server.conftest import BODIES, COMPLETION, GENERATE, RESPONSE, refused
-from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
-from tests.server.test_batches import client_of
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, raw_post
+from tests.server.test_batches import client_of, ended, wait_for
 from tests.server.test_programs import GRAPH
 
 ALICE, BOB, ROOT = "rk-alice", "rk-bob", "rk-root"
@@ -76,6 +82,7 @@ def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServ
         scraper={"endpoints": ["/metrics"]},
         narrow={"models": ["other-*", "adapter"], "endpoints": ["/v1/*"]},
         one={"concurrent_requests": 1},
+        storing={"requests_per_minute": 2},
         few={"requests_per_minute": 2, "tokens_per_minute": 100000},
         small={"tokens_per_minute": 60},
     )
@@ -397,6 +404,37 @@ def test_tokens_count_by_an_estimate_and_then_as_they_were(tmp_path: Path) -> No
     assert account.requests.left == 4, "a refused request does not count"
 
 
+def test_a_hang_up_before_the_first_token_costs_the_prompt(tmp_path: Path) -> None:
+    frontend = FakeFrontend()
+    frontend.hold_after = 0
+    keys = str(write(tmp_path / "keys.toml", alice={"tokens_per_minute": 1000}))
+    server = LiveServer(frontend, keys=keys)
+    server.keys = Keys(server.config, lambda: 0.0)
+    account = server.keys.named("alice")
+    assert account is not None
+    bucket = account.tokens
+    assert bucket is not None
+    body = json.dumps({"model": MODEL, "prompt": "x" * 100, "max_tokens": 2}).encode()
+    head, _, rest = raw_post("/v1/completions", body).partition(b"\r\n")
+    with server:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head + b"\r\nx-api-key: rk-alice\r\n" + rest)
+            assert frontend.held.wait(60)
+            assert bucket.left == 1000 - 27
+        wait_for(lambda: bucket.left != 1000 - 27)
+        assert bucket.left == 1000 - 25
+
+
+def test_storing_counts_as_a_request(of: Any) -> None:
+    storing = of("rk-storing")
+    conversation = storing.post("/v1/conversations", json={}).json()["id"]
+    item = {"items": [{"role": "user", "content": "hi"}]}
+    assert storing.post(f"/v1/conversations/{conversation}/items", json=item).status_code == 200
+    for path in ("/v1/conversations", f"/v1/conversations/{conversation}/items"):
+        assert refused(storing.post(path, json=item), 429)["param"] == "requests_per_minute"
+    assert len(storing.get(f"/v1/conversations/{conversation}/items").json()["data"]) == 1
+
+
 def test_requests_a_minute_and_the_headers(of: Any) -> None:
     few = of("rk-few")
     first = few.post("/v1/completions", json=COMPLETION)
@@ -594,8 +632,10 @@ def test_batch_files_are_of_their_key(of: Any, server: LiveServer, frontend: Fak
         assert of(key).get("/v1/files").json()["data"] == []
 
 
-def test_a_batch_of_a_key_that_was_removed_fails(tmp_path: Path) -> None:
-    """Its key is removed while the server is down."""
+def test_a_batch_of_a_key_that_was_removed_waits_for_the_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its key is removed while the server is down, and back after a SIGHUP."""
     given = {
         "keys": str(write(tmp_path / "keys.toml", alice={}, bob={})),
         "batch_dir": str(tmp_path / "files"),
@@ -606,17 +646,104 @@ def test_a_batch_of_a_key_that_was_removed_fails(tmp_path: Path) -> None:
         batch = start(bob, BATCH_LINE)
         assert frontend.held.wait(60)
     write(tmp_path / "keys.toml", alice={})
-    described = tmp_path / "files" / f"{batch.id}.json"
-    with LiveServer(FakeFrontend(), batches.router, **given):
-        while b'"status":"failed"' not in described.read_bytes():
-            time.sleep(0.01)
-    write(tmp_path / "keys.toml", alice={}, bob={})
     with LiveServer(FakeFrontend(), batches.router, **given) as server, client_of(server.url, BOB) as bob:
-        found = bob.batches.retrieve(batch.id)
-    assert found.status == "failed"
-    assert found.errors is not None
-    assert found.errors.data is not None
-    assert found.errors.data[0].code == "unauthorized"
+        wait_for(lambda: f"{batch.id} waits: the API key" in caplog.text)
+        write(tmp_path / "keys.toml", alice={}, bob={})
+        server.call(server.keys.reload)
+        found = ended(bob, batch.id)
+    assert (found.status, found.request_counts.completed) == ("completed", 1)
+
+
+def test_batch_files_of_api_key_keep_their_owner() -> None:
+    """As before there were files of keys: folders of batch files outlive a server's version."""
+    account = Keys(ServerConfig(api_key="sesame")).named("default")
+    assert account is not None
+    assert account.owner == hashlib.blake2b(b"sesame", digest_size=16).hexdigest()
+
+
+def test_lines_that_wait_for_a_limit_keep_no_place_and_no_turn(tmp_path: Path) -> None:
+    """Alice's batches are all that may be computed at a time, with more lines than there are places."""
+    keys = write(tmp_path / "keys.toml", alice={"requests_per_minute": 1}, bob={}, root={"admin": True})
+    given = {"keys": str(keys), "batch_dir": str(tmp_path / "files")}
+    lines = [json.loads(BATCH_LINE) | {"custom_id": str(number)} for number in range(45)]
+    text = "\n".join(map(json.dumps, lines)).encode()
+    with (
+        LiveServer(FakeFrontend(), batches.router, **given) as server,
+        client_of(server.url, ALICE) as alice,
+        client_of(server.url, BOB) as bob,
+    ):
+
+        def refusals() -> int:
+            told = httpx.get(server.url + "/metrics", headers={"x-api-key": ROOT}).text
+            found = re.search(r'^ramify_key_refusals_total{key="alice",.*} (\d+)', told, re.MULTILINE)
+            return 0 if found is None else int(found[1])
+
+        for _ in range(4):
+            start(alice, text)
+        wait_for(lambda: refusals() >= 160)
+        assert ended(bob, start(bob, BATCH_LINE).id).request_counts.completed == 1
+
+
+async def test_a_free_place_goes_to_the_owner_that_holds_fewest() -> None:
+    places, order = Places(2), list[str]()
+    going = asyncio.Event()
+
+    async def take(owner: str) -> None:
+        async with places.place(owner):
+            order.append(owner)
+            await going.wait()
+
+    tasks = [asyncio.create_task(take(owner)) for owner in ("alice", "alice", "alice", "alice", "bob")]
+    await asyncio.sleep(0)
+    assert order == ["alice", "alice"]
+    tasks[2].cancel()
+    tasks[0].cancel()
+    await asyncio.wait(tasks[:1])
+    await asyncio.sleep(0)
+    assert order == ["alice", "alice", "bob"]
+    going.set()
+    await asyncio.wait(tasks)
+    assert order == ["alice", "alice", "bob", "alice"]
+    async with places.place("bob"), places.place("bob"):
+        order.append("both are free")
+
+
+def test_a_key_leaves_room_for_files_of_others(tmp_path: Path) -> None:
+    given = {
+        "keys": str(write(tmp_path / "keys.toml", alice={}, bob={})),
+        "batch_dir": str(tmp_path / "files"),
+        "batch_gb": 8000 / 2**30,
+    }
+    content = BATCH_LINE + b" " * 800
+    with (
+        LiveServer(FakeFrontend(), batches.router, **given) as server,
+        client_of(server.url, ALICE) as alice,
+        client_of(server.url, BOB) as bob,
+    ):
+        for _ in range(3):
+            alice.files.create(file=content, purpose="batch")
+        with pytest.raises(openai.APIStatusError, match="3 are of this key") as raised:
+            alice.files.create(file=content, purpose="batch")
+        assert raised.value.status_code == 507
+        bob.files.create(file=content, purpose="batch")
+
+
+def test_keys_that_take_what_they_can_have_equal_parts(tmp_path: Path) -> None:
+    keys = Keys(ServerConfig(keys=str(write(tmp_path / "keys.toml", alice={}, bob={}))))
+
+    def may_take(account: Account, taken: Counter[str]) -> bool:
+        context = contextvars.copy_context()
+        context.run(KEY.set, Caller(account))
+        return context.run(fair_room, taken, 1, 90)
+
+    accounts = [keys.named("alice"), keys.named("bob")]
+    taken = Counter[str]()
+    for account in [*accounts, *accounts] * 90:
+        assert account is not None
+        taken[account.owner] += may_take(account, taken)
+    assert set(taken.values()) <= {30, 31}
+    assert may_take(OPEN, Counter({"": 89}))
+    assert not may_take(OPEN, Counter({"": 90}))
 
 
 def start(client: openai.OpenAI, lines: bytes) -> Any:

@@ -61,7 +61,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether it may use the paths for operators."""
 
     @property
-    def most_priority(self) -> int:
+    def effective_max_priority(self) -> int:
         return self.priority if self.max_priority is None else self.max_priority
 
 
@@ -121,9 +121,9 @@ def _key(name: str, table: Any) -> Key:
             f"{place}.hash must be sha256: and 64 hexadecimal digits, as `ramify keys new` prints it."
         )
     _check_name(f"{place}.scope", key.scope)
-    for field in ("priority", "most_priority"):
-        checked_priority(getattr(key, field), f"{place}.{field.replace('most', 'max')}")
-    if key.most_priority < key.priority:
+    checked_priority(key.priority, f"{place}.priority")
+    checked_priority(key.effective_max_priority, f"{place}.max_priority")
+    if key.effective_max_priority < key.priority:
         raise ValueError(f"{place}.max_priority is below priority, {key.priority}.")
     return key
 

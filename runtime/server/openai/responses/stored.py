@@ -95,6 +95,7 @@ async def create_conversation(request: Request) -> Response:
         )
 
     conversation, headers = await parse_body(request, CONVERSATIONS, parse)
+    Service.serving(request).begin(KEY.get(), None)
     store.add(conversation)
     await end_leases(Service.serving(request), store)
     return json_response(conversation.body(), headers)
@@ -139,6 +140,7 @@ async def create_items(request: Request, conversation_id: str) -> Response:
     items, headers = await parse_body(request, NEW_ITEMS, parse)
     store = stored_by(request)
     assert store is not None
+    Service.serving(request).begin(KEY.get(), None)
     store.append(conversation, items)
     await end_leases(Service.serving(request), store)
     return json_response(_page(items, {"order": "asc", "limit": str(MAX_LIMIT)}), headers)
