@@ -58,7 +58,7 @@ MAX_ROWS = 4096
 into `max_running`."""
 
 
-@router.post(PATH)
+@router.post(PATH, any_key=True)
 async def programs(request: Request) -> Response:
     service = Service.serving(request)
     (stream, run, job, rows), _ = await parse_body(request, PROGRAMS, _parse)
@@ -89,7 +89,7 @@ def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, lis
     return stream, own, job, rows
 
 
-@router.post(PATH + "/{run}/results", uses_model=False)
+@router.post(PATH + "/{run}/results", uses_model=False, any_key=True)
 async def results(request: Request, run: str) -> Response:
     """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
     (place, row, texts), _ = await parse_body(request, RESULTS, _parse_results)
