@@ -24,58 +24,21 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from ramify.errors import EngineClosed, EngineError, NotFound, Overloaded, RamifyError
 from ramify.model_info import ModelInfo
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.models.memory import Free, Need, free_memory, gib, need_of, proportional_size
 from ramify.runtime.models.names import ANY, LATEST, in_folder, unknown
+from ramify.runtime.models.status import ModelDoesNotFit, ModelState, ModelStatus
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
 log = logging.getLogger("ramify")
 
-ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
 MakeFrontend = Callable[[EngineConfig, PrestartedWorkers | None], Frontend]
 KEEP: Literal["keep"] = "keep"
 """Value of `keep_alive_s` that leaves a model's time as it is."""
 KeepAlive = float | None | Literal["keep"]
-
-
-class ModelDoesNotFit(EngineError):
-    """The error 503: a model needs more memory than unloading others would free."""
-
-    code = "model_does_not_fit"
-    status = 503
-
-
-class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of a pool. Sizes are in bytes."""
-
-    name: str
-    model: str
-    """The model's path, or its name on the hub."""
-    state: ModelState
-    pinned: bool
-    users: int
-    """Requests that use the model: running, or in its queue."""
-    waiting: int
-    """Requests that wait until the model is loaded."""
-    size: int | None
-    """Weights in memory, by the model's headers; None if these are not on this machine."""
-    need: int | None
-    """Memory that is set aside for the model: `size`, all KV pages, and a workspace."""
-    resident: int | None
-    """Resident memory of the model's processes, as `measure` found it; None unless the model is ready."""
-    context_length: int | None
-    """Tokens of prompt and output together; None if the headers are not on this machine."""
-    keep_alive_s: float | None
-    """Seconds that the model stays loaded after its last request; None: for ever."""
-    expires_in_s: float | None
-    """Seconds until the model is unloaded; None while it is used, or if it stays."""
-    error: str | None
-    """The error of the last start, if the state is failed."""
 
 
 class _Model:

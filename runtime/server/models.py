@@ -37,7 +37,8 @@ from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.inspect.resolve import check_name
 from ramify.runtime.models.names import by_name, keep_alive_s, name_of, unknown
-from ramify.runtime.models.pool import KEEP, KeepAlive, ModelPool, ModelStatus
+from ramify.runtime.models.pool import KEEP, KeepAlive, ModelPool
+from ramify.runtime.models.status import ModelStatus
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.server.body import peek_body
 from ramify.runtime.server.errors import SYSTEM_ONE, SYSTEM_ONE_MODELS

@@ -15,7 +15,8 @@ from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.models.memory import Need
 from ramify.runtime.models.names import by_name, in_folder, keep_alive_s, named
-from ramify.runtime.models.pool import ModelDoesNotFit, ModelPool
+from ramify.runtime.models.pool import ModelPool
+from ramify.runtime.models.status import ModelDoesNotFit
 from tests.fleet.fakes import model_info
 
 

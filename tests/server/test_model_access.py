@@ -1,4 +1,4 @@
-"""What a key may do with the models of a server of several, with fake frontends."""
+"""Keys on a server of several models, with fake frontends: which models each may use, see and unload."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.models.names import keep_alive_s
-from ramify.runtime.models.pool import KEEP, KeepAlive, ModelStatus
+from ramify.runtime.models.pool import KEEP, KeepAlive
+from ramify.runtime.models.status import ModelStatus
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import Fields, json_response
 from ramify.runtime.server.models import Models, several_models, status_body
