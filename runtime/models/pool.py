@@ -223,18 +223,19 @@ class ModelPool:
         return self._find(name) is not None
 
     def _find(self, name: str) -> str | None:
+        base = name.rpartition(":")[0]
+        return self._named(name) or (self.first if base == ANY else self._named(base))
+
+    def _named(self, name: str) -> str | None:
         if name in self._models:
             return name
         for model in self._models.values():
             config = model.config
             if isinstance(config, ServerConfig) and name in config.served_model_name:
                 return model.name
-            if name in model.adapters or (model.info is not None and model.info.fingerprint == name):
+            if name in model.adapters:
                 return model.name
-        base = name.rpartition(":")[0]
-        if base == ANY:
-            return self.first
-        return self._find(base) if base else None
+        return None
 
     # --- use --------------------------------------------------------------------------------------
 
@@ -509,6 +510,10 @@ class ModelPool:
     def config_of(self, name: str) -> EngineConfig:
         """The configuration that a model is loaded with."""
         return self._models[self.resolve(name)].config
+
+    def state(self, name: str) -> ModelState:
+        """The state of a model, from any thread. Raises `NotFound` for an unknown name."""
+        return self._models[self.resolve(name)].state
 
     def status(self, name: str) -> ModelStatus:
         """The state of a model. Raises `NotFound` for an unknown name."""

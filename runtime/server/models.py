@@ -159,15 +159,21 @@ class Models:
         """The states of the models that the current key may use, the first one's first."""
         return [status for status in self.pool.statuses() if KEY.get().may_use(status.name)]
 
-    async def allowed(self, name: str | None) -> str:
-        """The model that `name` means, as `ModelPool.find`. Raises `NotFound`, which names models that the
+    def allowed(self, name: str | None) -> str:
+        """The model that `name` means, as `ModelPool.resolve`. Raises `NotFound`, which names models that the
         current key may use, and `NotAllowed` unless it may use this one, or its adapter that `name` means."""
         try:
-            model = await self.pool.find(name)
+            model = self.pool.resolve(name)
         except NotFound:
             raise unknown(str(name), filter(KEY.get().may_use, self.names)) from None
         KEY.get().check_model(self.pool.names_for(name))
         return model
+
+    async def find_allowed(self, name: str | None) -> str:
+        """As `allowed`. Looks through the folder for a name that is unknown."""
+        with contextlib.suppress(NotFound):
+            await self.pool.find(name)
+        return self.allowed(name)
 
     # --- one request ------------------------------------------------------------------------------
 
@@ -191,10 +197,21 @@ class Models:
             kept = keep_alive_s(names.keep_alive)
         model = await while_connected(request.receive, self._named(request.url.path, names))
         acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]
-        frontend = await while_connected(
-            request.receive, acquired.enter_async_context(self.pool.use(model, kept))
+        request.scope[SERVICE] = await while_connected(
+            request.receive, acquired.enter_async_context(self.using(model, kept))
         )
-        request.scope[SERVICE] = self._service(model, frontend)
+
+    async def release(self, request: Request) -> None:
+        """Release the model that the request has acquired, before the response has been sent."""
+        acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]
+        await acquired.aclose()
+
+    @contextlib.asynccontextmanager
+    async def using(self, model: str, kept: KeepAlive = KEEP) -> AsyncIterator[Service]:
+        """The service of `model`, which is not unloaded within the block. Raises what `ModelPool.use`
+        raises."""
+        async with self.pool.use(model, kept) as frontend:
+            yield self._service(model, frontend)
 
     async def _named(self, path: str, names: _Names) -> str:
         name = names.model or (names.name if path.startswith(OLLAMA) else None)
@@ -204,10 +221,10 @@ class Models:
         if not isinstance(name, str):
             name = None
         try:
-            return await self.allowed(name)
+            return await self.find_allowed(name)
         except NotFound:
             if path == SYSTEM_ONE and name is not None and name.startswith(SYSTEM_ONE_MODELS):
-                return await self.allowed(None)
+                return await self.find_allowed(None)
             raise
 
     def _service(self, model: str, frontend: FrontendProtocol) -> Service:
@@ -229,14 +246,14 @@ class Models:
     async def shown(self, name: str | None) -> Service | None:
         """The service of the model `name` for the dashboard; None: of the first that is ready. None if it is
         not loaded. Raises the errors of `allowed`."""
-        for ready in (await self.allowed(name),) if name else self.pool.frontends:
+        for ready in (await self.find_allowed(name),) if name else self.pool.frontends:
             if (frontend := self.pool.frontends.get(ready)) is not None:
                 return self._service(ready, frontend)
         return None
 
     async def find(self, name: str) -> ServedModel:
         """The model that `name` means. Raises the errors of `allowed`."""
-        model = await self.allowed(name)
+        model = await self.find_allowed(name)
         await self.pool.measure()
         return self._listed(self.pool.status(model))
 

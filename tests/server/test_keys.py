@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -221,6 +222,39 @@ def test_sighup_reads_the_file_again(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert stay == f"The keys stay as they are: {path}: keys.alice.hash: Expected `str`, got `int`."
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_sighup_without_a_file_of_keys(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """A service goes on, also while it drains; in a terminal, closing it ends the server as before."""
+    config = ServerConfig(port=0, batch_gb=0)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
+    ignored = threading.Event()
+    monkeypatch.setattr(logging.getLogger("ramify.server"), "warning", lambda *_: ignored.set())
+    frontend = FakeFrontend()
+
+    async def hang_up() -> None:
+        ignored.clear()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.to_thread(ignored.wait, 60)
+
+    async def serve() -> None:
+        listener, stopping, ready = bind("127.0.0.1", 0), asyncio.Event(), asyncio.Event()
+        serving = asyncio.create_task(run_server(frontend, config, listener, stopping, ready.set))
+        await ready.wait()
+        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_DFL) is terminal
+        if not terminal:
+            await hang_up()
+            frontend.drain = lambda _: hang_up()  # type: ignore[method-assign]
+        stopping.set()
+        await serving
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(serve())
+    assert ignored.is_set() is not terminal
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
 # --- who may send what ----------------------------------------------------------------------------
 
 
@@ -242,7 +276,6 @@ def test_a_key_is_taken_as_a_bearer_token_and_as_x_api_key(server: LiveServer) -
 OPERATOR_ROUTES = {
     *("GET /", "GET /live", "GET /metrics", "GET /server_info", "GET /get_server_info"),
     *("GET /flush_cache", "POST /flush_cache", "POST /reset_prefix_cache"),
-    *("GET /cache", "DELETE /cache/{owner:path}"),
     *("GET /replicas", "POST /replicas", "POST /replicas/{name}/drain", "POST /replicas/{name}/restart"),
     *("POST /models/{name:path}/load", "POST /models/{name:path}/unload"),
     *("POST /load_lora_adapter", "POST /v1/load_lora_adapter"),
@@ -269,7 +302,7 @@ CLIENT_ROUTES = {
     *(f"{method} /v1/conversations/{{conversation_id}}/items/{{item_id}}" for method in ("GET", "DELETE")),
     *("POST /v1/files", "GET /v1/files", "GET /v1/files/{identity}", "GET /v1/files/{identity}/content"),
     *("DELETE /v1/files/{identity}", "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{identity}"),
-    "POST /v1/batches/{identity}/cancel",
+    *("POST /v1/batches/{identity}/cancel", "GET /cache", "DELETE /cache/{owner:path}"),
 }
 
 
@@ -292,7 +325,10 @@ def test_each_route_is_for_any_key_or_for_operators(server: LiveServer, of: Any)
         assert of(ROOT).get(path).status_code in (200, 404)
     password = httpx.BasicAuth("any", ROOT)
     assert httpx.get(server.url + "/live", auth=password).status_code == 200
-    assert httpx.get(server.url + "/live", auth=httpx.BasicAuth("any", ALICE)).status_code == 403
+    asked = httpx.get(server.url + "/live", auth=httpx.BasicAuth("any", ALICE))
+    assert asked.status_code == 401, "the browser asks for another key, and shows this where it is given none"
+    assert asked.headers["www-authenticate"].startswith("Basic ")
+    assert "The key 'alice' may not use /live." in asked.text
     assert httpx.get(server.url + "/v1/models", auth=password).status_code == 401
 
 
@@ -508,7 +544,8 @@ def test_no_key_aborts_a_request_of_another(of: Any, frontend: FakeFrontend) -> 
     assert (
         of(BOB)
         .post(
-            "/v1/calls", json={"request": {"type": "Generate", "rid": "mine", "prompt": ["x"]}, "model": "no"}
+            "/v1/calls",
+            json={"request": {"type": "Generate", "rid": "mine", "prompt": ["x"]}, "fingerprint": "no"},
         )
         .status_code
         == 400

@@ -29,7 +29,7 @@ async def load_model(request: Request, name: str) -> Response:
     fields.refuse_rest()
     kept: KeepAlive = KEEP if given is None else keep_alive_s(given)
     models = _models(request)
-    model = await while_connected(request.receive, models.allowed(name))
+    model = await while_connected(request.receive, models.find_allowed(name))
     return _answer(await while_connected(request.receive, models.pool.load(model, kept)))
 
 
@@ -38,7 +38,7 @@ async def unload_model(request: Request, name: str) -> Response:
     """Unload a model. The response is sent when its requests have ended and its processes are gone."""
     await read_body(request)
     models = _models(request)
-    model = await while_connected(request.receive, models.allowed(name))
+    model = await while_connected(request.receive, models.find_allowed(name))
     return _answer(await while_connected(request.receive, models.pool.unload(model)))
 
 

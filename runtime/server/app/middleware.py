@@ -25,6 +25,8 @@ logger = logging.getLogger("ramify.server")
 _OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
 """Read-only paths that also take the key as the password that browsers prompt for: basic authentication."""
+_ASK = 'Basic realm="Ramify API key", charset="UTF-8"'
+"""Value of www-authenticate that makes browsers prompt."""
 
 
 class OneFormOfPath:
@@ -54,6 +56,7 @@ class RequireKey:
     `open_paths` need no key; what they tell of models is about those that a given key may use.
 
     The dashboard also accepts basic authentication (RFC 7617) with any user name and the key as the password.
+    There a key that may not see the dashboard gets 401, so that the browser asks for another one.
     A request that the server makes itself has its account in the ASGI scope, under `ACCOUNT`.
     """
 
@@ -78,14 +81,18 @@ class RequireKey:
             error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
             response = error_response(error, scope)
             if browser:
-                response.headers["www-authenticate"] = 'Basic realm="Ramify API key", charset="UTF-8"'
+                response.headers["www-authenticate"] = _ASK
             await response(scope, receive, send)
             return
         caller = Caller(account)
+        scheme = Headers(scope=scope).get("authorization", "")
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
                 told = account.headers(anthropic=of_anthropic(scope))
+                if browser and message["status"] == 403 and scheme.lower().startswith("basic "):
+                    told.append((b"www-authenticate", _ASK.encode()))
+                    message = {**message, "status": 401}
                 message = {**message, "headers": [*message.get("headers", ()), *told]}
             await send(message)
 

@@ -98,7 +98,7 @@ async def _unload(models: Models, request: Request) -> Response | None:
         return None
     if asked.prompt or asked.suffix or asked.messages or keep_alive_s(asked.keep_alive) != 0:
         return None
-    model = await while_connected(request.receive, models.allowed(asked.model))
+    model = await while_connected(request.receive, models.find_allowed(asked.model))
     KEY.get().check_operator(f"unload the model {model!r}")
     await while_connected(request.receive, models.pool.unload(model))
     writer = AnswerWriter(asked.model, TurnFormat(), chat=request.url.path == tables.CHAT.path)

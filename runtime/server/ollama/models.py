@@ -146,7 +146,7 @@ async def pull(request: Request) -> Response:
     """A served model is here already. Another one is refused."""
     if (models := several_models(request)) is not None:
         wanted = decode(await peek_body(request), _Named, "")
-        await models.allowed(wanted.model or wanted.name)
+        await models.find_allowed(wanted.model or wanted.name)
         return Response(line({"status": "success"}), media_type="application/x-ndjson")
     _, headers = await parse_body(request, tables.PULL, _parse_pull)
     return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")
