@@ -136,7 +136,7 @@ async def _opened(request: Request) -> tuple[Store, Runner]:
     return await files.open()
 
 
-@router.post(FILES, uses_model=False)
+@router.post(FILES, uses_model=False, any_key=True)
 async def upload(request: Request) -> Response:
     store, _ = await _opened(request)
     async with store.room(form_bytes(request)):
@@ -170,7 +170,7 @@ async def _stored(request: Request, store: Store) -> StoredFile:
     return file
 
 
-@router.get(FILES)
+@router.get(FILES, any_key=True)
 async def list_files(request: Request) -> Response:
     store, _ = await _opened(request)
     purpose, order = request.query_params.get("purpose"), request.query_params.get("order", "desc")
@@ -181,12 +181,12 @@ async def list_files(request: Request) -> Response:
     )
 
 
-@router.get(FILES + "/{identity}")
+@router.get(FILES + "/{identity}", any_key=True)
 async def get_file(request: Request, identity: str) -> Response:
     return json_response(_shown((await _opened(request))[0].get(StoredFile, identity)))
 
 
-@router.get(FILES + "/{identity}/content")
+@router.get(FILES + "/{identity}/content", any_key=True)
 async def get_content(request: Request, identity: str) -> Response:
     store, _ = await _opened(request)
     file = store.get(StoredFile, identity)
@@ -195,14 +195,14 @@ async def get_content(request: Request, identity: str) -> Response:
     )
 
 
-@router.delete(FILES + "/{identity}")
+@router.delete(FILES + "/{identity}", any_key=True)
 async def delete_file(request: Request, identity: str) -> Response:
     store, _ = await _opened(request)
     await store.remove(store.get(StoredFile, identity))
     return json_response({"id": identity, "object": "file", "deleted": True})
 
 
-@router.post(BATCHES, uses_model=False)
+@router.post(BATCHES, uses_model=False, any_key=True)
 async def create_batch(request: Request) -> Response:
     store, runner = await _opened(request)
 
@@ -250,17 +250,17 @@ async def create_batch(request: Request) -> Response:
     return json_response(_shown(batch))
 
 
-@router.get(BATCHES)
+@router.get(BATCHES, any_key=True)
 async def list_batches(request: Request) -> Response:
     return _page(request, (await _opened(request))[0].own(Batch), 20, MOST_BATCHES)
 
 
-@router.get(BATCHES + "/{identity}")
+@router.get(BATCHES + "/{identity}", any_key=True)
 async def get_batch(request: Request, identity: str) -> Response:
     return json_response(_shown((await _opened(request))[0].get(Batch, identity)))
 
 
-@router.post(BATCHES + "/{identity}/cancel", uses_model=False)
+@router.post(BATCHES + "/{identity}/cancel", uses_model=False, any_key=True)
 async def cancel_batch(request: Request, identity: str) -> Response:
     store, runner = await _opened(request)
     batch = store.get(Batch, identity)

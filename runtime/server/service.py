@@ -135,12 +135,21 @@ class Service:
         """Name of a model for clients → the LoRA adapter that it names; "" for the names of the served model
         alone. Names that the current key may not use are left out."""
         names = dict.fromkeys(self.model_names, "") | {name: name for name in self.frontend.loras.loaded}
-        return {name: lora for name, lora in names.items() if KEY.get().may_use(name)}
+        may_use = KEY.get().may_use
+        return {
+            name: lora
+            for name, lora in names.items()
+            if any(map(may_use, self._adapter_names(lora) if lora else (name,)))
+        }
+
+    def _adapter_names(self, lora: str) -> tuple[str, ...]:
+        return (lora, *(f"{model}:{lora}" for model in self.model_names))
 
     def check_model(self, name: str) -> None:
         """Raise `NotAllowed` unless the current key may use the model that a request names: the served model
         by any of its names, or an adapter."""
-        KEY.get().check_model((name,) if name in self.frontend.loras.loaded else self.model_names)
+        lora = name in self.frontend.loras.loaded
+        KEY.get().check_model(self._adapter_names(name) if lora else self.model_names)
 
     def check_name(self, name: str) -> None:
         """Raise `NotFound` unless `name` names the served model; "" names any. On a server of several models

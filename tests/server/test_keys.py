@@ -36,7 +36,6 @@ from ramify.runtime.server.app.app import create_app
 from ramify.runtime.server.app.serve import bind, run_server
 from ramify.runtime.server.keys.file import hash_of, new_key, read_keys
 from ramify.runtime.server.keys.limits import Bucket
-from ramify.runtime.server.keys.paths import for_operators
 from ramify.runtime.server.keys.tenants import OPEN, Account, Caller, Keys, expected_tokens
 from ramify.runtime.server.service import KEY
 from ramify.sampling_params import SamplingParams
@@ -281,22 +280,53 @@ def test_a_key_is_taken_as_a_bearer_token_and_as_x_api_key(server: LiveServer) -
     assert httpx.get(server.url + "/health").status_code == 200
 
 
-def test_each_path_is_for_clients_or_for_operators(server: LiveServer, of: Any) -> None:
+OPERATOR_ROUTES = {
+    *("GET /", "GET /live", "GET /metrics", "GET /server_info", "GET /get_server_info"),
+    *("GET /flush_cache", "POST /flush_cache", "POST /reset_prefix_cache"),
+    *("GET /replicas", "POST /replicas", "POST /replicas/{name}/drain", "POST /replicas/{name}/restart"),
+    *("POST /models/{name:path}/load", "POST /models/{name:path}/unload"),
+    *("POST /load_lora_adapter", "POST /v1/load_lora_adapter"),
+    *("POST /unload_lora_adapter", "POST /v1/unload_lora_adapter"),
+    *("POST /api/pull", "POST /api/create", "POST /api/copy", "POST /api/push", "DELETE /api/delete"),
+    *("POST /api/blobs/{digest}", "GET /api/blobs/{digest}"),
+}
+CLIENT_ROUTES = {
+    *("GET /livez", "GET /readyz", "GET /health", "GET /health_generate"),
+    *("GET /v1/models", "GET /v1/models/{model:path}", "GET /get_model_info", "GET /model_info"),
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings", "POST /v1/messages"),
+    *("POST /v1/messages/count_tokens", "POST /generate", "PUT /generate", "POST /infill"),
+    *("POST /v1/decisions", "POST /v1/systemone", "POST /v1/programs", "POST /v1/programs/{run}/results"),
+    *("POST /v1/calls", "POST /abort_request", "POST /await_tools", "POST /end_program"),
+    *("POST /v1/rerank", "POST /rerank", "POST /v2/rerank", "POST /v1/score", "POST /score"),
+    *("POST /tokenize", "POST /v1/tokenize", "POST /detokenize", "POST /v1/detokenize"),
+    *("GET /tokenizer_info", "GET /v1/tokenizer_info"),
+    *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings", "POST /api/show"),
+    *("GET /api/tags", "GET /api/ps", "GET /api/version"),
+    *("POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
+    *("GET /v1/responses/{response_id}/input_items", "POST /v1/conversations"),
+    *(f"{method} /v1/conversations/{{conversation_id}}" for method in ("GET", "POST", "DELETE")),
+    *(f"{method} /v1/conversations/{{conversation_id}}/items" for method in ("GET", "POST")),
+    *(f"{method} /v1/conversations/{{conversation_id}}/items/{{item_id}}" for method in ("GET", "DELETE")),
+    *("POST /v1/files", "GET /v1/files", "GET /v1/files/{identity}", "GET /v1/files/{identity}/content"),
+    *("DELETE /v1/files/{identity}", "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{identity}"),
+    *("POST /v1/batches/{identity}/cancel", "GET /cache", "DELETE /cache/{owner:path}"),
+}
+
+
+def test_each_route_is_for_any_key_or_for_operators(server: LiveServer, of: Any) -> None:
+    opened: set[str] = set()
+    closed: set[str] = set()
     app = create_app(FakeFrontend(), server.config, (programs.router, batches.router))
-    paths = {route.path for route in app.routes if isinstance(route, Route)}
-    closed = {path for path in paths if for_operators(path)} - {"/livez", "/readyz", "/health"}
-    assert closed >= {
-        *("/", "/live", "/metrics", "/replicas", "/replicas/{name}/drain", "/flush_cache", "/server_info"),
-        *(
-            "/load_lora_adapter",
-            "/v1/load_lora_adapter",
-            "/v1/unload_lora_adapter",
-            "/api/pull",
-            "/api/delete",
-        ),
-    }
-    assert {"/v1/chat/completions", "/v1/files", "/v1/programs", "/v1/calls", "/api/chat"}.isdisjoint(closed)
-    for path in ("/metrics", "/live", "/", "/replicas", "/flush_cache", "/new/path"):
+    for route in app.routes:
+        assert isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}:
+            path = re.sub(r"\{.*?\}", "x", route.path)
+            told = of(ALICE).request(method, path, content=b"{}").text
+            refused_path = f"The key 'alice' may not use {path}." in told
+            (closed if refused_path else opened).add(f"{method} {route.path}")
+    assert opened == CLIENT_ROUTES
+    assert closed == OPERATOR_ROUTES
+    for path in ("/metrics", "/live", "/", "/replicas", "/flush_cache"):
         error = refused(of(ALICE).get(path), 403)
         assert error["message"].startswith(f"The key 'alice' may not use {path}.")
         assert of(ROOT).get(path).status_code in (200, 404)

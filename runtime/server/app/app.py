@@ -26,7 +26,7 @@ from ramify.runtime.server.decisions import rerank, systemone
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.keys.tenants import Keys
 from ramify.runtime.server.llamacpp import infill
-from ramify.runtime.server.models import LetGo, Models
+from ramify.runtime.server.models import Models, ReleaseModel
 from ramify.runtime.server.ollama import endpoints as ollama
 from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
@@ -76,7 +76,7 @@ def create_app(
     app.state.snapshots = {}
     add_error_handlers(app, [route.path for route in own])
     if several is not None:
-        app.add_middleware(LetGo)
+        app.add_middleware(ReleaseModel)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(NameClient)
     # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.

@@ -55,8 +55,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     models: tuple[str, ...] = ("*",)
     """Patterns of the names of models and adapters that it may use."""
     endpoints: tuple[str, ...] = ()
-    """Patterns of the paths that it may use; empty for all that are open to it (`paths.CLIENT_PATHS`). A path
-    for operators has to be written out."""
+    """Patterns of the paths that it may use; empty for all that are for any key. A path for operators has to
+    be written out."""
     admin: bool = False
     """Whether it may use the paths for operators."""
 

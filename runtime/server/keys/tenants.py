@@ -14,6 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,6 @@ from ramify.priority import BATCH, MOST
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.keys.file import OWN, Key, hash_of, read_keys
 from ramify.runtime.server.keys.limits import Bucket
-from ramify.runtime.server.keys.paths import for_operators, matches
 
 logger = logging.getLogger("ramify.server")
 
@@ -128,18 +128,18 @@ class Caller:
 
     # --- what it may do ---------------------------------------------------------------------------
 
-    def check_path(self, path: str) -> None:
-        """Raise `NotAllowed` unless the key may use `path`."""
+    def check_path(self, path: str, *, any_key: bool) -> None:
+        """Raise `NotAllowed` unless the key may use `path`, which is for operators or for `any_key`."""
         key = self.key
-        if key.endpoints and not matches(path, key.endpoints):
+        if key.endpoints and not _matches(path, key.endpoints):
             told = f"It may use {', '.join(key.endpoints)}."
             raise NotAllowed(f"The key {key.name!r} may not use {path[:100]}.", remedy=told)
-        if for_operators(path) and not key.admin and path not in key.endpoints:
+        if not any_key and not key.admin and path not in key.endpoints:
             told = "Use a key with admin = true, or name the path in the key's endpoints."
             raise NotAllowed(f"The key {key.name!r} may not use {path[:100]}.", remedy=told)
 
     def may_use(self, model: str) -> bool:
-        return matches(model, self.key.models)
+        return _matches(model, self.key.models)
 
     def check_model(self, names: Iterable[str]) -> None:
         """Raise `NotAllowed` unless the key may use a model that has these `names`."""
@@ -150,6 +150,11 @@ class Caller:
                 field="model",
                 remedy=f"It may use {', '.join(self.key.models) or 'none'}.",
             )
+
+    def check_operator(self, act: str) -> None:
+        """Raise `NotAllowed` unless the key is an operator's, who alone may do `act`."""
+        if not self.key.admin:
+            raise NotAllowed(f"The key {self.name!r} may not {act}.", remedy="Use a key with admin = true.")
 
     def pinned_share(self, of_all: float) -> float:
         """Share of the KV pages that the key's pins may hold, where all pins together may hold `of_all`."""
@@ -253,6 +258,11 @@ class Caller:
             remedy=f"Send it again in {wait_s:.1f} s.",
             retry_after=wait_s,
         )
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether `name` matches one of `patterns`, in which * stands for any characters."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def expected_tokens(request: Generate) -> int:

@@ -30,7 +30,7 @@ from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.runtime.server.params import explain_by_field, explained, take_prompts
 from ramify.runtime.server.parsing import Parser, parse_body
 from ramify.runtime.server.router import Router
-from ramify.runtime.server.service import Service
+from ramify.runtime.server.service import KEY, Service
 from ramify.runtime.server.sse import EventStream, collect, while_connected
 from ramify.runtime.server.tables import ollama as tables
 from ramify.runtime.server.tables.rows import Endpoint
@@ -54,12 +54,12 @@ class _Answer(NamedTuple):
     stream: bool
 
 
-@router.post("/api/chat", uses_model=False)
+@router.post("/api/chat", uses_model=False, any_key=True)
 async def chat(request: Request) -> Response:
     return await _respond(request, tables.CHAT, _parse_chat)
 
 
-@router.post("/api/generate", uses_model=False)
+@router.post("/api/generate", uses_model=False, any_key=True)
 async def generate(request: Request) -> Response:
     return await _respond(request, tables.GENERATE, _parse_generate)
 
@@ -68,7 +68,7 @@ async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer])
     if (models := several_models(request)) is not None:
         if (unloaded := await _unload(models, request)) is not None:
             return unloaded
-        await models.hold(request)
+        await models.acquire(request)
     (chunks, writer, stream), headers = await parse_body(request, endpoint, parse)
     if chunks is None:
         return json_response(writer.loaded(), headers)
@@ -90,14 +90,17 @@ class _Unload(msgspec.Struct):
 
 
 async def _unload(models: Models, request: Request) -> Response | None:
-    """Unload the model if the body asks for it; None if it does not."""
+    """Unload the model if the body asks for it; None if it does not. Raises `NotAllowed` unless the key is an
+    operator's: an unload makes the requests of all keys wait."""
     try:
         asked: _Unload = decode(await peek_body(request), _Unload, "")
     except InvalidRequest:
         return None
     if asked.prompt or asked.suffix or asked.messages or keep_alive_s(asked.keep_alive) != 0:
         return None
-    await while_connected(request.receive, models.pool.unload(asked.model))
+    model = await while_connected(request.receive, models.find_allowed(asked.model))
+    KEY.get().check_operator(f"unload the model {model!r}")
+    await while_connected(request.receive, models.pool.unload(model))
     writer = AnswerWriter(asked.model, TurnFormat(), chat=request.url.path == tables.CHAT.path)
     return json_response(writer.loaded() | {"done_reason": "unload"})
 
@@ -185,7 +188,7 @@ class _Embeddings(NamedTuple):
     dimensions: int | None
 
 
-@router.post("/api/embed")
+@router.post("/api/embed", any_key=True)
 async def embed(request: Request) -> Response:
     started = time.perf_counter_ns()
     (streams, model, dimensions), headers = await parse_body(request, tables.EMBED, _parse_embed)
@@ -196,7 +199,7 @@ async def embed(request: Request) -> Response:
     return json_response(body | {"load_duration": 0, "prompt_eval_count": tokens}, headers)
 
 
-@router.post("/api/embeddings")
+@router.post("/api/embeddings", any_key=True)
 async def embeddings(request: Request) -> Response:
     """The older endpoint, for one text. Its embedding is not normalised."""
     parsed, headers = await parse_body(request, tables.EMBEDDINGS, _parse_embeddings)
@@ -234,7 +237,7 @@ def _parse_embedding(
     dimensions: int | None = fields.take("dimensions", int) if field == "input" else None
     ignore_options(service, fields)
     if service.keeps_alive:
-        fields.take("keep_alive", Any)  # `Models.hold` has read it
+        fields.take("keep_alive", Any)  # `Models.acquire` has read it
     fields.finish(endpoint.whole)
     streams = []
     for index, text in enumerate(texts):
