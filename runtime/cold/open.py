@@ -56,4 +56,6 @@ def open_stores(
             log.info("the cold tier has %d segments in %s", len(store.index.segments), store.path)
         except OSError as error:
             log.error("there is no cold tier: cold_dir %s cannot be used: %s", config.cold_dir, error)
+    if not all(each.most_pages for each in stores):
+        log.warning("a store of the cold tier holds nothing: a KV page has %d bytes", pool.page_bytes)
     return stores
