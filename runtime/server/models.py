@@ -41,6 +41,7 @@ from ramify.runtime.server.body import peek_body
 from ramify.runtime.server.errors import SYSTEM_ONE, SYSTEM_ONE_MODELS
 from ramify.runtime.server.fields import decode
 from ramify.runtime.server.metrics import Metrics
+from ramify.runtime.server.parsing import refuse_unknown
 from ramify.runtime.server.service import KEY, SERVICE, FrontendProtocol, Service
 from ramify.runtime.server.sse import while_connected
 
@@ -151,8 +152,8 @@ class Models:
 
         The name is the body's `model`; on Ollama's API also `name`, and for adapters the part of `lora_name`
         before ":"; without a body the query parameter `model`. Without a name it is the first model. A body
-        that is no JSON object gets no model: the endpoint refuses it. Raises the errors of `ModelPool.use`
-        and of `peek_body`.
+        that is no JSON object gets no model: the endpoint refuses it. Raises the errors of `ModelPool.use`,
+        of `peek_body`, and before a load of `refuse_unknown`.
         """
         body = await peek_body(request) if request.method != "GET" else b""
         names = _Names(model=request.query_params.get("model"))
@@ -166,6 +167,8 @@ class Models:
             kept = keep_alive_s(names.keep_alive)
         model = self._named(request.url.path, names)
         KEY.get().check_model((model, *(one for one in (names.model, names.name) if isinstance(one, str))))
+        if body and model not in self.pool.frontends:
+            refuse_unknown(request.url.path, body)  # before the load, which may push another model out
         held: contextlib.AsyncExitStack = request.scope[HELD]
         frontend = await while_connected(
             request.receive, held.enter_async_context(self.pool.use(model, kept))

@@ -143,8 +143,10 @@ def test_a_name_is_suggested_and_a_request_without_one_gets_the_first_model(
     error = refused(http.post("/v1/chat/completions", json={**CHAT, "model": "hug"}), 404)
     assert "Did you mean huge?" in error["message"]
     assert ready(http) == set()
-    assert http.post("/generate", json=GENERATE).status_code == 200
-    assert ready(http) == {"a"}
+    for path, body in BODIES:
+        assert http.post(path, json={**body, "model": None}).status_code == 200, path
+        assert ready(http) == {"a"}
+        assert http.post(path, json={**body, "model": "a:latest"}).status_code == 200, path
     assert http.get("/get_model_info", params={"model": "b"}).json()["served_model_name"] == "b"
     assert http.get("/get_model_info").json()["served_model_name"] == "a"
 
@@ -351,6 +353,14 @@ def test_a_body_that_names_no_model_loads_no_other(http: httpx.Client, path: str
     assert answer.status_code in (200, 400, 404, 422), answer.text
     assert answer.status_code >= 400 or path == "/models/a/load"
     assert ready(http) <= {"a"}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[path for path, _ in BODIES])
+def test_an_unknown_field_is_refused_before_a_load(http: httpx.Client, path: str, body: Any) -> None:
+    answer = http.post(path, json={**body, "model": "b", "temperatur": 1})
+    assert answer.status_code == 400
+    assert "temperatur is not a field of this request" in answer.text
+    assert ready(http) == set()
 
 
 def test_one_model_that_is_always_loaded_is_not_unloaded() -> None:

@@ -82,8 +82,8 @@ async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer])
 class _Unload(msgspec.Struct):
     """Fields of a body without a prompt whose `keep_alive` is 0, which asks to unload the model."""
 
-    model: str
     keep_alive: str | float
+    model: str = ""
     prompt: str = ""
     suffix: str = ""
     messages: list[msgspec.Raw] = []
@@ -97,8 +97,8 @@ async def _unload(models: Models, request: Request) -> Response | None:
         return None
     if asked.prompt or asked.suffix or asked.messages or keep_alive_s(asked.keep_alive) != 0:
         return None
-    await while_connected(request.receive, models.pool.unload(asked.model))
-    writer = AnswerWriter(asked.model, TurnFormat(), chat=request.url.path == tables.CHAT.path)
+    status = await while_connected(request.receive, models.pool.unload(asked.model))
+    writer = AnswerWriter(asked.model or status.name, TurnFormat(), chat=request.url.path == tables.CHAT.path)
     return json_response(writer.loaded() | {"done_reason": "unload"})
 
 
