@@ -34,6 +34,8 @@ class SegmentWriter(Protocol):
 
 class ColdStore(Protocol):
     index: ColdIndex
+    damaged: int
+    """Number of damaged segments that were found when the store was opened."""
 
     def begin(self, scope: str, ids: np.ndarray, first: int) -> SegmentWriter:
         """Begin a segment of the pages of `ids` from page `first` on. Raises `OSError`."""

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -47,6 +48,8 @@ from ramify.runtime.server.sse import while_connected
 
 HELD = "ramify.held"
 """Key of a request's scope: the exit stack that lets go of its model."""
+LOAD_NS = "ramify.load_ns"
+"""Key of a request's scope: the time for which it waited until its model was loaded, in nanoseconds."""
 OLLAMA = "/api/"
 STATS_LIMIT_S = 2.0
 """Longest time, in seconds, that /metrics waits for a scheduler."""
@@ -170,9 +173,11 @@ class Models:
         if body and model not in self.pool.frontends:
             refuse_unknown(request.url.path, body)  # before the load, which may push another model out
         held: contextlib.AsyncExitStack = request.scope[HELD]
+        began = time.perf_counter_ns()
         frontend = await while_connected(
             request.receive, held.enter_async_context(self.pool.use(model, kept))
         )
+        request.scope[LOAD_NS] = time.perf_counter_ns() - began
         request.scope[SERVICE] = self._service(model, frontend)
 
     def _named(self, path: str, names: _Names) -> str:

@@ -509,6 +509,14 @@ def test_engines_share_a_folder(make: Make, before: list[int], tmp_path: Path) -
     assert complete(make(), PROMPT)[0].usage.cached_tokens == WHOLE
 
 
+def test_a_truncated_file_counts_as_damaged(make: Make, before: list[int], tmp_path: Path) -> None:
+    (path,) = segments(tmp_path)
+    os.truncate(path, 10)
+    local = make()
+    assert local.scheduler.stats().cold_damaged_segments == 1
+    assert not path.exists()
+
+
 def test_a_damaged_page_is_computed(make: Make, before: list[int], tmp_path: Path) -> None:
     (path,) = segments(tmp_path)
     local = make()

@@ -18,6 +18,7 @@ from ramify.cli import serve
 from ramify.cli.flags import given_fields
 from ramify.cli.main import command_parser
 from ramify.errors import InvalidRequest, NotFound
+from ramify.model_info import KvRoom
 from ramify.programs import route as programs
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.frontend.frontend import Frontend
@@ -38,8 +39,11 @@ class _Frontend(FakeFrontend):
         super().__init__()
         self.config = config
         name = config.model
+        room = KvRoom(
+            tokens=4096, kept_tokens=4096, bytes_per_token=1, bound="option", text="4,096 tokens", remedy=""
+        )
         self.info = msgspec.structs.replace(
-            self.info, name=name, path=f"/models/{name}", fingerprint=f"print-{name}"
+            self.info, name=name, path=f"/models/{name}", fingerprint=f"print-{name}", kv_room=room
         )
         self.pids: dict[str, int] = {}
         self.stopped = threading.Event()
@@ -250,6 +254,7 @@ def test_keep_alive_of_ollamas_package(several: _Server, http: httpx.Client) -> 
     assert running[0].expires_at is not None
     answer = client.generate("b", keep_alive=-1)
     assert answer.done_reason == "load"
+    assert answer.load_duration and answer.load_duration == answer.total_duration
     assert {one.model for one in client.ps().models} == {"a", "b"}
     for name in ("a", "c"):  # c was not loaded, and is not for this
         assert client.generate(name, keep_alive=0).done_reason == "unload"
@@ -266,6 +271,7 @@ def test_keep_alive_of_ollamas_package(several: _Server, http: httpx.Client) -> 
 def test_load_and_unload_by_name(http: httpx.Client) -> None:
     answer = http.post("/models/b/load", json={"keep_alive": "5m"}).json()
     assert (answer["name"], answer["state"], answer["keep_alive_s"]) == ("b", "ready", 300.0)
+    assert (answer["resident"], answer["kv_tokens"]) == (0, 4096)
     assert http.post("/models/b/unload").json()["state"] == "unloaded"
     assert refused(http.post("/models/x/load"), 404)["code"] == "not_found"
     assert "keep_alive" in refused(http.post("/models/b/load", json={"keep_alive": "x"}))["message"]

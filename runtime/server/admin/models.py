@@ -27,7 +27,10 @@ async def load_model(request: Request, name: str) -> Response:
     given = fields.take("keep_alive", str | float | int)
     fields.refuse_rest()
     kept: KeepAlive = KEEP if given is None else keep_alive_s(given)
-    return _answer(await while_connected(request.receive, _pool(request).load(name, kept)))
+    pool = _pool(request)
+    await while_connected(request.receive, pool.load(name, kept))
+    await pool.measure()
+    return _answer(pool.status(name))
 
 
 @router.post("/models/{name:path}/unload", uses_model=False)

@@ -28,9 +28,9 @@ WHOLE_CONTEXT = -1
 def take_model(service: Service, fields: Fields, *, old: bool = False) -> tuple[str, str]:
     """(``model`` as the client wrote it, the LoRA adapter that it names or "").
 
-    Without one it is the served model. With `old`, of requests about a model, it is required, and may stand in
-    ``name``, where older releases had it. Raises `InvalidRequest` if it is missing there, and `NotFound` for a
-    model that is not served.
+    Without one it is the served model. With `old`, of requests about a model, it is required, and may stand
+    in ``name``, where older releases had it. Raises `InvalidRequest` if it is missing there, and `NotFound`
+    for a model that is not served.
     """
     name: str = fields.take("name", str, "") if old else ""
     model: str = fields.take("model", str) or name or ("" if old else service.model_name)

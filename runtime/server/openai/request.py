@@ -63,7 +63,8 @@ def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]
 def lora_of(service: Service, model: str) -> str:
     """The LoRA adapter that `model` names, as "name" or "base:name"; "" if it names only the base model.
 
-    A name with Ollama's tag ":latest" means the same as without. Raises `NotFound` for a model that is not served, and `NotAllowed` for one that the key may not use.
+    A name with Ollama's tag ":latest" means the same as without. Raises `NotFound` for a model that is not
+    served, and `NotAllowed` for one that the key may not use.
     """
     try:
         lora = _lora_of(service, model)
