@@ -254,7 +254,8 @@ def test_keep_alive_of_ollamas_package(several: _Server, http: httpx.Client) -> 
     assert running[0].expires_at is not None
     answer = client.generate("b", keep_alive=-1)
     assert answer.done_reason == "load"
-    assert answer.load_duration and answer.load_duration == answer.total_duration
+    assert answer.load_duration
+    assert answer.load_duration == answer.total_duration
     assert {one.model for one in client.ps().models} == {"a", "b"}
     for name in ("a", "c"):  # c was not loaded, and is not for this
         assert client.generate(name, keep_alive=0).done_reason == "unload"

@@ -5,7 +5,11 @@ from __future__ import annotations
 from ramify.runtime.server.tables.openai import FUNCTION, PART, TOOL, TOOL_CHOICES, TOOLS
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, ignored, refused, taken
 
-_MODEL = taken("model", "the served model, `default`, or a LoRA adapter; with the tag `:latest` or without")
+_MODEL = taken(
+    "model",
+    "the served model, `default`, or a LoRA adapter; with the tag `:latest` or without. Where a text is"
+    " generated or embedded, without it the first model",
+)
 _OLD_NAME = taken("name", "the same as `model`, for older clients")
 _KEEP_ALIVE = taken(
     "keep_alive",
