@@ -97,6 +97,7 @@ class GenKeywords(SamplingKeywords, total=False):
     keep_failed: bool
     timeout: float | None
     backend: Backend | str | None
+    model: str | None
     priority: int | None
     lora: str | None
     thinking: bool | Mapping[str, Any] | None
@@ -187,6 +188,7 @@ def gen(
     keep_failed: bool = False,
     timeout: float | None = None,
     backend: Backend | str | None = None,
+    model: str | None = None,
     priority: int | None = None,
     lora: str | None = None,
     thinking: bool | Mapping[str, Any] | None = None,
@@ -225,6 +227,9 @@ def gen(
             step fails with `RequestTimeout` as the cause.
         backend: The backend of this step, or the name of a backend in the `Router` that the program runs on.
             The prompt so far is written anew with the chat template and tokenizer of that backend's model.
+        model: The name of the model of this step, on a backend with several models
+            (``rm.Engine(models={…})``, a server of several models). The prompt is written anew as for
+            `backend`.
         priority: The priority of this step's requests, between -100 and 100: higher goes first. The default
             is the priority given to `run`, else that of the backend, else 0 (-1 in a batch).
         lora: The name of the LoRA adapter of this step, which must be loaded on the backend; "" for the base
@@ -269,7 +274,8 @@ def gen(
     if keep_failed and not retries:
         raise InvalidRequest("keep_failed needs retries.", field="keep_failed")
     options = {"max_tokens": max_tokens, **options} if max_tokens is not None else options
-    request: dict[str, Any] = {"name": name, "timeout": timeout, "priority": priority, "lora": lora}
+    request: dict[str, Any] = {"name": name, "timeout": timeout, "priority": priority}
+    request |= {"lora": lora, "model": model}
     if choices is not None:
         options |= {"validate": validate, "retries": retries or None, "thinking": thinking, **of_json}
         return _scored(choices, options, choices_method, request, backend, line)
@@ -339,18 +345,19 @@ def select(
     *,
     timeout: float | None = None,
     backend: Backend | str | None = None,
+    model: str | None = None,
     priority: int | None = None,
     lora: str | None = None,
 ) -> ModelStep[str]:
     """Append the choice with the best score. `choices_method` computes the scores from the log-probabilities
     of the tokens of each choice.
 
-    After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend`, `priority` and
-    `lora` are the same as in `gen`.
+    After `timeout` seconds the step fails with `RequestTimeout` as the cause. `backend`, `model`,
+    `priority` and `lora` are the same as in `gen`.
     """
     if choices is None:
         raise InvalidRequest("select needs choices.", field="choices")
-    request = {"name": name, "timeout": timeout, "priority": priority, "lora": lora}
+    request = {"name": name, "timeout": timeout, "priority": priority, "lora": lora, "model": model}
     return _select(choices, temperature, choices_method, request, backend, caller_line())
 
 

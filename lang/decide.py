@@ -41,6 +41,7 @@ class DecideKeywords(TypedDict, total=False):
     normalise: Normalisation
     timeout: float | None
     backend: Backend | str | None
+    model: str | None
     priority: int | None
     lora: str | None
 
@@ -107,6 +108,7 @@ def decide(
     normalise: Normalisation = "sum",
     timeout: float | None = None,
     backend: Backend | str | None = None,
+    model: str | None = None,
     priority: int | None = None,
     lora: str | None = None,
 ) -> Any:
@@ -143,7 +145,7 @@ def decide(
         permutations: Number of orders of the options, over which the probabilities are averaged.
         normalise: "sum", "mean", or "pmi", which asks behind an empty state as well
             (`ramify.questions.Normalisation`).
-        timeout, backend, priority, lora: The same as for `gen`.
+        timeout, backend, model, priority, lora: The same as for `gen`.
 
     Raises `InvalidRequest` for wrong options, and `UnsupportedField` for a type that is no question.
     """
@@ -162,12 +164,12 @@ def decide(
             raise InvalidRequest("A decide has kind or choices, not both.", field="choices")
         _check_step(name, kind, instructions)
         kind = list(choices) if isinstance(choices, tuple) else kind if choices is None else choices
-        return _step(name, kind, instructions, line, append=append, backend=backend, **options)
+        return _step(name, kind, instructions, line, append=append, backend=backend, model=model, **options)
     for field, value in (("instructions", instructions), ("choices", choices), ("append", append or None)):
         if value is not None:
             raise UnsupportedField(f"decide(state, questions) has no {field}.", field=field)
     turns, steps = _turns(name), _steps(kind, line, options)
-    state = Function(decisions).run(turns, steps, backend=backend)
+    state = Function(decisions).run(turns, steps, backend=backend, model=model)
     return state.ret_value
 
 
@@ -183,6 +185,7 @@ async def adecide(
     normalise: Normalisation = "sum",
     timeout: float | None = None,
     backend: Backend | str | None = None,
+    model: str | None = None,
     priority: int | None = None,
     lora: str | None = None,
 ) -> dict[str, Any]:
@@ -197,7 +200,7 @@ async def adecide(
         "lora": lora,
     }
     turns, steps = _turns(state), _steps(questions, caller_line(), options)
-    done = await AsyncFunction(adecisions).run(turns, steps, backend=backend)
+    done = await AsyncFunction(adecisions).run(turns, steps, backend=backend, model=model)
     return done.ret_value
 
 

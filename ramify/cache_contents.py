@@ -19,6 +19,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Name of the program, or of the client for a session."""
     client: str
     """Client that sent the request, by its headers; empty in `Engine.cache`."""
+    key: str = ""
+    """Name of the API key with which the request came; empty without keys."""
     scope: str
     """First 8 hexadecimal digits of the SHA-256 of the cache scope; empty for no scope."""
     prefixes: int

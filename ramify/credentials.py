@@ -7,6 +7,7 @@ ramify run a.py --endpoint-key sk-abc token=abc   ramify run a.py --endpoint-key
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,16 @@ IN_QUERY = re.compile(
 _SECRET_OPTION = re.compile(r"([-_]key|apikey|token|secret|password)$", re.IGNORECASE)
 """Pattern of the names of flags and of program arguments whose values are hidden: not --key, a column, nor
 --max-tokens."""
+
+
+KEY_VARIABLE = "RAMIFY_ENDPOINT_KEY"
+"""Variable of the environment with the API key of a server, for clients that are given none. Other users of
+the machine can read command lines, and not the environment."""
+
+
+def endpoint_key(given: str | None) -> str | None:
+    """The API key of a server: `given`, or that of the environment; None if there is none."""
+    return given or os.environ.get(KEY_VARIABLE)
 
 
 def is_secret(name: str) -> bool:

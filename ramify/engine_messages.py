@@ -226,6 +226,8 @@ class GetCache(Message, frozen=True, kw_only=True):
     """Most holds, and most prefixes that nobody holds, in the answer."""
     ids: bool = False
     """Whether the answer has the last tokens of each prefix."""
+    owners: str = ""
+    """Beginning of the owners whose holds are told. If it is not empty, no other prefixes are told."""
 
 
 class ReleaseHold(Message, frozen=True, kw_only=True):

@@ -136,11 +136,13 @@ class Request(Limited, frozen=True, kw_only=True):
     """Priority of the step's requests; None: the priority of the run."""
     lora: str | None = None
     """LoRA adapter of the step's requests; None: the adapter of the run."""
+    model: str | None = None
+    """Model of the step, by its name on a backend with several models; None: the model of the run."""
 
     def checked(self) -> Self:
-        """Return self; raise `InvalidRequest` for a name, timeout, priority or adapter of another type, and
-        for a timeout or priority out of range."""
-        for field, wanted in (("name", str), ("timeout", float), ("lora", str)):
+        """Return self; raise `InvalidRequest` for a name, timeout, priority, adapter or model of another
+        type, and for a timeout or priority out of range."""
+        for field, wanted in (("name", str), ("timeout", float), ("lora", str), ("model", str)):
             try:
                 msgspec.convert(getattr(self, field), wanted | None)
             except msgspec.ValidationError as error:

@@ -83,6 +83,8 @@ class ProgramHint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is refused if pins would hold more than `max_pinned_share` of the KV pages."""
     client: str = ""
     """Name of the client that sent the request. A server sets it by the headers."""
+    max_pinned_share: float = 1.0
+    """Share of the KV pages that pins of the request's API key may hold. A server with keys sets it."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

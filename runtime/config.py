@@ -546,11 +546,15 @@ class ServerConfig(EngineConfig):
                 f"replicas is {self.replicas} and models are loaded and unloaded: replicas divide the whole"
                 " machine. Serve the model alone, without keep_alive."
             )
-        if not (self.models or self.models_dir):
-            return
-        for name, why in ONE_MODEL.items():
-            if getattr(self, name) != getattr(type(self), name):
-                raise ValueError(f"{name} is {getattr(self, name)!r} and there are several models: {why}")
+        if self.models or self.models_dir:
+            check_several(self)
+
+
+def check_several(config: EngineConfig) -> None:
+    """Raise ValueError for an option that several models cannot share."""
+    for name, why in ONE_MODEL.items():
+        if getattr(config, name) != getattr(type(config), name):
+            raise ValueError(f"{name} is {getattr(config, name)!r} and there are several models: {why}")
 
 
 SEVERAL_MODELS = ("models", "models_dir", "keep_alive", "pin", "models_memory_gb")
@@ -559,6 +563,7 @@ ONE_MODEL = {
     "draft_model": "a draft model has the tokenizer of one of them. Serve the model alone.",
     "calibration": "a calibration is of one model. Put it into the model's folder.",
     "kv_events": "events name no model. Serve the model alone.",
+    "replicas": "replicas divide the whole machine. Serve the model alone.",
     "rope_scaling": "it replaces that of every model. Put it into the model's config.json.",
 }
-"""Option that a server of several models refuses → the reason and the remedy."""
+"""Option that several models refuse → the reason and the remedy."""

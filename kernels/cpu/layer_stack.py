@@ -218,7 +218,7 @@ class LayerStack:
         self._lora = [layer.lora for layer in layers if layer.lora is not None]
         self._heads, self._kv_heads, self._dim = heads, k_pages.shape[2], head_dim_of(k_pages)
         self._gated = max((layer.gate_up.results for layer in layers if layer.gate_up is not None), default=0)
-        self._hidden = layers[0].output.results
+        self._hidden, self._dtype = layers[0].output.results, layers[0].attention_norm[0].dtype
         self._experts: list[PackedExperts] = []
         self._records = np.zeros(len(layers), LAYER)
         for index, layer in enumerate(layers):
@@ -285,7 +285,7 @@ class LayerStack:
     ) -> None:
         """Run x through all layers, in place, and store keys and values.
 
-        x : (T, hidden), dtype of the pages unless these are int8, contiguous
+        x : (T, hidden), dtype of the norms, contiguous
         rotation : (T, head_dim / 2) complex64
         slots : (T,) int64
         page_table, query_starts, kv_lens : as in `paged_attention`
@@ -294,8 +294,10 @@ class LayerStack:
         Raises ValueError for arguments that the single operations refuse.
         """
         tokens, dim = len(x), self._dim
-        if x.dim() != 2 or x.shape[1] != self._hidden:
-            raise ValueError(f"x is {tuple(x.shape)}; it must be (T, {self._hidden}).")
+        if x.dim() != 2 or x.shape[1] != self._hidden or x.dtype != self._dtype:
+            raise ValueError(
+                f"x is {tuple(x.shape)} {x.dtype}; it must be (T, {self._hidden}) {self._dtype}."
+            )
         qkv = x.new_empty((tokens, self._heads + 2 * self._kv_heads, dim))
         attended = x.new_empty((tokens, self._heads, dim))
         gated = x.new_empty((tokens, self._gated))

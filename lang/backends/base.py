@@ -43,6 +43,10 @@ class Backend(Protocol):
     - ``priority``, of a backend that honours `Generate.priority`: the default priority of requests. None
       stands for 0, and in a batch for `ramify.priority.BATCH`.
 
+    - ``model(name)``, of a backend with several models: the backend whose requests go to the model `name`;
+      the same object for the same name. Raises `NotFound` for a name that is
+      known to be unknown.
+
     - ``pins``: True for a backend that keeps the prefix of a request whose hint is `ProgramHint.pinned`.
 
     - ``lora``, of a backend with LoRA adapters: the default adapter of requests. Such a backend also has a

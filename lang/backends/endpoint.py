@@ -7,16 +7,18 @@ the model generated is sent back as the token ids that were sampled.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, cast
+from urllib.parse import quote
 
 import msgspec
 
 from ramify.answers import AnswerStore
-from ramify.credentials import without_credentials
+from ramify.credentials import endpoint_key, without_credentials
 from ramify.errors import BackendError, InvalidRequest, RamifyError, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend, Submission
 from ramify.lang.backends.http import Event, HttpClient
@@ -38,7 +40,8 @@ class RuntimeEndpoint:
 
     Args:
         base_url: Such as ``http://127.0.0.1:30000``.
-        api_key: API key, sent as a bearer token.
+        model: The model of a server of several models. "" stands for the server's first.
+        api_key: API key, sent as a bearer token. Default: ``RAMIFY_ENDPOINT_KEY``.
         verify: TLS verification: False, or the path of a CA bundle.
         timeout_s: Longest time without data from the server, in seconds; None for no limit.
         retries, retry_for: How many times, and for how many seconds, a request is sent again after a
@@ -65,6 +68,7 @@ class RuntimeEndpoint:
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
         lora: str = "",
+        model: str = "",
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if chat_template_name is not None:
@@ -79,14 +83,17 @@ class RuntimeEndpoint:
         self.lora = lora
         self.answers = None if cache is None else AnswerStore(cache)
         self._options: dict[str, Any] = {
-            "api_key": api_key,
+            "api_key": endpoint_key(api_key),
             "verify": True if verify is None else verify,
             "timeout_s": timeout_s,
             "retry": self.retry,
             "not_found": "Leave /v1 out of base_url." if base_url.rstrip("/").endswith("/v1") else None,
         }
-        self._model = ""
-        """Fingerprint of the server's model, from the last `info`."""
+        self._name = model
+        self._models: dict[str, RuntimeEndpoint] = {model: self}
+        """Name → endpoint of the same server, shared by all of them."""
+        self._fingerprint = ""
+        """Fingerprint of the model, from the last `info`."""
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._requests: set[str] = set()
         """Ids of the requests that have no complete answer yet."""
@@ -96,26 +103,39 @@ class RuntimeEndpoint:
         return HttpClient(self.base_url, **self._options)
 
     def __repr__(self) -> str:
-        return f"<RuntimeEndpoint {without_credentials(self.base_url)}>"
+        on = f" {self._name}" if self._name else ""
+        return f"<RuntimeEndpoint {without_credentials(self.base_url)}{on}>"
+
+    def model(self, name: str) -> RuntimeEndpoint:
+        """The same server with the model `name`. Only the requests tell whether the server has it."""
+        if name not in self._models:
+            assert self._http  # which all of them share
+            other = self._models[name] = copy.copy(self)
+            other._name, other._fingerprint, other.lora = name, "", ""
+        return self._models[name]
+
+    def _of_model(self, path: str) -> str:
+        return f"{path}?model={quote(self._name, safe='')}" if self._name else path
 
     # --- the backend ---
 
     async def info(self) -> ModelInfo:
-        answer = await self._http.get("/get_model_info")
+        answer = await self._http.get(self._of_model("/get_model_info"))
         if "ramify" not in answer:
             raise BackendError(
                 f"{self._http.base_url} is not a Ramify server.", remedy="Use OpenAI for other servers."
             )
         info = msgspec.convert(answer["ramify"], ModelInfo)
-        self._model = info.fingerprint
-        return info
+        self._fingerprint = info.fingerprint
+        return msgspec.structs.replace(info, name=self._name) if self._name else info
 
     async def lora_revisions(self) -> dict[str, str]:
-        loras = (await self._http.get("/get_model_info")).get("loras", {})
+        loras = (await self._http.get(self._of_model("/get_model_info"))).get("loras", {})
         return {name: lora["revision"] for name, lora in loras.items()}
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        body = {"request": request, "model": self._model} if self._model else {"request": request}
+        own = {"model": self._name, "fingerprint": self._fingerprint}
+        body = {"request": request} | {name: value for name, value in own.items() if value}
         events = cast("Any", self._http.events("/v1/calls", body, _CallEvent))
         self._requests.add(request.rid)
         try:
@@ -124,7 +144,7 @@ class RuntimeEndpoint:
                     for chunk in event.chunks:
                         yield chunk
         except InvalidRequest as error:
-            if error.field == "model":  # the server was restarted with another model
+            if error.field == "fingerprint":  # the server was restarted with another model
                 forget_model_info(self)
             if request.decide is not None and "unknown field `decide`" in error.message:
                 raise UnsupportedNode(
@@ -136,7 +156,7 @@ class RuntimeEndpoint:
 
     def submit_program(self, submission: Submission, failed: Callable[[], bool]) -> Backend:
         """Send a compiled program to the server as one request."""
-        return SubmittedProgram(self, self._http, submission, failed)
+        return SubmittedProgram(self, self._name, self._http, submission, failed)
 
     async def abort(self, rid: str) -> None:
         self._send(self._abort(rid))
@@ -182,7 +202,7 @@ class RuntimeEndpoint:
 
     def get_server_info(self) -> dict[str, Any]:
         """The server's configuration and state."""
-        return cast("dict[str, Any]", wait(self._http.get("/server_info")))
+        return cast("dict[str, Any]", wait(self._http.get(self._of_model("/server_info"))))
 
     def close(self) -> None:
         """Close all connections."""

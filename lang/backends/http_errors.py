@@ -29,7 +29,10 @@ from ramify.text import sentence, shortened
 SHOWN_CHARS, READ_BYTES = 500, 8192
 """Most characters of an answer that an error message shows, and most bytes of the answer that are read for
 the message."""
-KEY_REMEDY = "Give the server's key as api_key=KEY, or as --endpoint-key KEY on the command line."
+KEY_REMEDY = (
+    "Give the server's key as the variable RAMIFY_ENDPOINT_KEY, as api_key=KEY, or as --endpoint-key KEY on"
+    " the command line."
+)
 TAGS = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>")
 
 _BY_STATUS: dict[int, type[RamifyError]] = {

@@ -6,6 +6,7 @@ refused with `UnsupportedNode`; nothing is dropped silently.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -107,6 +108,8 @@ class OpenAI:
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         self.model_name = model_name
+        self._models: dict[str, OpenAI] = {model_name: self}
+        """Name → model of the same endpoint, shared by all of them."""
         self.takes_messages = is_chat_model
         self._base_url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         self._api_key = api_key or os.environ.get("OPENAI_API_KEY")
@@ -122,6 +125,14 @@ class OpenAI:
         self.answers = None if cache is None else AnswerStore(cache)
         self._decision_apis: tuple[DecisionApi, ...] = DECISION_APIS
         """The APIs that the endpoint may have; once that is known, the one that it has, or none."""
+
+    def model(self, name: str) -> OpenAI:
+        """The model `name` of the same endpoint, with the same options."""
+        if name not in self._models:
+            assert self._http  # which all of them share
+            other = self._models[name] = copy.copy(self)
+            other.model_name = name
+        return self._models[name]
 
     def __repr__(self) -> str:
         return f"<OpenAI {self.model_name} at {without_credentials(self._base_url)}>"

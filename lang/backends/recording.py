@@ -22,6 +22,8 @@ from ramify.questions import DecisionScores
 from ramify.text import shortened
 
 VERSION = 1
+HEADER = b'{"ramify_recording":'
+"""Begin of the line of a `Header`."""
 MAX_SHOWN = 120
 """Longest value in a message, in characters."""
 CONTEXT = 30
@@ -29,11 +31,13 @@ CONTEXT = 30
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """First line of a recording."""
+    """A model in a recording. The first line is that of the model of requests that name none."""
 
     ramify_recording: int
     info: ModelInfo
     takes_messages: bool
+    model: str = ""
+    """The name by which programs choose the model."""
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +48,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     """The step of the program that sent the request, as given by `call_path`."""
     request: Generate
+    model: str = ""
     chunks: tuple[TextChunk, ...] = ()
     error: ErrorInfo | None = None
     """The error that was raised after the chunks; None if there was none."""
@@ -117,27 +122,29 @@ def call_path(call: Call | None) -> str:
     return "/".join(reversed(names))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Header, list[Exchange]]:
-    """Read the recording at `path`; the exchanges are in the order of their requests. Raises `InvalidRequest`
-    if the file is not a recording."""
+def read(path: str | os.PathLike[str]) -> tuple[list[Header], list[Exchange]]:
+    """Read the recording at `path`: its models, and the exchanges in the order of their requests. Raises
+    `InvalidRequest` if the file is not a recording."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
         raise InvalidRequest(f"The recording cannot be read: {error}.", field="path") from None
     exchanges: list[Exchange] = []
-    header: Header | None = None
+    headers: list[Header] = []
     try:
-        header = msgspec.json.decode(lines[0] if lines else b"", type=Header)
-        for line in lines[1:]:
-            exchanges.append(msgspec.json.decode(line, type=Exchange))
+        for line in lines or [b""]:
+            if not headers or line.startswith(HEADER):
+                headers.append(msgspec.json.decode(line, type=Header))
+            else:
+                exchanges.append(msgspec.json.decode(line, type=Exchange))
     except msgspec.DecodeError as error:  # ValidationError is one
-        bad = 1 if header is None else len(exchanges) + 2
+        bad = len(headers) + len(exchanges) + 1
         raise InvalidRequest(f"{path}, line {bad}, is not of a recording: {error}.", field="path") from None
-    if header.ramify_recording != VERSION:
+    if headers[0].ramify_recording != VERSION:
         raise InvalidRequest(
-            f"{path} has version {header.ramify_recording}; this is version {VERSION}.", field="path"
+            f"{path} has version {headers[0].ramify_recording}; this is version {VERSION}.", field="path"
         )
-    return header, sorted(exchanges, key=lambda exchange: exchange.number)
+    return headers, sorted(exchanges, key=lambda exchange: exchange.number)
 
 
 # --- differences --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import os
 import threading
@@ -18,6 +19,7 @@ from ramify.errors import BackendError, ErrorInfo, RamifyError, from_info
 from ramify.lang.backends import recording
 from ramify.lang.backends.base import Backend, Wrapper
 from ramify.lang.backends.recording import Exchange, Header
+from ramify.lang.backends.router import model_of
 from ramify.lang.trace.calls import CURRENT
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
@@ -49,6 +51,8 @@ class RecordingBackend(Wrapper):
         self._numbers = itertools.count()
         self.path.write_bytes(b"")
         self._begun = False
+        self._name = ""
+        self._models: dict[str, RecordingBackend] = {}
         self._lock = threading.Lock()
 
     @property
@@ -56,6 +60,18 @@ class RecordingBackend(Wrapper):
         """Always an empty list, so that a test that asserts ``not backend.unused`` of its `ReplayBackend`
         also passes while the test is being recorded."""
         return []
+
+    def model(self, name: str) -> Backend:
+        """The recorder of the model `name` of the recorded backend, into the same file."""
+        found = model_of(self.backend, name)
+        if found is self.backend:
+            return self
+        if name not in self._models:
+            other = self._models[name] = copy.copy(self)
+            other.backend = other._backend = found
+            other._name, other._begun = name, False
+            other.takes_messages = bool(getattr(found, "takes_messages", False))
+        return self._models[name]
 
     async def info(self) -> ModelInfo:
         info = await self.backend.info()
@@ -86,6 +102,7 @@ class RecordingBackend(Wrapper):
                     Exchange(
                         number=number,
                         path=path,
+                        model=self._name,
                         request=recording.bare(request),
                         chunks=tuple(msgspec.structs.replace(chunk, rid="") for chunk in chunks),
                         error=error,
@@ -104,7 +121,12 @@ class RecordingBackend(Wrapper):
             if not self._begun:
                 self._begun = True
                 self._append(
-                    Header(ramify_recording=recording.VERSION, info=info, takes_messages=self.takes_messages)
+                    Header(
+                        ramify_recording=recording.VERSION,
+                        info=info,
+                        takes_messages=self.takes_messages,
+                        model=self._name,
+                    )
                 )
 
     def _write(self, exchange: Exchange) -> None:
@@ -131,22 +153,40 @@ class ReplayBackend:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._header, exchanges = recording.read(path)
-        self.takes_messages = self._header.takes_messages
-        self._exchanges = exchanges
+        headers, exchanges = recording.read(path)
         self.remedy = "Record the run again."
-        self._left: dict[bytes, list[Exchange]] = defaultdict(list)
+        self._headers = {header.model: header for header in headers}
+        self._models: dict[str, ReplayBackend] = {"": self}
+        self._left: dict[str, dict[bytes, list[Exchange]]] = defaultdict(lambda: defaultdict(list))
+        """Model → key of a request → exchanges that were not replayed. Shared by the models."""
         for exchange in exchanges:
-            self._left[recording.key_of(exchange.request)].append(exchange)
+            self._left[exchange.model][recording.key_of(exchange.request)].append(exchange)
+        self._exchanges = exchanges
+        self._name = headers[0].model
+
+    @property
+    def takes_messages(self) -> bool:
+        return self._headers[self._name].takes_messages
+
+    def model(self, name: str) -> ReplayBackend:
+        """The replay of the model `name`. Raises `NotRecorded` for a model without a recorded request."""
+        known = {header.info.name: model for model, header in reversed(self._headers.items())}
+        name = name if name in self._headers else known.get(name, name)
+        if name not in self._headers:
+            raise NotRecorded(f"{self.path} has no model {name!r}.", field="model", remedy=self.remedy)
+        if name not in self._models:
+            other = self._models[name] = copy.copy(self)
+            other._name = name
+        return self._models[name]
 
     @property
     def unused(self) -> list[Generate]:
         """The recorded requests that have not been replayed. A test may assert that the list is empty."""
-        left = [exchange for exchanges in self._left.values() for exchange in exchanges]
+        left = [one for model in self._left.values() for exchanges in model.values() for one in exchanges]
         return [exchange.request for exchange in sorted(left, key=lambda exchange: exchange.number)]
 
     async def info(self) -> ModelInfo:
-        return self._header.info
+        return self._headers[self._name].info
 
     async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
         exchange = recording.joined([self._take(one) for one in recording.by_question(request)])
@@ -169,7 +209,7 @@ class ReplayBackend:
         """There is nothing to release."""
 
     def _take(self, request: Generate) -> Exchange:
-        left = self._left.get(recording.key_of(request))
+        left = self._left[self._name].get(recording.key_of(request))
         if not left:
             raise self._refusal(request)
         path = recording.call_path(CURRENT.get())
@@ -178,8 +218,12 @@ class ReplayBackend:
 
     def _refusal(self, request: Generate) -> NotRecorded:
         path = recording.call_path(CURRENT.get()) or "A request"
-        if recording.key_of(request) in self._left:
-            often = sum(recording.bare(request) == exchange.request for exchange in self._exchanges)
+        if recording.key_of(request) in self._left[self._name]:
+            often = sum(
+                recording.bare(request) == exchange.request
+                for exchange in self._exchanges
+                if exchange.model == self._name
+            )
             return NotRecorded(
                 f"{path} repeats a request more often than {self.path} has it: {often} times.",
                 remedy=self.remedy,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from ramify.errors import InvalidRequest
+from ramify.errors import InvalidRequest, UnsupportedNode
 from ramify.lang.backends.base import Backend
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
@@ -55,6 +55,13 @@ class Router:
         self.pick(name)
         return Router(self.backends, name)
 
+    def model(self, name: str) -> Backend:
+        """The backend called `name`, else the model of the default backend that has this name."""
+        default = self.pick(self.default)
+        if name not in self.backends and _has_models(default):
+            return model_of(default, name)
+        return self.pick(name, field="model")
+
     def name_of(self, backend: Backend) -> str | None:
         """The name of `backend`; None if `backend` is not in the router."""
         return next((name for name, one in self.backends.items() if one is backend), None)
@@ -97,6 +104,33 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _has_models(backend: Backend) -> bool:
+    return hasattr(backend, "model")
+
+
+def model_of(backend: Backend, name: str) -> Backend:
+    """The backend of the model `name` of `backend`. Raises `UnsupportedNode` if `backend` has one model, and
+    as far as the names are known `InvalidRequest` or `NotFound` for an unknown name."""
+    if not _has_models(backend):
+        raise UnsupportedNode(
+            f"{type(backend).__name__} has one model, so model={name!r} names none of it.",
+            field="model",
+            remedy="Leave model out, or run on rm.Engine(models={…}) or a server of several models.",
+        )
+    found: Backend = backend.model(name)  # type: ignore[attr-defined]
+    return found
+
+
+def on_model(backend: Backend, name: str) -> Backend:
+    """`backend` with the model `name` as that of all steps that name none. A router keeps its other
+    backends."""
+    if not isinstance(backend, Router):
+        return model_of(backend, name)
+    if name in backend.backends:
+        return backend.on(name)
+    return Router({**backend.backends, name: backend.model(name)}, name)
 
 
 def default_of(backend: Backend) -> Backend:

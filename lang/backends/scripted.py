@@ -8,6 +8,7 @@ answers at once.
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import itertools
 import json
@@ -108,11 +109,20 @@ class ScriptedBackend:
         self._chat_format = chat_format
         self._context_length = context_length
         self._name = name
+        self._models: dict[str, ScriptedBackend] = {name: self}
+        """Name → backend of this model, shared by all of them."""
         self._ids: dict[str, int] = {"<|im_end|>": EOS}
         self._texts: list[str] = ["<|im_end|>"]
         self._cached: dict[str, dict[int, Any]] = {}
         self.requests: list[Generate] = []
         self.ended: list[str] = []
+
+    def model(self, name: str) -> ScriptedBackend:
+        """The same script as the model `name`, with a prefix cache of its own. Any name is known."""
+        if name not in self._models:
+            other = self._models[name] = copy.copy(self)
+            other._name, other._cached = name, {}
+        return self._models[name]
 
     # --- the backend ---
 

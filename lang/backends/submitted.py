@@ -17,9 +17,11 @@ from typing import Any, cast
 import msgspec
 
 from ramify.errors import BackendError, Cancelled, ErrorInfo, NotFound, RamifyError, from_info
-from ramify.lang.backends.base import Backend, Submission
+from ramify.lang.backends.base import Backend, Submission, Wrapper
 from ramify.lang.backends.http import Event, HttpClient
 from ramify.lang.backends.http_errors import remote
+from ramify.lang.backends.model_info import model_info
+from ramify.lang.backends.router import model_of
 from ramify.lang.trace.calls import CURRENT
 from ramify.lang.trace.spans import program_context
 from ramify.messages import Generate, TextChunk
@@ -44,7 +46,12 @@ class SubmittedProgram:
     """The backend of one local run of a submitted program. `end_program` also ends the run at the server."""
 
     def __init__(
-        self, endpoint: Backend, http: HttpClient, submission: Submission, failed: Callable[[], bool]
+        self,
+        endpoint: Backend,
+        model: str,
+        http: HttpClient,
+        submission: Submission,
+        failed: Callable[[], bool],
     ) -> None:
         self._endpoint = endpoint
         self.retry = getattr(endpoint, "retry", None)
@@ -55,6 +62,7 @@ class SubmittedProgram:
             "id": self._id,
             "graph": msgspec.to_builtins(submission.graph),
             "arguments": dict(submission.arguments),
+            **({"model": model} if model else {}),
             "priority": options.pop("priority", None),
             "lora": options.pop("lora", None),
             "sampling_params": msgspec.to_builtins(options),
@@ -73,11 +81,23 @@ class SubmittedProgram:
         separate requests."""
         self._alone = False
         """Whether any request was sent as a separate request."""
+        self._models: dict[Backend, Backend] = {}
+
+    def model(self, name: str) -> Backend:
+        """The backend of the steps that name the model `name`, which the same run answers."""
+        found = model_of(self._endpoint, name)
+        if found is self._endpoint:
+            return self
+        return self._models.setdefault(found, _OtherModel(self, found))
 
     async def info(self) -> ModelInfo:
         raise BackendError("A submitted program does not ask for its model.")
 
-    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        return self.answer(request, self._endpoint)
+
+    async def answer(self, request: Generate, endpoint: Backend) -> AsyncIterator[TextChunk]:
+        """The answer to `request` by the server's run, or after a transient failure by `endpoint`."""
         call = CURRENT.get()
         assert call is not None
         if self._reader is None:
@@ -87,7 +107,7 @@ class SubmittedProgram:
         answers = self._of(place)
         if place in self._lost or (self._error is not None and self._error.transient and answers.empty()):
             self._alone = True
-            async with aclosing(cast("Any", self._endpoint.generate(request))) as chunks:
+            async with aclosing(cast("Any", endpoint.generate(request))) as chunks:
                 async for chunk in chunks:
                     yield chunk
             return
@@ -169,6 +189,26 @@ class SubmittedProgram:
             self._error = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
+
+
+class _OtherModel(Wrapper):
+    """The backend of the steps of a submitted program that name another model than the program's own."""
+
+    def __init__(self, program: SubmittedProgram, endpoint: Backend) -> None:
+        self._backend: SubmittedProgram = program
+        self._endpoint = endpoint
+
+    async def info(self) -> ModelInfo:
+        return await model_info(self._endpoint)
+
+    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        return self._backend.answer(request, self._endpoint)
+
+    async def end_program(self, program: str) -> None:
+        """Do nothing: the end of the submitted program ends it for all models."""
+
+    async def aclose(self) -> None:
+        """Do nothing: the connections belong to the endpoint."""
 
 
 def ranks(request: Generate) -> dict[str, str]:

@@ -32,6 +32,7 @@ class RowKeywords(SamplingKeywords, total=False):
     """Options of `run` and of `run_batch`, which takes them for all rows."""
 
     backend: Backend | str | None
+    model: str | None
     cache_scope: str
     compiled: bool
     timeout: float | None
@@ -89,6 +90,7 @@ class Runs(Signature[Callable[P, R], R, B], Generic[P, R, B]):
         options_by_name: Never = ...,
         /,
         backend: Backend | str | None = ...,
+        model: str | None = ...,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> B: ...
@@ -100,6 +102,7 @@ class Runs(Signature[Callable[P, R], R, B], Generic[P, R, B]):
         options_by_name: Never = ...,
         /,
         backend: Backend | str | None = ...,
+        model: str | None = ...,
         *args: Q.args,
         **kwargs: Q.kwargs,
     ) -> B: ...
@@ -109,7 +112,8 @@ class Runs(Signature[Callable[P, R], R, B], Generic[P, R, B]):
         """Run the program, as `run` does.
 
         If the first argument is the state of another program, append this program's steps to that state
-        instead, and return the result of the body. `backend` is then the backend of the appended steps.
+        instead, and return the result of the body. `backend` and `model` are then those of the appended
+        steps.
         """
         if args and isinstance(args[0], ProgramState):
             return self._on_state(*args, **kwargs)
@@ -123,6 +127,7 @@ class Runs(Signature[Callable[P, R], R, B], Generic[P, R, B]):
         options_by_name: Never = ...,
         /,
         backend: Backend | str | None = ...,
+        model: str | None = ...,
         stream: bool = ...,
         cache_scope: str = ...,
         compiled: bool = ...,
@@ -167,6 +172,7 @@ class Runs(Signature[Callable[P, R], R, B], Generic[P, R, B]):
         options_by_name: Never = ...,
         /,
         backend: Backend | str | None = ...,
+        model: str | None = ...,
         stream: bool = ...,
         cache_scope: str = ...,
         compiled: bool = ...,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar
 from ramify.bounds import Bounds
 from ramify.errors import InvalidRequest, ProgramError, UnsupportedField
 from ramify.lang.backends.base import Backend
+from ramify.lang.backends.router import on_model
 from ramify.lang.batch import keys, results, runs
 from ramify.lang.batch.checkpoint import refuse_changed
 from ramify.lang.batch.fingerprint import Record, record_of
@@ -25,6 +26,7 @@ from ramify.lang.graph.execute import Traced
 from ramify.lang.graph.prefix import submit_prefix
 from ramify.lang.graph.tracing import trace_prefix
 from ramify.lang.graph.view import GraphView
+from ramify.lang.program.nodes import On
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.run import Run, find_backend
 from ramify.lang.state.state import ProgramState
@@ -36,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 B = TypeVar("B")
 
-RESERVED = ("backend", "stream", "cache_scope", "compiled")
+RESERVED = ("backend", "model", "stream", "cache_scope", "compiled")
 """Arguments of `run` whose names a program's own parameters cannot have."""
 
 NO_PARAMETERS = inspect.Signature()
@@ -126,13 +128,17 @@ class Program(Runs[P, R, B]):
 
     def _sort(self, kwargs: Mapping[str, Any], of: str) -> tuple[Settings, dict[str, Any]]:
         given = {**self.bound, **kwargs}
-        backend, stream = given.pop("backend", None), given.pop("stream", False)
+        backend, model = given.pop("backend", None), given.pop("model", None)
+        stream = given.pop("stream", False)
         scope, compiled = given.pop("cache_scope", ""), given.pop("compiled", False)
         bounds = Bounds(**{name: given.pop(name, None) for name in BOUNDS if name not in self.arg_names})
         own = {name: given.pop(name) for name in list(given) if name in self.arg_names or name not in NAMES}
         self._refuse_unknown(own, of)
         options = read_options(given, of=of)
-        return Settings(options, find_backend(backend), stream, scope, compiled, bounds, LIMITS.get()), own
+        found = find_backend(backend)
+        if model is not None:
+            found = on_model(found, model)
+        return Settings(options, found, stream, scope, compiled, bounds, LIMITS.get()), own
 
     def _refuse_unknown(self, own: Iterable[str], of: str) -> None:
         """Refuse a name in `own` that is neither a parameter of the program nor an option of the method `of`.
@@ -156,7 +162,7 @@ class Program(Runs[P, R, B]):
 
     def _on_state(self, state: ProgramState, *args: Any, **kwargs: Any) -> B:
         given = {**self.bound, **kwargs}
-        backend = given.pop("backend", None)
+        on = On(given.pop("backend", None), given.pop("model", None))
         for name in given:
             if name not in self.arg_names and name in (*NAMES, *RESERVED, *BOUNDS):
                 raise UnsupportedField(
@@ -167,7 +173,7 @@ class Program(Runs[P, R, B]):
                     else "Give it to the run of that program.",
                 )
         bound = self._signature.bind(*args, **given)
-        return self.body(state._on(backend), *bound.args, **bound.kwargs)
+        return self.body(state._on(on), *bound.args, **bound.kwargs)
 
     def _compile(self, given: Mapping[str, Any]) -> tuple[Traced, inspect.Signature, dict[str, Any]]:
         """The traced program, the signature of the parameters that still need arguments, and the bound

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from ramify.errors import InvalidRequest, ProgramError
 from ramify.lang.backends.base import Backend, RunsPrograms, Submission, Wrapper
+from ramify.lang.backends.router import model_of
 from ramify.lang.calls.limits import tightest
 from ramify.lang.graph.body import runs_graphs, stays_here
 from ramify.lang.graph.tracing import GraphPrefix
@@ -44,8 +45,8 @@ def submit_prefix(s: ProgramState, prefix: GraphPrefix) -> ProgramState:
     graph = prefix.graph
     if graph is None or not runs_graphs(run.backend) or stays_here(prefix.steps):
         return s
-    if any(isinstance(step, Decide) for step in prefix.steps.values()):
-        return s  # the body's decisions may form other requests than those of a graph, whose steps are known
+    if any(isinstance(step, Decide) or step.node.model for step in prefix.steps.values()):
+        return s  # decisions may form other requests than those of a graph, whose steps are known
     try:
         graph.check()
     except InvalidRequest:  # too large for one graph: the body runs without a submitted prefix
@@ -71,6 +72,10 @@ class _PrefixBackend(Wrapper):
         self._goes_on = False
         """Whether any request was sent separately, outside the graph."""
         run.watch = self._watch
+
+    def model(self, name: str) -> Backend:
+        """The backend of another model. No step of the graph has one."""
+        return model_of(self._backend, name)
 
     async def info(self) -> ModelInfo:
         return await self._backend.info()

@@ -12,7 +12,6 @@ import msgspec
 
 import ramify.graph as graph
 from ramify.errors import ProgramError
-from ramify.lang.backends.base import Backend
 from ramify.lang.calls.limits import LIMITS, Limit, Limits
 from ramify.lang.graph.execute import Source
 from ramify.lang.graph.symbolic import (
@@ -85,13 +84,14 @@ class GraphBuilder(Run):
         """Number of nodes at the first refusal."""
         self.guards: tuple[graph.Guard, ...] = ()
 
-    def resolved(self, step: nodes.Step, backend: Backend | str | None = None) -> nodes.Step:
-        """`step`, with `backend` as its backend if `step` names none. Names of backends are looked up only
+    def resolved(self, step: nodes.Step, usual: nodes.On = nodes.OWN) -> nodes.Step:
+        """`step`, with the backend and the model of `usual` if `step` names none. Names are looked up only
         when the graph runs."""
         if isinstance(step, nodes.Guarded):
-            return replace(step, step=self.resolved(step.step, backend))
-        if isinstance(step, nodes.ModelStep) and step.backend is None:
-            return replace(step, backend=backend)
+            return replace(step, step=self.resolved(step.step, usual))
+        if isinstance(step, nodes.ModelStep):
+            backend, model = step.on.over(usual)
+            return replace(step, backend=backend, node=msgspec.structs.replace(step.node, model=model))
         return step
 
     def branch(self, call: Call) -> RecordedBranch:
@@ -246,9 +246,9 @@ class RecordedBranch(Branch, nodes.StepVisitor):
         self._conditional: dict[str, list[Variable]] = {}
         """Name → the variables of this name that steps under conditions have set since the last merge."""
 
-    def submit(self, node: nodes.Node, backend: Backend | str | None = None) -> Variable | None:
+    def submit(self, node: nodes.Node, usual: nodes.On = nodes.OWN) -> Variable | None:
         before = dict(self.variables)
-        variable = super().submit(node, backend)
+        variable = super().submit(node, usual)
         conditional, self._conditional = self._conditional, {}
         for name, variables in conditional.items():
             if self.variables[name] is variables[-1]:

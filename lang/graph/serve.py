@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -15,6 +15,7 @@ from ramify.bounds import Bounds
 from ramify.errors import EngineError, InvalidRequest, RamifyError, from_info
 from ramify.graph import WITH_RESULT, Either, Graph
 from ramify.lang.backends.base import Backend, Wrapper
+from ramify.lang.backends.router import model_of
 from ramify.lang.backends.submitted import ranks, renamed
 from ramify.lang.calls.limits import Limit
 from ramify.lang.graph.execute import Execution, Row, Traced
@@ -190,7 +191,8 @@ class _Emitting(Wrapper):
     ``{"tools": place, "calls": […]}``."""
 
     def __init__(self, job: Job, emit: Emit, tools: ToolResults) -> None:
-        self._backend, self._emit, self._tools = job.backend, emit, tools
+        self._job, self._backend, self._emit, self._tools = job, job.backend, emit, tools
+        self._models: dict[Backend, Backend] = {}
         self._nodes, self._each = job.events == "nodes", job.events == "chunks"
 
     async def tool_results(self, place: str, calls: Sequence[tuple[str, str]]) -> list[str]:
@@ -199,6 +201,14 @@ class _Emitting(Wrapper):
         listed = [{"name": name, "arguments": arguments} for name, arguments in calls]
         self._emit({"tools": place, "calls": listed})
         return await self._tools.wait(place, len(calls))
+
+    def model(self, name: str) -> Backend:
+        found = model_of(self._backend, name)
+        if found is self._backend:
+            return self
+        if found not in self._models:
+            self._models[found] = _Emitting(replace(self._job, backend=found), self._emit, self._tools)
+        return self._models[found]
 
     async def info(self) -> ModelInfo:
         return await self._backend.info()

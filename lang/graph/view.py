@@ -187,9 +187,9 @@ class GraphView:
         node = self._graph.nodes[place]
         limits = node.limits if isinstance(node, Limited) else ()
         listed = [f" in limit {index} ({self._graph.limits[index]})" for index in limits]
-        backend = self._local.get(place, {}).get("backend")
-        on = "" if backend is None else f" on {_shown(backend)}"
-        return "".join([on, *listed])
+        named = (self._local.get(place, {}).get("backend"), getattr(node, "model", None))
+        on = [f" on {_shown(one)}" for one in named if one is not None]
+        return "".join([*on, *listed])
 
     def _part(self, part: str | Argument | Result) -> str:
         if isinstance(part, str):

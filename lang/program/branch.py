@@ -25,10 +25,12 @@ from ramify.lang.common.event import Event
 from ramify.lang.program import events
 from ramify.lang.program.interpreter import Interpreter
 from ramify.lang.program.nodes import (
+    OWN,
     Fork,
     Gen,
     ModelStep,
     Node,
+    On,
     RoleBegin,
     RoleEnd,
     Splice,
@@ -49,7 +51,6 @@ from ramify.lang.prompt.view import View, extended
 from ramify.lang.trace.calls import Call
 
 if TYPE_CHECKING:
-    from ramify.lang.backends.base import Backend
     from ramify.lang.calls.request import Output
     from ramify.lang.calls.session import Target
     from ramify.lang.program.run import Run
@@ -121,13 +122,13 @@ class Branch:
 
     # --- submitting steps ---
 
-    def submit(self, node: Node, backend: Backend | str | None = None) -> Variable | None:
+    def submit(self, node: Node, usual: On = OWN) -> Variable | None:
         """Submit the steps of `node`, which run after all earlier steps. Returns the variable that the last
         step sets, or None if it sets no variable. Does not wait.
 
-        `backend` is the backend of steps that name none.
+        `usual` has the backend and the model of steps that name none.
         """
-        return self._submit_all(node, Statement(self._block, self._limits_here()), backend)
+        return self._submit_all(node, Statement(self._block, self._limits_here()), usual)
 
     @contextlib.contextmanager
     def block(self, begin: Node, end: Node) -> Iterator[None]:
@@ -144,10 +145,8 @@ class Branch:
     def _limits_here(self) -> Limits:
         return combined(self._inherited_limits, LIMITS.get())
 
-    def _submit_all(
-        self, node: Node, statement: Statement, backend: Backend | str | None = None
-    ) -> Variable | None:
-        steps = [self.run.resolved(step, backend) for step in node.steps()]
+    def _submit_all(self, node: Node, statement: Statement, usual: On = OWN) -> Variable | None:
+        steps = [self.run.resolved(step, usual) for step in node.steps()]
         variable = None
         for step in steps:
             variable = self._submit(step, statement)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn
 
 from typing_extensions import TypeVar
 
@@ -112,9 +112,29 @@ class ModelStep(VariableStep[T_co]):
     def variable(self) -> str | None:
         return self.node.name
 
+    @property
+    def on(self) -> On:
+        """The backend and the model that the step names."""
+        return On(self.backend, self.node.model)
+
     def local(self) -> dict[str, object]:
         """Argument → value, for the arguments that a graph has no field for."""
         return {} if self.backend is None else {"backend": self.backend}
+
+
+class On(NamedTuple):
+    """A backend and a model, by its name on that backend; each None if none is named."""
+
+    backend: Backend | str | None = None
+    model: str | None = None
+
+    def over(self, usual: On) -> On:
+        """What is named here, else what `usual` names. The usual model is one of the usual backend."""
+        return self if self.backend is not None else On(usual.backend, self.model or usual.model)
+
+
+OWN = On()
+"""The run's own backend and model."""
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any, Literal
 from ramify.errors import Cancelled, InvalidRequest, ProgramError, RamifyError, UnsupportedField, fatal_cause
 from ramify.lang.backends.base import Backend
 from ramify.lang.backends.model_info import model_info
-from ramify.lang.backends.router import Router, default_of
+from ramify.lang.backends.router import Router, default_of, model_of
 from ramify.lang.calls.limits import Limits
 from ramify.lang.calls.session import Session, Target
 from ramify.lang.common.caller import raised_line
 from ramify.lang.common.event import Event
 from ramify.lang.program.branch import Branch
-from ramify.lang.program.nodes import Guarded, ModelStep, Step
+from ramify.lang.program.nodes import OWN, Guarded, ModelStep, On, Step
 from ramify.lang.program.place import PLACE, Place
 from ramify.lang.program.variables import Variable
 from ramify.lang.trace.calls import Call
@@ -188,18 +188,20 @@ class Run(Session):
 
     # --- the models of its steps ---
 
-    def resolved(self, step: Step, backend: Backend | str | None = None) -> Step:
-        """`step` with its backend looked up: the backend that `step` names, else `backend`. The step's field
-        is None for the run's own backend. Raises `InvalidRequest` for an unknown name."""
+    def resolved(self, step: Step, usual: On = OWN) -> Step:
+        """`step` with its backend looked up: the backend of the model that `step` names, else of `usual`. The
+        step's field is None for the run's own backend and model. Raises `InvalidRequest` or `NotFound` for an
+        unknown name, and `UnsupportedNode` for a model on a backend of one model."""
         if isinstance(step, Guarded):
-            return replace(step, step=self.resolved(step.step, backend))
+            return replace(step, step=self.resolved(step.step, usual))
         if not isinstance(step, ModelStep):
             return step
-        named = backend if step.backend is None else step.backend
-        if named is None:
+        backend, model = step.on.over(usual)
+        if backend is None and model is None:
             return step
-        found = default_of(find_backend(named, self.router))
-        return replace(step, backend=None if found is self.own_backend else found)
+        found = self.router or self.backend if backend is None else find_backend(backend, self.router)
+        found = default_of(found if model is None else model_of(found, model))
+        return replace(step, backend=None if found in (self.own_backend, self.backend) else found)
 
     async def target(self, step: ModelStep) -> Target:
         """The model that `step` runs on. The step must have been resolved."""

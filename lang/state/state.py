@@ -17,8 +17,10 @@ from ramify.lang.common.event import Event
 from ramify.lang.common.unsupported import unsupported
 from ramify.lang.program.branch import Branch
 from ramify.lang.program.nodes import (
+    OWN,
     CallTools,
     Node,
+    On,
     RoleBegin,
     RoleEnd,
     Row,
@@ -57,12 +59,10 @@ class ProgramState(Generic[R_co]):
     schema=int)``, ``s[score]`` is ``s["score"]``, and type checkers know that it is an int.
     """
 
-    def __init__(
-        self, branch: Branch, *, outside: bool = False, backend: Backend | str | None = None
-    ) -> None:
+    def __init__(self, branch: Branch, *, outside: bool = False, usual: On = OWN) -> None:
         self._branch = branch
-        self._backend = backend
-        """The backend of steps that are appended through this object and name no backend."""
+        self._usual = usual
+        """Backend and model of steps that are appended through this object and name none."""
         self._outside = outside
         """Whether the object belongs to the caller of `run`, and not to the body. While the caller reads, the
         body may still make variables."""
@@ -80,7 +80,7 @@ class ProgramState(Generic[R_co]):
         raise TypeError("A state is appended to in place: write s += …, not s = s + ….")
 
     def _submit(self, node: Node) -> Variable | None:
-        return self._branch.submit(node, self._backend)
+        return self._branch.submit(node, self._usual)
 
     def system(self, content: str | Node | None = None) -> contextlib.AbstractContextManager[None]:
         return self._turn("system", content)
@@ -116,6 +116,7 @@ class ProgramState(Generic[R_co]):
         errors: Literal["show", "raise"] = "show",
         timeout: float | None = None,
         backend: Backend | str | None = None,
+        model: str | None = None,
         priority: int | None = None,
         lora: str | None = None,
         **options: Unpack[SamplingKeywords],
@@ -138,7 +139,7 @@ class ProgramState(Generic[R_co]):
                 result of the call. ``raise``: the exception fails the step.
             timeout: Seconds for the generation of the calls. The functions have timeouts of their own
                 (`tool`).
-            backend, priority, lora: The same as for `gen`.
+            backend, model, priority, lora: The same as for `gen`.
             options: The same as for `gen`.
         """
         check_word("errors", errors, ("show", "raise"))
@@ -154,6 +155,7 @@ class ProgramState(Generic[R_co]):
             timeout=timeout,
             priority=priority,
             lora=lora,
+            model=model,
         )
         step = CallTools(node.checked(), found, errors == "raise", backend=backend, line=caller_line())
         variable = self._submit(step)
@@ -200,10 +202,10 @@ class ProgramState(Generic[R_co]):
         return ForkGroup([self._at(branch) for branch in branches], self._branch)
 
     def _at(self, branch: Branch) -> Self:
-        return type(self)(branch, backend=self._backend)
+        return type(self)(branch, usual=self._usual)
 
-    def _on(self, backend: Backend | str | None) -> Self:
-        return type(self)(self._branch, backend=self._backend if backend is None else backend)
+    def _on(self, given: On) -> Self:
+        return type(self)(self._branch, usual=given.over(self._usual))
 
     @contextlib.contextmanager
     def copy(self) -> Iterator[ProgramState]:

@@ -9,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ramify.cli.signals import told_on_interrupt
-from ramify.cli.target import first_model
-from ramify.credentials import without_credentials
+from ramify.cli.target import add_key_flag, first_model
+from ramify.credentials import endpoint_key, without_credentials
 from ramify.errors import InvalidRequest
 from ramify.loop import wait
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="http://127.0.0.1:30000",
         help="The server to load. (default: %(default)s)",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="The API key of that server.")
+    add_key_flag(parser, "--api-key")
     parser.add_argument(
         "--model", metavar="NAME", help="The model to ask for. (default: the first that the server lists)"
     )
@@ -180,7 +180,7 @@ async def _plan(options: argparse.Namespace) -> Plan:
         )
     rates = [None] if options.rate is None else [_rate(part) for part in options.rate.split(",")]
     bounds = {} if options.goodput is None else read_bounds(options.goodput)
-    endpoints = [await _endpoint(options.url, options.model, options.name, options.api_key)]
+    endpoints = [await _endpoint(options.url, options.model, options.name, endpoint_key(options.api_key))]
     if options.against is not None:
         endpoints.append(
             await _endpoint(options.against, options.against_model, options.against_name, options.against_key)

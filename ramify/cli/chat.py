@@ -25,6 +25,7 @@ import ramify as rm
 from ramify.cli.flags import add_model
 from ramify.cli.inputs.program_file import load_module
 from ramify.cli.target import add_target_flags, engine_of, first_model
+from ramify.credentials import endpoint_key
 from ramify.errors import BackendError, InvalidRequest, NotFound, RamifyError
 from ramify.lang.backends.base import Backend
 from ramify.lang.calls.tool_turns import form_of
@@ -83,7 +84,7 @@ def run_command(options: argparse.Namespace) -> int:
     messages = _one_message() if options.one_message else _lines(typed)
     engine = engine_of(options)
     if engine is None:
-        server = _connect(options.endpoint, options.endpoint_key)
+        server = _connect(options.endpoint, endpoint_key(options.endpoint_key), options.endpoint_model)
         Chat(server, sampling, options.system, typed=typed).converse(messages)
         return 0
     with engine:
@@ -91,14 +92,15 @@ def run_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _connect(url: str, api_key: str | None) -> Backend:
-    """A backend for the model that a server lists first. The server may be any with OpenAI's API."""
+def _connect(url: str, api_key: str | None, name: str | None) -> Backend:
+    """A backend for the model `name` of a server, by default the one that it lists first. The server may be
+    any with OpenAI's API."""
     origin = url.rstrip("/").removesuffix("/v1")
-    endpoint = rm.RuntimeEndpoint(origin, api_key=api_key)
+    endpoint = rm.RuntimeEndpoint(origin, api_key=api_key, model=name or "")
     try:
         wait(endpoint.info())
     except (NotFound, BackendError):
-        model = wait(first_model(origin + "/v1", api_key))
+        model = name or wait(first_model(origin + "/v1", api_key))
         return rm.OpenAI(model, base_url=origin + "/v1", api_key=api_key)
     return endpoint
 

@@ -23,14 +23,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ramify.cli.flags import ADVANCED, GROUPS, configured, flag_of, given_fields
-from ramify.credentials import is_secret
+from ramify.credentials import KEY_VARIABLE, is_secret
 from ramify.errors import InvalidRequest, RamifyError, UnsupportedField
 from ramify.option_values import from_text, from_value
 from ramify.spelling import nearest
 
 PREFIX = "RAMIFY_"
 FILE_VARIABLE = "RAMIFY_CONFIG"
-OTHER_VARIABLES = {FILE_VARIABLE: "the file of --config", "RAMIFY_HOME": "the folder of all caches"}
+OTHER_VARIABLES = {
+    FILE_VARIABLE: "the file of --config",
+    "RAMIFY_HOME": "the folder of all caches",
+    KEY_VARIABLE: "the API key of a server, for clients",
+}
 """Variable that is no option's → its meaning."""
 _LINKS = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?=|_PORT_\d+_(TCP|UDP)(_\w+)?=|_PORT=(tcp|udp)://")
 """Pattern in VARIABLE=text of the variables that Kubernetes and Docker set for a service with the name ramify

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ramify.cli.flags import add_config_flags, configured, given_fields
+from ramify.credentials import KEY_VARIABLE
 from ramify.errors import BackendError, InvalidRequest
 from ramify.runtime.config import EngineConfig
 
@@ -33,15 +34,31 @@ async def first_model(base_url: str, api_key: str | None, remedy: str | None = N
     return found
 
 
+def add_key_flag(parser: argparse.ArgumentParser, flag: str = "--endpoint-key") -> None:
+    """Add the flag for the API key of a server, to be read by `endpoint_key`."""
+    text = f"The API key of that server. Default: the variable {KEY_VARIABLE}, which other users cannot read."
+    parser.add_argument(flag, metavar="KEY", help=text)
+
+
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags --endpoint and --endpoint-key, and the flags of an engine."""
+    """Add the flags of a running server, and the flags of an engine with one model or several."""
     parser.add_argument(
         "--endpoint",
         "--url",
         metavar="URL",
         help="Use a running server, such as http://127.0.0.1:30000, instead of starting an engine.",
     )
-    parser.add_argument("--endpoint-key", metavar="KEY", help="The API key of that server.")
+    add_key_flag(parser)
+    parser.add_argument(
+        "--endpoint-model", metavar="NAME", help="The model of that server. (default: its first)"
+    )
+    parser.add_argument(
+        "--models",
+        action="append",
+        metavar="NAME=MODEL",
+        help="One of several models in place of --model, for gen(model=NAME). Repeatable; the first one runs "
+        "the steps that name none.",
+    )
     add_config_flags(parser, EngineConfig, heading="engine that is started without --endpoint: {}")
 
 
@@ -50,14 +67,20 @@ def engine_of(options: argparse.Namespace) -> Engine | None:
     given: dict[str, Any] = given_fields(options, EngineConfig)
     if options.endpoint is not None:
         flags = [place for place in options.sources.values() if place.startswith("--")]
+        flags += ["--models"] if options.models else []
         if flags:
             flag = flags[0]
             raise InvalidRequest(f"{flag} describes an engine, but --endpoint has its own.", field=flag)
         return None
-    if options.endpoint_key is not None:
-        raise InvalidRequest("--endpoint-key needs --endpoint.", field="--endpoint-key")
+    for flag in ("endpoint_key", "endpoint_model"):
+        if getattr(options, flag) is not None:
+            flag = "--" + flag.replace("_", "-")
+            raise InvalidRequest(f"{flag} needs --endpoint.", field=flag)
     from ramify.runtime.engine.engine import Engine
+    from ramify.runtime.models.names import by_name
 
+    if options.models:
+        given["models"] = configured(by_name, {"texts": options.models})
     return configured(Engine, given)
 
 
@@ -75,6 +98,7 @@ def target(options: argparse.Namespace, **endpoint: Any) -> Iterator[Engine | Ru
         return
     from ramify.lang.backends.endpoint import RuntimeEndpoint
 
-    backend = RuntimeEndpoint(options.endpoint, api_key=options.endpoint_key, **endpoint)
+    name, key = options.endpoint_model or "", options.endpoint_key
+    backend = RuntimeEndpoint(options.endpoint, api_key=key, model=name, **endpoint)
     with contextlib.closing(backend):
         yield backend

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from ramify.errors import InvalidRequest, RamifyError
+from ramify.cli.target import add_key_flag
+from ramify.errors import InvalidRequest, RamifyError, Unauthorized
 from ramify.text import plain
 
 DEFAULT_URL = "http://127.0.0.1:30000"
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_URL,
         help=f"The server. Default: {DEFAULT_URL}.",
     )
-    parser.add_argument("--endpoint-key", metavar="KEY", help="The API key of that server.")
+    add_key_flag(parser)
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="Seconds between frames. Default: 1."
     )
@@ -71,7 +72,7 @@ class Sample:
     metrics: Mapping[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     """(name, values of the labels) → value, for the metrics that a frame shows."""
     error: str = ""
-    """Reason why the server is not reachable; empty if it is."""
+    """Reason why there are no figures; empty if there are."""
 
 
 async def fetch(client: Any) -> Sample:
@@ -84,7 +85,8 @@ async def fetch(client: Any) -> Sample:
     now = time.monotonic()
     live, cache, models, metrics = (None if isinstance(one, RamifyError) else one for one in found)
     if live is None:
-        return Sample(now, error=str(found[0]))
+        why = "refused" if isinstance(found[0], Unauthorized) else "not reachable"
+        return Sample(now, error=f"{why}: {found[0]}")
     return Sample(
         now,
         live,
@@ -119,7 +121,11 @@ def frame(
     before : an earlier sample, from which rates and latencies are taken; None for those since the start
     """
     if now.live is None:
+<<<<<<< HEAD
         return _cut([f"ramify top  {url}", "", f"not reachable: {now.error}"], width, height)
+=======
+        return _cut([f"ramify top  {url}", "", now.error, "trying again"], width, height)
+>>>>>>> main
     earlier = before if before is not None and before.live is not None else None
     holds = _holds(now)
     below = [*_models(now), *_keys(now)]
@@ -160,6 +166,9 @@ def _head(now: Sample, before: Sample | None, url: str, width: int, paused: bool
         name = f"{one['model']}: " if len(now.cache) > 1 else ""
         told, bar = _pages(one, max(10, min(90, width - 12)))
         lines += [f"pages     {name}{told}", f"          {bar}"]
+    read, written = (stats.get(f"cold_{name}", 0) / 1e6 for name in ("bytes", "written_bytes"))
+    if read or written:
+        lines.append(f"cold      {stats['cold_tokens']} tokens, {read:.0f} MB read, {written:.0f} MB written")
     return lines
 
 
@@ -217,10 +226,14 @@ def _requests(running: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
     largest_first = sort in ("out", "rate")
     rows.sort(key=lambda row: row[sort], reverse=largest_first)
     marks = {"age": "AGE", "out": "OUT", "rate": "TOK/S", "program": "PROGRAM", "client": "CLIENT"}
-    titles = ("AGE", "PROMPT", "CACHED", "OUT", "TOK/S", "STATE", "PROGRAM", "CLIENT", "REQUEST")
+    titles = ("AGE", "PROMPT", "CACHED", "OUT", "TOK/S", "STATE", "PROGRAM", "CLIENT", "KEY", "REQUEST")
     return _table(
         [f"{title}*" if title == marks[sort] else title for title in titles],
+<<<<<<< HEAD
         (11, 7, 7, 7, 7, -7, -20, -22, -64),
+=======
+        (8, 7, 7, 7, 7, -7, -20, -22, _key_width(rows), -64),
+>>>>>>> main
         [
             (
                 _short(row["age_s"]),
@@ -231,6 +244,7 @@ def _requests(running: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
                 "waiting" if row["first_s"] is None else "output",
                 row["program"],
                 row["client"],
+                row.get("key", ""),
                 row["rid"],
             )
             for row in rows
@@ -242,7 +256,7 @@ def _holds(now: Sample) -> list[str]:
     held = [hold for one in now.cache for hold in one["holds"]]
     if not held:
         return []
-    titles = ("LEFT", "NEEDED", "TOKENS", "PAGES", "KIND", "NAME", "CLIENT", "HOLD")
+    titles = ("LEFT", "NEEDED", "TOKENS", "PAGES", "KIND", "NAME", "CLIENT", "KEY", "HOLD")
     rows = [
         (
             "-" if hold["seconds_left"] is None else _span(hold["seconds_left"]),
@@ -252,6 +266,7 @@ def _holds(now: Sample) -> list[str]:
             hold["kind"],
             hold["name"],
             hold["client"],
+            hold.get("key", ""),
             hold["owner"],
         )
         for hold in held[:HOLDS]
@@ -259,7 +274,11 @@ def _holds(now: Sample) -> list[str]:
     more = len(held) - len(rows) + sum(one["more_holds"] for one in now.cache)
     return [
         "",
+<<<<<<< HEAD
         *_table(titles, (11, 11, 8, 7, -10, -20, -22, -80), rows),
+=======
+        *_table(titles, (8, 8, 8, 7, -10, -20, -22, _key_width(held), -80), rows),
+>>>>>>> main
         *([f"and {more} more"] if more else []),
     ]
 
@@ -294,12 +313,19 @@ def _keys(now: Sample) -> list[str]:
     return ["", *_table(titles, (-26, 10, 10, 12, 12, 12), rows)]
 
 
+def _key_width(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Width of the column of keys: 0, for none, on a server without several keys."""
+    return -16 if any(row.get("key") for row in rows) else 0
+
+
 def _table(titles: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table. A negative width aligns a column to the left; longer cells are cut."""
+    """Lines of a table. A negative width aligns a column to the left; longer cells are cut, and a column of
+    width 0 is left out."""
     return [
         " ".join(
             plain(cell)[:-width].ljust(-width) if width < 0 else cell[:width].rjust(width)
             for cell, width in zip(row, widths, strict=True)
+            if width
         )
         for row in (titles, *rows)
     ]
@@ -372,7 +398,7 @@ class Terminal:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from ramify.credentials import without_credentials
+    from ramify.credentials import endpoint_key, without_credentials
     from ramify.lang.backends.http import HttpClient
     from ramify.loop import wait
 
@@ -380,7 +406,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise InvalidRequest(
             f"--interval is {options.interval:g}; it must be at least 0.1.", field="--interval"
         )
-    client = HttpClient(options.endpoint, options.endpoint_key, timeout_s=TIMEOUT_S)
+    client = HttpClient(options.endpoint, endpoint_key(options.endpoint_key), timeout_s=TIMEOUT_S)
     shown = {"url": without_credentials(options.endpoint)}
     try:
         if options.once:

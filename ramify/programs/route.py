@@ -7,6 +7,7 @@ The body:
   once.
 - ``sampling_params``: fields of `ramify.sampling_params.SamplingParams` (or SGLang's spellings) for every gen
   that does not set its own.
+- ``model``: the model of steps that name none, on a server of several models.
 - ``cache_scope``, ``priority``: as in ``POST /generate``; ``lora``: the LoRA adapter of steps that set none.
 - ``timeout``, ``max_total_tokens``, ``max_calls``: limits of each run of the graph, as for ``run``.
 - ``stream``: answer with server-sent events, ended by ``[DONE]``.
@@ -24,22 +25,26 @@ error, with its HTTP status.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, NamedTuple
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ramify.bounds import Bounds
-from ramify.errors import InvalidRequest, NotFound, RamifyError, from_info
+from ramify.errors import InvalidRequest, NotFound, RamifyError, UnsupportedField, from_info
 from ramify.graph import CallTools, Graph
+from ramify.graph import Request as Step
 from ramify.lang.graph.serve import Events, Job, ToolResults, run_row
 from ramify.loop import cancel_at_end
 from ramify.messages import Generate, TextChunk
 from ramify.model_info import ModelInfo
 from ramify.runtime.server.fields import Fields, json_response
+from ramify.runtime.server.models import Models, several_models
 from ramify.runtime.server.openai.request import lora_of
 from ramify.runtime.server.params import take_priority
 from ramify.runtime.server.parsing import parse_body
@@ -60,8 +65,12 @@ into `max_running`."""
 
 @router.post(PATH)
 async def programs(request: Request) -> Response:
-    service = Service.serving(request)
-    (stream, run, job, rows), _ = await parse_body(request, PROGRAMS, _parse)
+    service, models = Service.serving(request), several_models(request)
+    backend = _Served(service, models)
+    parse = functools.partial(_parse, backend)
+    (stream, run, job, rows), _ = await parse_body(request, PROGRAMS, parse)
+    if models is not None and backend.has_others:
+        await models.let_go(request)  # its requests hold their models, which may not fit side by side
     at_once = max(service.max_running // max(job.graph.width, 1), 1)
     if stream:
         return _ProgramStream(service, run, job, rows, at_once)
@@ -69,12 +78,14 @@ async def programs(request: Request) -> Response:
     return json_response({"rows": answers})
 
 
-def _parse(service: Service, fields: Fields) -> tuple[bool, str | None, Job, list[dict[str, Any]]]:
+def _parse(
+    backend: _Served, service: Service, fields: Fields
+) -> tuple[bool, str | None, Job, list[dict[str, Any]]]:
     """(whether to stream, the client's id as `Service.programs` has it, the job, the arguments of each
     row)."""
     stream: bool = fields.take("stream", bool, False)
     run: str | None = fields.take("id", str)
-    job, rows = _take_job(fields, service, stream)
+    job, rows = _take_job(fields, service, backend, stream)
     service.check_count(job.graph.width)
     calls_tools = any(isinstance(node, CallTools) for node in job.graph.nodes)
     if calls_tools and not (stream and run):
@@ -137,11 +148,16 @@ class _ProgramStream(EventStream):
             del self._programs[self._run]
 
 
-def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list[dict[str, Any]]]:
+def _take_job(
+    fields: Fields, service: Service, backend: _Served, stream: bool
+) -> tuple[Job, list[dict[str, Any]]]:
     graph: Graph | None = fields.take("graph", Graph)
     if graph is None:
         raise InvalidRequest("graph is missing.", field="graph")
     graph.check()
+    for node in graph.nodes:
+        if isinstance(node, Step) and node.model is not None:
+            backend.model(node.model)
     arguments: dict[str, Any] | None = fields.take("arguments", dict[str, Any])
     rows: list[dict[str, Any]] | None = fields.take("rows", list[dict[str, Any]])
     options: dict[str, Any] = fields.take("sampling_params", dict[str, Any], {})
@@ -175,7 +191,7 @@ def _take_job(fields: Fields, service: Service, stream: bool) -> tuple[Job, list
         raise InvalidRequest(f"events: {events!r} needs stream: true.", field="events")
     job = Job(
         graph=graph,
-        backend=_Served(service),
+        backend=backend,
         info=service.frontend.info,
         options=options,
         scope=scope,
@@ -268,25 +284,54 @@ async def _row_events(
 
 
 class _Served:
-    """The backend of programs that run in the server: the server's own model."""
+    """The backend of programs that run in the server: the model of the request's service, or `name`, another
+    one of the server."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, models: Models | None, name: str | None = None) -> None:
+        self._service, self._models = service, models
+        self._name = service.model_names[0] if name is None else name
+        self._whole = service if models is None else models.server
+        self._others: dict[str, _Served] = {}
+
+    @property
+    def has_others(self) -> bool:
+        """Whether steps name other models."""
+        return bool(self._others)
+
+    def model(self, name: str) -> _Served:
+        if self._models is None:
+            if lora_of(self._service, name):
+                raise UnsupportedField(
+                    f"{name} is an adapter.", field="model", remedy=f"Write lora={name!r}."
+                )
+            return self
+        name = self._models.allowed(name)
+        if name == self._name:
+            return self
+        if name not in self._others:
+            self._others[name] = _Served(self._service, self._models, name)
+        return self._others[name]
 
     async def info(self) -> ModelInfo:
-        return self._service.frontend.info
+        async with self._using() as service:
+            return msgspec.structs.replace(service.frontend.info, name=self._name)
 
-    def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
-        return self._service.generate(request, PATH)
+    async def generate(self, request: Generate) -> AsyncIterator[TextChunk]:
+        async with self._using() as service, aclosing(service.generate(request, PATH)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _using(self) -> AbstractAsyncContextManager[Service]:
+        return nullcontext(self._service) if self._models is None else self._models.using(self._name)
 
     async def abort(self, rid: str) -> None:
-        self._service.abort(rid)
+        self._whole.abort(rid)
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
-        await self._service.await_tools(program, branch, tools)
+        await self._whole.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
-        await self._service.end_program(program)
+        await self._whole.end_program(program)
 
     async def aclose(self) -> None:
         """Do nothing: the server outlives its programs."""

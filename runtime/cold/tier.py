@@ -27,6 +27,7 @@ import numpy as np
 from ramify.radix.cache import PrefixCache
 from ramify.radix.cold import Segment
 from ramify.radix.lock import PrefixLock
+from ramify.runtime.cold.expected import NextUse, NextUses
 from ramify.runtime.cold.gate import Gate
 from ramify.runtime.cold.store import ColdStore
 from ramify.runtime.cold.worker import Job, Worker
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ramify")
 
 TAKER = "pages from the cold tier"
-MOST_EXPECTED = 1024
-"""Most branches of programs that are remembered for prefetches; the oldest are forgotten."""
 MARGIN_S = 0.1
 """A prefetch begins twice its expected length and MARGIN_S before its pages are needed."""
 LEAST_LIMIT_S = 2.0
@@ -68,17 +67,6 @@ class _Piece(NamedTuple):
     segment: Segment
     first: int
     pages: int
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Expected:
-    """The next use of a branch's prefix."""
-
-    prefix: Prefix
-    lease_s: float
-    needed: float
-    """The clock when the branch's next request is expected."""
-    tried: bool = False
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -130,7 +118,7 @@ class ColdTier(Generic[R]):
         self._late: tuple[Job, int] | None = None
         """A job of a read that was given up, and its bytes; nothing is read before the job is done."""
         self._probe: Job | None = None
-        self._expected: dict[tuple[str, str], _Expected] = {}
+        self.expected = NextUses(clock)
         self.tokens = 0
         self.bytes = 0
         self.damaged_segments = sum(store.damaged for store in stores)
@@ -166,28 +154,6 @@ class ColdTier(Generic[R]):
         if tokens >= max(LEAST_LEARNED, 4 * rows):
             self.gate.tokens.learn(seconds, tokens + rows)
 
-    # --- programs ---------------------------------------------------------------------------------
-
-    def expect(self, owner: str, part: str, prefix: Prefix, lease_s: float, needed_in: float) -> None:
-        """Read `prefix` in time for `part` of `owner`, which needs it in `needed_in` seconds, if it is
-        evicted meanwhile. It is then leased for `lease_s` seconds."""
-        self._expected.pop((owner, part), None)
-        prefix = Prefix(prefix.ids.copy(), prefix.scope)
-        self._expected[owner, part] = _Expected(prefix, lease_s, self._clock() + needed_in)
-        if len(self._expected) > MOST_EXPECTED:
-            del self._expected[next(iter(self._expected))]
-
-    def expect_again(self, owner: str, part: str, needed_in: float) -> None:
-        """Change the time for `part` of `owner`, if it is known."""
-        if (found := self._expected.get((owner, part))) is not None:
-            found.needed, found.tried = self._clock() + needed_in, False
-
-    def expect_no_more(self, owner: str, part: str | None = None) -> None:
-        """Forget the prefix for `part` of `owner`; for all parts if `part` is None."""
-        parts = [part] if part is not None else [key[1] for key in self._expected if key[0] == owner]
-        for each in parts:
-            self._expected.pop((owner, each), None)
-
     # --- the loop ---------------------------------------------------------------------------------
 
     @property
@@ -205,7 +171,7 @@ class ColdTier(Generic[R]):
         if self._read is not None:
             waits.append(self._read.limit - now)
         else:
-            waits += [self._due(one) - now for one in self._expected.values() if not one.tried]
+            waits += [self._due(use) - now for _, use in self.expected.untried()]
         soonest = min(waits)
         return None if soonest == math.inf else max(0.0, soonest)
 
@@ -337,10 +303,10 @@ class ColdTier(Generic[R]):
             prefix = Prefix(request.ids[: request.match_limit], request.scope)
             if not self._begin_read(prefix, request, None):
                 self._ready.append(request)
-        for branch, expected in self._expected.items() if self._read is None else ():
-            if not expected.tried and self._due(expected) <= now:
-                expected.tried = True
-                if self._begin_read(expected.prefix, None, branch):
+        for branch, use in self.expected.untried() if self._read is None else ():
+            if self._due(use) <= now:
+                use.tried = True
+                if self._begin_read(use.prefix, None, branch):
                     return
 
     def _copy_piece(self, read: _Read[R]) -> None:
@@ -371,7 +337,7 @@ class ColdTier(Generic[R]):
         read, cache = self._read, self._cache
         assert read is not None
         self._read = None
-        expected = None if read.branch is None else self._expected.get(read.branch)
+        use = None if read.branch is None else self.expected.of(read.branch)
         if read.copied:
             tokens, size = read.copied * cache.page_size, read.copied * self._pool.page_bytes
             table = read.lock.pages + read.pages[: read.copied]
@@ -379,19 +345,19 @@ class ColdTier(Generic[R]):
             self.gate.bytes.learn(read.seconds, size)
             self.tokens += tokens
             self.bytes += size
-            if read.branch is not None and expected is not None:
+            if read.branch is not None and use is not None:
                 cache.end_leases(*read.branch)
                 owner, part = read.branch
-                needed_in = max(0.0, expected.needed - self._clock())
-                cache.lease(read.lock, owner, expected.lease_s, needed_in, part)
+                needed_in = max(0.0, use.needed - self._clock())
+                cache.lease(read.lock, owner, use.lease_s, needed_in, part)
         cache.free(read.pages[read.copied :])
         cache.release(read.lock)
         if read.request is not None:
             self._ready.append(read.request)
 
-    def _due(self, expected: _Expected) -> float:
-        pages = len(expected.prefix.ids) // self._cache.page_size
-        return expected.needed - MARGIN_S - 2 * self.gate.reading_s(pages * self._pool.page_bytes)
+    def _due(self, use: NextUse) -> float:
+        pages = len(use.prefix.ids) // self._cache.page_size
+        return use.needed - MARGIN_S - 2 * self.gate.reading_s(pages * self._pool.page_bytes)
 
     def _measure(self, store: ColdStore) -> None:
         """Measure the time of a byte on the newest segment of `store`."""

@@ -15,6 +15,7 @@ from ramify.errors import EngineError
 from ramify.html.fragment import escaped, fragment, head, table, tag
 from ramify.loop import background_loop, submit
 from ramify.messages import SchedulerStats
+from ramify.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from ramify.runtime.engine.engine import Engine
@@ -24,18 +25,31 @@ STATS_S = 0.25
 
 
 def engine_line(engine: Engine) -> str:
-    info = engine._frontend.known_info
-    name = engine.config.model if info is None else info.name
+    info = _known_info(engine)
+    name = engine._name or (engine.config.model if info is None else info.name)
     facts = "" if info is None else f": {info.device} {info.dtype}, context {info.context_length:,}"
     if info is not None and info.kv_room is not None:
         facts += f", KV of {info.kv_room.tokens:,} tokens"
-    return f"<Engine {name} {engine._state}{facts}>"
+    others = "".join(f", {other} {state}" for other, state in _others(engine).items())
+    return f"<Engine {name} {engine._state}{facts}{others}>"
+
+
+def _others(engine: Engine) -> dict[str, str]:
+    """Name → state of the further models, for the engine of several that is its first one."""
+    pool = engine._pool
+    if pool is None or engine._name != pool.first:
+        return {}
+    return {name: pool.state(name) for name in pool.names[1:]}
+
+
+def _known_info(engine: Engine) -> ModelInfo | None:
+    return None if engine._frontend is None else engine._frontend.known_info
 
 
 def engine_html(engine: Engine) -> str:
     """The state, the model, the KV tokens, the requests, the memory and the versions. The counters of the
     scheduler are left out if they do not come within `STATS_S`, as while it computes a long step."""
-    info = engine._frontend.known_info
+    info = _known_info(engine)
     rows: list[tuple[str, str]] = []
     if info is None:
         rows.append(("model", engine.config.model))
@@ -46,6 +60,7 @@ def engine_html(engine: Engine) -> str:
             ("context", f"{info.context_length:,} tokens"),
         ]
         rows += [] if info.kv_room is None else [("room", info.kv_room.text)]
+    rows += [(f"model {other}", state) for other, state in _others(engine).items()]
     rows += _running(engine) if engine._state == "ready" else []
     rows.append(("versions", _versions()))
     cells = [(tag("span", escaped(name), "soft"), escaped(value)) for name, value in rows]
@@ -60,7 +75,7 @@ def _running(engine: Engine) -> Iterator[tuple[str, str]]:
         used, total = stats.pages_in_use * size, stats.pages_total * size
         yield "KV tokens", f"{used:,} in use + {cached:,} cached of {total:,}"
         yield "requests", f"{stats.running} running, {stats.waiting} waiting"
-    else:
+    elif engine._frontend is not None:
         yield "requests", f"{engine._frontend.in_flight} in flight"
     pids = engine.pids
     memory = _memory(pids.values())
@@ -70,6 +85,8 @@ def _running(engine: Engine) -> Iterator[tuple[str, str]]:
 
 def _stats(engine: Engine) -> SchedulerStats | None:
     if threading.current_thread().name == "ramify-loop" or not background_loop().is_running():
+        return None
+    if engine._frontend is None:
         return None
     future = submit(engine._frontend.control.stats())
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
+import copy
 import dataclasses
 import os
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -20,7 +20,7 @@ from ramify.answers import AnswerStore
 from ramify.cache_contents import CacheContents
 from ramify.constraint import Constraint, checked
 from ramify.decisions.calibration import read_calibration
-from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
+from ramify.errors import InvalidRequest, NotFound, UnsupportedField
 from ramify.loop import background_loop, submit, wait
 from ramify.messages import (
     HELD_S,
@@ -35,15 +35,18 @@ from ramify.messages import (
 from ramify.model_info import ModelInfo
 from ramify.priority import checked_priority
 from ramify.retry import RETRY_FOR_S, Retry
-from ramify.runtime.config import ELSEWHERE, EngineConfig
+from ramify.runtime.config import ELSEWHERE, EngineConfig, check_several
 from ramify.runtime.default_model import tell_of_default_model
 from ramify.runtime.engine.completion import Completion, completion_of
 from ramify.runtime.engine.display import engine_html, engine_line
+from ramify.runtime.engine.life import Life
 from ramify.runtime.fleet.replica import ReplicaStatus
 from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
 from ramify.runtime.inspect.resolve import check_name
+from ramify.runtime.models.names import keep_alive_s
+from ramify.runtime.models.pool import ModelPool, ModelStatus
 from ramify.sampling_options import read_options, resolve_options
 from ramify.sampling_params import SamplingParams
 from ramify.spans import engine_span
@@ -79,6 +82,14 @@ class Engine:
     ----------
     model : str
         A name, a hub id, a local folder, or a `.gguf` file.
+    models : mapping, optional
+        Several models in place of one: name → model. `model` gives each by its name, and ``gen(model=…)``
+        names it in a program. The first one answers what names none. A model is loaded at its first use, in
+        processes of its own, and unloaded when another one needs its memory: the least recently used that
+        has no requests (`ramify.runtime.models.pool.ModelPool`).
+    keep_alive, pin
+        Of several models: how long each stays loaded after its last request, as 300, "5m" or None for ever;
+        and the names of those that are loaded at the start and stay.
     retries, retry_for
         How often, and for how many seconds, a program sends a failed request again if a process has died or
         the queue was full (`ramify.retry.Retry`).
@@ -113,6 +124,9 @@ class Engine:
         self,
         model: str | None = None,
         *,
+        models: Mapping[str, str] | None = None,
+        keep_alive: float | str | None = None,
+        pin: str | Sequence[str] = (),
         retries: int | None = None,
         retry_for: float = RETRY_FOR_S,
         priority: int | None = None,
@@ -136,31 +150,103 @@ class Engine:
         self.priority = None if priority is None else checked_priority(priority)
         self.lora = lora
         self.answers = None if cache is None else AnswerStore(cache)
-        _check_names(self.config)
-        self._frontend = Frontend(self.config)
-        self._start_lock: asyncio.Lock | None = None
-        self._owner: int | None = None
-        """Id of the process that has started the engine; None before the start."""
-        self._closed = False
-        _open_engines.add(self)
+        self._pool: ModelPool | None = None
+        self._name = ""
+        """Name of the model in the pool; "" for an engine of one model."""
+        if models is None:
+            if keep_alive is not None or pin:
+                field = "pin" if keep_alive is None else "keep_alive"
+                raise UnsupportedField(
+                    f"{field} is for several models.", field=field, remedy="Give models={…}."
+                )
+            _check_names(self.config)
+            told = tell_of_default_model if self._model_is_default else None
+            self._life = Life(Frontend(self.config), told)
+            return
+        if not models or not self._model_is_default:
+            raise InvalidRequest(
+                "models is empty." if not models else "model and models are both given.",
+                field="models",
+                remedy="Give model, or models as name → model.",
+            )
+        check_several(self.config)
+        for one in models.values():
+            _check_names(dataclasses.replace(self.config, model=one))
+        keep = None if keep_alive is None else keep_alive_s(keep_alive)
+        pinned = (pin,) if isinstance(pin, str) else pin
+        self._pool = ModelPool(self.config, models, keep_alive_s=keep, pinned=pinned)
+        self._name = self._pool.first
+        self._life = Life(self._pool)
+        self._models = {self._name: self}
+        """Name → engine of this model; shared by all of them."""
+
+    def model(self, name: str) -> Engine:
+        """The model `name` of an engine with several: a backend, and an engine with all methods. Its `start`
+        loads the model, and its `close` closes all. Raises `NotFound` for an unknown name, and
+        `UnsupportedField` for an engine of one model."""
+        pool = self._several()
+        name = pool.resolve(name)
+        if name not in self._models:
+            other = self._models[name] = copy.copy(self)
+            other._name, other.config, other.lora = name, pool.config_of(name), ""
+        return self._models[name]
+
+    @property
+    def models(self) -> list[ModelStatus]:
+        """The models of an engine with several, the first one's first: name, state, sizes, users. Raises
+        `UnsupportedField` for an engine of one model."""
+        pool = self._several()
+
+        async def statuses() -> list[ModelStatus]:
+            await pool.measure()
+            return pool.statuses()
+
+        return wait(statuses())
+
+    def unload(self) -> None:
+        """Unload this model of an engine with several, when its requests have ended. Its next use loads it
+        again. Raises `UnsupportedField` for an engine of one model."""
+        wait(self._several().unload(self._name))
+
+    def _several(self) -> ModelPool:
+        if self._pool is None:
+            raise UnsupportedField(
+                "This engine has one model.", field="model", remedy="Several models: rm.Engine(models={…})."
+            )
+        return self._pool
+
+    @property
+    def _frontend(self) -> Frontend | None:
+        """The frontend of the model; None while a model of several is not loaded."""
+        if self._pool is not None:
+            return self._pool.frontends.get(self._name)
+        assert isinstance(self._life.processes, Frontend)
+        return self._life.processes
+
+    def _new_rid(self) -> str:
+        return secrets.token_hex(8) if self._frontend is None else self._frontend.new_rid()
+
+    @contextlib.asynccontextmanager
+    async def _using(self) -> AsyncIterator[Frontend]:
+        """The frontend of the model, started or loaded, which is not unloaded within the block."""
+        await self._life.ensure_started()
+        if self._pool is not None:
+            async with self._pool.use(self._name) as frontend:
+                yield frontend
+        else:
+            assert self._frontend is not None
+            yield self._frontend
 
     # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> Engine:
         """Start the processes and wait until they are ready."""
-        wait(self._ensure_started())
+        wait(self.info())
         return self
 
     def close(self) -> None:
         """End the processes. Running requests fail with `EngineClosed`. May be called twice."""
-        if self._closed or self._forked:
-            return
-        self._closed = True
-        if self._started and background_loop().is_running():
-            wait(self._frontend.aclose())
-        else:
-            self._frontend.close_now()
-        _open_engines.discard(self)
+        self._life.close()
 
     shutdown = close
 
@@ -175,8 +261,8 @@ class Engine:
     # --- a backend for programs, on the background loop ---------------------------------------------
 
     async def info(self) -> ModelInfo:
-        await self._ensure_started()
-        return self._frontend.info
+        async with self._using() as frontend:
+            return msgspec.structs.replace(frontend.info, name=self._name) if self._name else frontend.info
 
     def generate(self, request: Generate, *sampling: object) -> AsyncIterator[TextChunk]:
         """The chunks of one generation; see `Frontend.generate`."""
@@ -190,34 +276,35 @@ class Engine:
         return self._generate(request)
 
     async def _generate(self, request: Generate) -> AsyncGenerator[TextChunk, None]:
-        await self._ensure_started()
-        chunks = cast("AsyncGenerator[TextChunk, None]", self._frontend.generate(request))
-        with engine_span(request, self._frontend.info.name) as take:
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    take(chunk)
-                    yield chunk
+        async with self._using() as frontend:
+            chunks = cast("AsyncGenerator[TextChunk, None]", frontend.generate(request))
+            with engine_span(request, self._name or frontend.info.name) as take:
+                async with contextlib.aclosing(chunks):
+                    async for chunk in chunks:
+                        take(chunk)
+                        yield chunk
 
     async def abort(self, rid: str) -> bool:
         """Abort the request `rid`. Its stream ends with finish reason "abort" and its usage. Returns False if
         there is no such request in flight, for example while the engine starts."""
-        return self._started and self._frontend.abort(rid) > 0
+        return self._running is not None and self._running.abort(rid) > 0
 
     async def await_tools(self, program: str, branch: str, tools: tuple[str, ...]) -> None:
         """Announce that a branch of a program continues when these tools have returned."""
-        if self._started:
-            await self._frontend.control.await_tools(program, branch, tools)
+        if self._running is not None:
+            await self._running.control.await_tools(program, branch, tools)
 
     async def end_program(self, program: str) -> None:
-        if self._started:
-            await self._frontend.control.end_program(program)
+        if self._running is not None:
+            await self._running.control.end_program(program)
 
     async def aclose(self) -> None:
-        if self._forked:
-            return
-        self._closed = True
-        await self._frontend.aclose()
-        _open_engines.discard(self)
+        await self._life.aclose()
+
+    @property
+    def _running(self) -> Frontend | None:
+        """The frontend, if it has started in this process."""
+        return self._frontend if self._life.started else None
 
     # --- without a program --------------------------------------------------------------------------
 
@@ -273,7 +360,7 @@ class Engine:
                 remedy="Give a list, or call complete.",
             )
 
-        flow = self._frontend.new_rid()
+        flow = self._new_rid()
 
         async def gather() -> list[Completion]:
             calls = (
@@ -306,7 +393,7 @@ class Engine:
         if constraint is not None:
             checked(constraint)
         request = Generate(
-            rid=self._frontend.new_rid(),
+            rid=self._new_rid(),
             prompt=segments,
             chat=None if chat is None else tuple(chat),
             sampling=resolve_options(read_options(sampling, of="complete")),
@@ -349,7 +436,7 @@ class Engine:
             scope=scope,
             priority=(self.priority or 0) if priority is None else priority,
             lora=self.lora if lora is None else lora,
-            flow=self._frontend.new_rid(),
+            flow=self._new_rid(),
         )
 
         async def embedded() -> list[bytes]:
@@ -357,7 +444,7 @@ class Engine:
             way, room = pooling_for(info, pooling), asyncio.Semaphore(info.max_running)
 
             async def pooled(prompt: tuple[Segment, ...]) -> bytes:
-                rid = self._frontend.new_rid()
+                rid = self._new_rid()
                 one = msgspec.structs.replace(request, rid=rid, prompt=prompt, pooling=way)
                 async with room:
                     last = [chunk async for chunk in self._generate(one)][-1]
@@ -374,7 +461,7 @@ class Engine:
         Raises `InvalidRequest` for a name in use and for a folder that does not fit the model, and
         `UnsupportedField` for an adapter of an unsupported kind.
         """
-        wait(self._after_start(lambda: self._frontend.loras.load(name, os.fspath(path))))
+        wait(self._with(lambda frontend: frontend.loras.load(name, os.fspath(path))))
 
     def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter. Running and waiting requests that use it keep it until they finish. Later
@@ -382,20 +469,20 @@ class Engine:
 
         Raises `NotFound` for an unknown name.
         """
-        wait(self._after_start(lambda: self._frontend.loras.unload(name)))
+        wait(self._with(lambda frontend: frontend.loras.unload(name)))
 
     async def lora_revisions(self) -> dict[str, str]:
         """The loaded LoRA adapters: name → revision, which identifies the content of the adapter's files."""
-        await self._ensure_started()
-        return {name: lora.revision for name, lora in self._frontend.loras.loaded.items()}
+        async with self._using() as frontend:
+            return {name: lora.revision for name, lora in frontend.loras.loaded.items()}
 
     def replicas(self) -> list[ReplicaStatus]:
         """The replicas, each with its name, state, number of requests and processes."""
 
-        async def found() -> list[ReplicaStatus]:
-            return self._frontend.replicas.statuses()
+        async def found(frontend: Frontend) -> list[ReplicaStatus]:
+            return frontend.replicas.statuses()
 
-        return wait(self._after_start(found))
+        return wait(self._with(found))
 
     def add_replica(self) -> str:
         """Start one more replica, wait until it is up, and return its name: the lowest free number.
@@ -403,7 +490,7 @@ class Engine:
         The new replica gets the next GPU; on the CPU it shares cores with others. Raises `UnsupportedField`
         if the engine was started with one replica, or if every GPU or core has a replica.
         """
-        return wait(self._after_start(self._frontend.replicas.add_replica))
+        return wait(self._with(lambda frontend: frontend.replicas.add_replica()))
 
     def drain_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
         """Send nothing more to a replica, wait for its requests, and stop it.
@@ -411,52 +498,57 @@ class Engine:
         Requests that are still running after `limit_s` seconds continue on other replicas, after the output
         so far. Raises `NotFound` for an unknown name, and `InvalidRequest` for the last replica.
         """
-        wait(self._after_start(lambda: self._frontend.replicas.drain(name, limit_s)))
+        wait(self._with(lambda frontend: frontend.replicas.drain(name, limit_s)))
 
     def restart_replica(self, name: str, limit_s: float = DRAIN_S) -> None:
         """Drain a replica, start it anew, and wait until it is up. Called for one replica after the other,
         this is a rolling restart."""
-        wait(self._after_start(lambda: self._frontend.replicas.restart(name, limit_s)))
+        wait(self._with(lambda frontend: frontend.replicas.restart(name, limit_s)))
 
     def stats(self) -> SchedulerStats:
         """Counters of the scheduler, and the numbers of pages in each state."""
 
-        return wait(self._after_start(self._frontend.control.stats))
+        return wait(self._with(lambda frontend: frontend.control.stats()))
 
     def cache(self, *, texts: bool = False) -> CacheContents:
         """The contents of the prefix cache: the owners with their tokens, pages and remaining seconds, and
         the longest prefixes that nobody holds; with `texts`, the ends of the prefixes as text."""
 
-        return wait(self._after_start(lambda: self._frontend.control.cache(texts=texts)))
+        return wait(self._with(lambda frontend: frontend.control.cache(texts=texts)))
 
     def release(self, owner: str) -> int:
         """Release what a program, a session or a pin holds (`Hold.owner`). Returns the number of prefixes,
         0 if `owner` holds nothing."""
 
-        return wait(self._after_start(lambda: self._frontend.control.release(owner)))
+        return wait(self._with(lambda frontend: frontend.control.release(owner)))
 
     def flush_cache(self) -> bool:
         """Drop every cached page that no running request uses. Returns True."""
 
-        wait(self._after_start(self._frontend.control.flush_cache))
+        wait(self._with(lambda frontend: frontend.control.flush_cache()))
         return True
 
     def get_server_info(self) -> dict[str, Any]:
         """The configuration, the model and the counters, in plain types."""
 
-        stats = self.stats()
-        return {
+        info, stats = wait(self.info()), self.stats()
+        found = {
             **dataclasses.asdict(self.config),
-            "max_running": self._frontend.info.max_running,
-            "chunk_tokens": self._frontend.info.chunk_tokens,
-            "model_info": msgspec.to_builtins(self._frontend.info),
+            "max_running": info.max_running,
+            "chunk_tokens": info.chunk_tokens,
+            "model_info": msgspec.to_builtins(info),
             "stats": msgspec.to_builtins(stats),
         }
+        return found if self._pool is None else {**found, "models": msgspec.to_builtins(self.models)}
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the workers by role; with several replicas by replica and role."""
-        return self._frontend.pids
+        """Process ids of the workers by role; with several replicas by replica and role, with several models
+        by model and role, of those that are loaded."""
+        if self._pool is None or self._name != self._pool.first:
+            return {} if self._frontend is None else self._frontend.pids
+        loaded = self._pool.frontends.items()
+        return {f"{name}/{role}": pid for name, one in loaded for role, pid in one.pids.items()}
 
     def __repr__(self) -> str:
         return engine_line(self)
@@ -466,69 +558,16 @@ class Engine:
 
     @property
     def _state(self) -> str:
-        if self._closed:
-            return "closed"
-        if self._forked:
-            return f"of process {self._owner}"
-        if not self._started:
-            return "starting" if self._start_lock is not None and self._start_lock.locked() else "not started"
+        if (state := self._life.state) is not None:
+            return state
+        if self._frontend is None:
+            return self._several().state(self._name)
         return "ready" if self._frontend.healthy else "failed" if self._frontend.gave_up else "restarting"
 
-    async def _after_start(self, call: Callable[[], Awaitable[T]]) -> T:
-        await self._ensure_started()
-        return await call()
+    async def _with(self, call: Callable[[Frontend], Awaitable[T]]) -> T:
+        async with self._using() as frontend:
+            return await call(frontend)
 
     async def _collect(self, request: Generate) -> Completion:
         async with contextlib.aclosing(self._generate(request)) as chunks:
             return await completion_of(request, chunks)
-
-    @property
-    def _started(self) -> bool:
-        return self._owner == os.getpid()
-
-    @property
-    def _forked(self) -> bool:
-        """Whether the engine was started by another process, from which this one was forked."""
-        return self._owner not in (None, os.getpid())
-
-    async def _ensure_started(self) -> None:
-        if self._started:
-            return
-        if self._forked:
-            raise EngineError(
-                f"This engine belongs to process {self._owner}; process {os.getpid()} was forked from it.",
-                remedy="Make an Engine in each process, or let them share a server: rm.RuntimeEndpoint.",
-            )
-        if self._closed:
-            raise EngineClosed("The engine has been closed.")
-        if self._start_lock is None:
-            self._start_lock = asyncio.Lock()
-        async with self._start_lock:
-            if not self._started:
-                await self._frontend.start()
-                self._owner = os.getpid()
-                _open_engines.add(self)
-                if self._model_is_default:
-                    tell_of_default_model()
-
-
-_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_engines_of_parent: list[Engine] = []
-"""Engines of the parent, in a forked child. They are never freed, as that would close sockets that the child
-shares with its parent."""
-
-
-def _leave_to_parent() -> None:
-    """Leave the parent's engines open at the exit of a forked child."""
-    _engines_of_parent.extend(_open_engines)
-    _open_engines.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-@atexit.register
-def _close_all() -> None:
-    for engine in list(_open_engines):
-        engine._frontend.close_now()

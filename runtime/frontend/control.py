@@ -121,10 +121,11 @@ class ControlClient:
         assert reply.snapshot is not None
         return reply.stats, reply.snapshot
 
-    async def cache(self, most: int = MOST_HOLDS, *, texts: bool = False) -> CacheContents:
+    async def cache(self, most: int = MOST_HOLDS, *, texts: bool = False, owners: str = "") -> CacheContents:
         """The contents of the prefix cache: at most `most` holds of each replica, and as many prefixes that
-        nobody holds; with `texts`, the last tokens of each as text."""
-        reply = await self._ask(GetCache(rid=self._new_rid(), most=most, ids=texts))
+        nobody holds; with `texts`, the last tokens of each as text; with `owners`, only the holds of owners
+        that begin so."""
+        reply = await self._ask(GetCache(rid=self._new_rid(), most=most, ids=texts, owners=owners))
         assert isinstance(reply, Reply)
         assert reply.cache is not None
         found = reply.cache

@@ -342,7 +342,8 @@ def kv_facts(
     per_token = page_bytes(shape, 1, size, draft)
     context = with_context(shape, config.context_length).context_length
     assert config.page_size is not None
-    room = int(FRACTION * machine.memory) - weight_bytes - WORKSPACE
+    fraction = config.memory_fraction or FRACTION
+    room = int(fraction * machine.memory) - weight_bytes - WORKSPACE
     problem, budget, slots, text = None, None, 0, ""
     states = 0 if shape.states is None else shape.states.bytes
     device: Any = SimpleNamespace(type=machine.device)
@@ -368,13 +369,13 @@ def kv_facts(
         problem = (
             f"its weights take {_gib(weight_bytes)}, KV for {least} tokens {_gib(least * per_token)}"
             + (f", {slots} states {_gib(state_room)}" if states else "")
-            + f" and a workspace {_gib(WORKSPACE)}: more than {FRACTION:.0%} of the memory, "
+            + f" and a workspace {_gib(WORKSPACE)}: more than {fraction:.0%} of the memory, "
             + _gib(machine.memory)
         )
     if problem is None and config.kv_memory_gb is not None and tokens > at_most:
         problem = (
             f"kv_memory_gb is {config.kv_memory_gb:g}, and beside the weights, states and a workspace "
-            f"{_gib(max(0, room - state_room))} are left of {FRACTION:.0%} of the memory"
+            f"{_gib(max(0, room - state_room))} are left of {fraction:.0%} of the memory"
         )
     return {
         "kv_bytes_per_token": per_token,

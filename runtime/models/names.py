@@ -76,10 +76,11 @@ def unknown(name: str, known: Iterable[str], field: str = "model") -> NotFound:
     names = list(known)
     listed = ", ".join(map(repr, [*names[:20], *(["…"] if len(names) > 20 else [])]))
     near = nearest(name, names)
+    use = f"Use one of {listed}." if names else None
     return NotFound(
         f"There is no model {name[:200]!r} here.",
         field=field,
-        remedy=f"{near} Use one of {listed}." if near else f"Use one of {listed}.",
+        remedy=f"{near} {use}" if near else use,
     )
 
 

@@ -235,7 +235,22 @@ class ModelPool:
         """Whether a model or an adapter has the name `name`."""
         return self._find(name) is not None
 
+    def names_for(self, name: str) -> tuple[str, ...]:
+        """Names of what a request means by `name`: of an adapter its own, of a model all that it has. Raises
+        `NotFound`."""
+        model = self._models[self.resolve(name)]
+        config, adapter = model.config, name.removesuffix(LATEST).rpartition(":")[2]
+        names = tuple(config.served_model_name) if isinstance(config, ServerConfig) else (model.name,)
+        if {name, name.removesuffix(LATEST)} & {*names, ANY}:
+            return names
+        adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
+        return (adapter,) if adapter in adapters else names
+
     def _find(self, name: str) -> str | None:
+        base = name.rpartition(":")[0]
+        return self._named(name) or (self.first if base == ANY else self._named(base))
+
+    def _named(self, name: str) -> str | None:
         if name in self._models:
             return name
         for model in self._models.values():
@@ -243,12 +258,9 @@ class ModelPool:
             if isinstance(config, ServerConfig) and name in config.served_model_name:
                 return model.name
             adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
-            if name in adapters or (model.info is not None and model.info.fingerprint == name):
+            if name in adapters:
                 return model.name
-        base = name.rpartition(":")[0]
-        if base == ANY:
-            return self.first
-        return self._find(base) if base else None
+        return None
 
     # --- use --------------------------------------------------------------------------------------
 
@@ -514,6 +526,10 @@ class ModelPool:
     def config_of(self, name: str) -> EngineConfig:
         """The configuration that a model is loaded with."""
         return self._models[self.resolve(name)].config
+
+    def state(self, name: str) -> ModelState:
+        """The state of a model, from any thread. Raises `NotFound` for an unknown name."""
+        return self._models[self.resolve(name)].state
 
     def status(self, name: str) -> ModelStatus:
         """The state of a model. Raises `NotFound` for an unknown name."""

@@ -214,7 +214,9 @@ class Control:
 
     def _cache(self, message: GetCache) -> dict[str, Any]:
         cache, page_bytes = self.requests.pages.cache, self.transfers.pool.page_bytes * self.transfers.ranks
-        found = contents(cache, page_bytes, self.pinned_share, message.most, ids=message.ids)
+        found = contents(
+            cache, page_bytes, self.pinned_share, message.most, ids=message.ids, owners=message.owners
+        )
         return {"cache": found}
 
     def _release(self, message: ReleaseHold) -> dict[str, Any]:

@@ -27,34 +27,48 @@ def pinnable(cache: PrefixCache, share: float) -> int:
 
 def check_pin(cache: PrefixCache, request: Request, open_requests: Iterable[Request], share: float) -> None:
     """Raise `InvalidRequest` if the pages of the pin `request` and those of the pins before it are more than
-    `pinnable`; `open_requests` has the pins that are not held yet."""
+    `pinnable`, or those of its key more than the key's share; `open_requests` has the pins that are not held
+    yet."""
     if isinstance(cache, NaiveCache):
         raise UnsupportedField("prefix_cache is 'naive', which keeps nothing.", field="hint.pinned")
-    size, most = cache.page_size, pinnable(cache, share)
+    size, hint = cache.page_size, request.hint
     pinned = cache.pinned_length(cache.match(request.ids, request.scope)) // size
     needed = -(-(request.prompt_len + request.max_tokens) // size) - pinned
-    coming = sum(
-        -(-(other.prompt_len + other.max_tokens) // size)
+    coming = [
+        other
         for other in open_requests
         if other is not request and other.hint is not None and other.hint.pinned
-    )
-    held = cache.counts().pinned + coming
-    if held + needed > most:
-        raise InvalidRequest(
-            f"The pin needs {needed} KV pages of {size} tokens; pins hold {held} of the {most} that they may"
-            f" hold (max_pinned_share={share:g} of {cache.num_pages}).",
-            field="hint.pinned",
-            remedy="Release a pin, pin less, or give the engine a larger max_pinned_share or kv_memory_gb.",
-        )
+    ]
+
+    def check(whose: str, held: int, coming: list[Request], share: float, raised: str) -> None:
+        held += sum(-(-(other.prompt_len + other.max_tokens) // size) for other in coming)
+        most = pinnable(cache, share)
+        if held + needed > most:
+            raise InvalidRequest(
+                f"The pin needs {needed} KV pages of {size} tokens; {whose} hold {held} of the {most} that"
+                f" they may hold (max_pinned_share={share:g} of {cache.num_pages}).",
+                field="hint.pinned",
+                remedy=f"Release a pin, pin less, or give the {raised}.",
+            )
+
+    check("pins", cache.counts().pinned, coming, share, "engine a larger max_pinned_share or kv_memory_gb")
+    if request.key and hint is not None:
+        leases = [one for one in cache.leases() if one.pinned and one.owner.startswith(f"{request.key}/")]
+        mine = [other for other in coming if other.key == request.key]
+        whose = f"pins of the key {request.key!r}"
+        check(whose, cache.extent(leases)[1], mine, hint.max_pinned_share, "key a larger max_pinned_share")
 
 
-def contents(cache: PrefixCache, page_bytes: int, share: float, most: int, *, ids: bool) -> CacheContents:
+def contents(
+    cache: PrefixCache, page_bytes: int, share: float, most: int, *, ids: bool, owners: str = ""
+) -> CacheContents:
     """The contents of `cache`, with at most `most` holds and as many prefixes that nobody holds.
 
     ids : whether the last tokens of the prefixes are told
+    owners : as in `GetCache`
     """
     counts = cache.counts()
-    leases, now = cache.leases(), cache.now()
+    leases, now = [lease for lease in cache.leases() if lease.owner.startswith(owners)], cache.now()
     by_owner: dict[str, list[Lease]] = {}
     for lease in sorted(leases, key=lambda lease: (not lease.pinned, -lease.expires))[: most * LEASES_A_HOLD]:
         if lease.owner in by_owner or len(by_owner) < most:
@@ -74,7 +88,7 @@ def contents(cache: PrefixCache, page_bytes: int, share: float, most: int, *, id
         more_holds=len(leases) - sum(map(len, by_owner.values())),
         unheld=tuple(
             Unheld(scope=_digest(one.scope), tokens=one.tokens, pages=one.pages, ids=one.ids)
-            for one in cache.unheld(most, shown)
+            for one in ([] if owners else cache.unheld(most, shown))
         ),
     )
 

@@ -86,7 +86,8 @@ class Residency:
     ) -> None:
         """Measure and return memory, if `CHECK_S` has passed. Called between two steps.
 
-        `fail` is called with each of `requests()` that needs more pages than the memory now holds.
+        `fail` is called with each of `requests()` that needs more pages than it has, and more than the memory
+        now holds.
         """
         cache, now = self._cache, self._clock()
         if now < self._next_check:
@@ -118,7 +119,10 @@ class Residency:
     ) -> None:
         size, limit = self._cache.page_size, self._cache.limit
         for request in list(requests):
-            needed = -(-request.target_len // size) + COW_PAGES
+            needed = -(-request.target_len // size)
+            if needed <= request.pages.count and request.decisions is None:
+                continue  # it runs, and the pages that it has stay
+            needed += COW_PAGES
             if request.decisions is not None:
                 needed += request.decisions.most_pages(size)
             if needed > limit:

@@ -1,8 +1,8 @@
 """The endpoint ``POST /v1/calls``: one call of a program, sent by Ramify's own client as runtime structs.
 
 ``request`` is a `Generate` with a prompt of segments, or with a chat and questions about it. ``model`` is the
-fingerprint of the model that the program started on: the prompt may contain token ids of that model, so a
-server that has another model by now refuses the request. It may also be the model's name.
+model's name. ``fingerprint`` is that of the model that the program started on: the prompt may contain token
+ids of that model, so a server that has another model by now refuses the request.
 
 The response is a stream of events ``{"chunks": [ramify.messages.TextChunk]}``, ended by ``[DONE]``. An error
 before the first event is sent as a response with its own status. A later error is sent as an event
@@ -43,6 +43,7 @@ class _StrictGenerate(Generate, frozen=True, kw_only=True, tag="Generate", forbi
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: _StrictGenerate
     model: str = ""
+    fingerprint: str = ""
 
 
 @router.post(PATH)
@@ -50,10 +51,11 @@ async def answer_call(request: Request) -> Response:
     service = Service.serving(request)
     body: _Body = decode(await read_body(request), _Body, "")
     _check(body.request, service)
-    if body.model and body.model not in (service.frontend.info.fingerprint, *service.model_names):
+    service.check_name(body.model)
+    if body.fingerprint not in ("", service.frontend.info.fingerprint):
         raise InvalidRequest(
             f"The program began on another model than this server has now: {service.frontend.info.name}.",
-            field="model",
+            field="fingerprint",
             remedy="Run it again.",
         )
     return EventStream(_events(service.generate(body.request, PATH)))

@@ -35,7 +35,7 @@ from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.inspect.resolve import check_name
-from ramify.runtime.models.names import by_name, keep_alive_s, name_of
+from ramify.runtime.models.names import by_name, keep_alive_s, name_of, unknown
 from ramify.runtime.models.pool import KEEP, KeepAlive, ModelPool, ModelStatus
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.server.body import peek_body
@@ -168,19 +168,38 @@ class Models:
         kept: KeepAlive = KEEP
         if request.url.path.startswith(OLLAMA) and names.keep_alive is not None:
             kept = keep_alive_s(names.keep_alive)
-        model = self._named(request.url.path, names)
-        KEY.get().check_model((model, *(one for one in (names.model, names.name) if isinstance(one, str))))
+        asked = self._named(request.url.path, names)
+        KEY.get().check_model(self.pool.names_for(asked))
+        model = self.pool.resolve(asked)
         if body and model not in self.pool.frontends:
             refuse_unknown(request.url.path, body)  # before the load, which may push another model out
         held: contextlib.AsyncExitStack = request.scope[HELD]
         began = time.perf_counter_ns()
-        frontend = await while_connected(
-            request.receive, held.enter_async_context(self.pool.use(model, kept))
+        request.scope[SERVICE] = await while_connected(
+            request.receive, held.enter_async_context(self.using(model, kept))
         )
         request.scope[LOAD_NS] = time.perf_counter_ns() - began
-        request.scope[SERVICE] = self._service(model, frontend)
+
+    async def let_go(self, request: Request) -> None:
+        """Let go of the model that `hold` holds for the request, before the response has been sent."""
+        held: contextlib.AsyncExitStack = request.scope[HELD]
+        await held.aclose()
+
+    def allowed(self, name: str) -> str:
+        """The model that `name` means. Raises `NotFound`, and `NotAllowed` by the key."""
+        model = self.pool.resolve(name)
+        KEY.get().check_model((model, name))
+        return model
+
+    @contextlib.asynccontextmanager
+    async def using(self, model: str, kept: KeepAlive = KEEP) -> AsyncIterator[Service]:
+        """The service of `model`, which is not unloaded within the block. Raises what `ModelPool.use`
+        raises."""
+        async with self.pool.use(model, kept) as frontend:
+            yield self._service(model, frontend)
 
     def _named(self, path: str, names: _Names) -> str:
+        """The name that `names` have for a model or an adapter; that of the first model if they have none."""
         name = names.model or (names.name if path.startswith(OLLAMA) else None)
         if name is None and isinstance(names.lora_name, str):
             base = names.lora_name.rpartition(":")[0]
@@ -188,11 +207,16 @@ class Models:
         if not isinstance(name, str):
             return self.pool.first
         try:
-            return self.pool.resolve(name)
+            self.pool.resolve(name)
         except NotFound:
             if path == SYSTEM_ONE and name.startswith(SYSTEM_ONE_MODELS):
                 return self.pool.first
-            raise
+            raise self._unknown(name) from None
+        return name
+
+    def _unknown(self, name: str) -> NotFound:
+        """The error for an unknown model, which names those that the current key may use."""
+        return unknown(name, filter(KEY.get().may_use, self.pool.names))
 
     def _service(self, model: str, frontend: FrontendProtocol) -> Service:
         """The service of a model. Its metrics outlive its unloading."""
@@ -221,8 +245,11 @@ class Models:
     async def find(self, name: str) -> ServedModel:
         """The model that `name` means. Raises `NotFound`, and `NotAllowed` by the key."""
         await self.pool.measure()
-        status = self.pool.status(name)
-        KEY.get().check_model((status.name, name))
+        try:
+            status = self.pool.status(name)
+        except NotFound:
+            raise self._unknown(name) from None
+        KEY.get().check_model(self.pool.names_for(name))
         return self._listed(status)
 
     def _listed(self, status: ModelStatus) -> ServedModel:

@@ -45,6 +45,8 @@ class RequestRecord:
     """Ids of the forks in `path`."""
     begun: float
     client: str
+    key: str
+    """Name of the API key; "" without keys."""
     choices: ChoiceUsages
     """The choices of the prompt, this generation among them."""
     prompt: str = ""
@@ -111,6 +113,7 @@ class RequestRecord:
             "program": self.program.name,
             "program_id": self.program.id,
             "client": self.client,
+            "key": self.key,
             "age_s": now - self.begun,
             "first_s": None if self.first is None else now - self.first,
             "prompt_tokens": usage.prompt_tokens,
@@ -230,6 +233,7 @@ class Recent:
             forks=_cut(forks),
             begun=now,
             client=client[:CLIENT],
+            key=request.key,
             choices=choices or ChoiceUsages(1),
         )
         if self._texts:

@@ -21,6 +21,7 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
+from ramify.runtime.models.names import unknown
 from ramify.runtime.server.keys.tenants import OPEN, Caller
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
@@ -141,6 +142,12 @@ class Service:
         by any of its names, or an adapter."""
         KEY.get().check_model((name,) if name in self.frontend.loras.loaded else self.model_names)
 
+    def check_name(self, name: str) -> None:
+        """Raise `NotFound` unless `name` names the served model; "" names any. On a server of several models
+        `Models.hold` has chosen the model by the name."""
+        if name and not self.keeps_alive and name not in (*self.model_names, "default"):
+            raise unknown(name, self.model_names)
+
     @property
     def max_running(self) -> int:
         """Maximum number of requests in one batch of a replica."""
@@ -177,8 +184,8 @@ class Service:
         return {IGNORED_HEADER: ", ".join(named)}
 
     def _named(self, hint: ProgramHint) -> ProgramHint:
-        """`hint` with the client's name, and a lease of at most `max_lease_s`. Raises `InvalidRequest` for a
-        longer pin."""
+        """`hint` with the client's name, the key's share for pins, and a lease of at most `max_lease_s`.
+        Raises `InvalidRequest` for a longer pin."""
         most = self.config.max_lease_s
         if hint.pinned and hint.lease_s > most:
             raise InvalidRequest(
@@ -186,7 +193,12 @@ class Service:
                 field="hint.lease_s",
                 remedy="Pin for a shorter time, or start the server with a larger max_lease_s.",
             )
-        return msgspec.structs.replace(hint, lease_s=min(hint.lease_s, most), client=CLIENT.get())
+        return msgspec.structs.replace(
+            hint,
+            lease_s=min(hint.lease_s, most),
+            client=CLIENT.get(),
+            max_pinned_share=KEY.get().pinned_share(self.config.max_pinned_share),
+        )
 
     async def end_program(self, program: str) -> None:
         """End a program of the current key, which sends no further requests: its leases are released."""

@@ -299,7 +299,16 @@ def test_kinds_of_fields() -> None:
 def test_engine_flags_and_endpoint_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["chat", "--endpoint", "http://127.0.0.1:1", "--page-size", "8"]) == 2
     assert "--page-size" in capsys.readouterr().err
-    assert main.main(["chat", "--endpoint-key", "x"]) == 2
+    for flag in ("--endpoint-key", "--endpoint-model"):
+        assert main.main(["chat", flag, "x"]) == 2
+        assert f"{flag} needs --endpoint" in capsys.readouterr().err
+    models = ["--models", "small=one.gguf", "--models", "big=two.gguf"]
+    assert main.main(["chat", "--endpoint", "http://127.0.0.1:1", *models]) == 2
+    assert "--models describes an engine" in capsys.readouterr().err
+    assert main.main(["chat", *models]) == 2
+    assert "one.gguf" in capsys.readouterr().err
+    assert main.main(["chat", *models, "--models", "big=three.gguf"]) == 2
+    assert "two models of the name 'big'" in capsys.readouterr().err
     assert {field.name for field in dataclasses.fields(EngineConfig)} < {
         field.name for field in dataclasses.fields(ServerConfig)
     }

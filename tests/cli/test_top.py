@@ -20,6 +20,7 @@ from ramify.cli import main, top
 from ramify.cli.top import Sample, frame, read_metrics
 from tests.server.fake_frontend import LiveServer
 from tests.server.test_cache import Holding
+from tests.server.test_keys import write
 
 STATS = {"running": 2, "waiting": 1, "compiling": 3, "page_size": 16}
 PAGES = {"total": 100, "free": 20, "evictable": 20, "leased": 20, "in_use": 40, "pinned": 10}
@@ -52,6 +53,13 @@ def test_the_head_of_a_frame() -> None:
     assert "100 x 16 tokens: 40 in use #, 10 pinned =, 10 leased -, 20 evictable :, 20 free ." in lines[4]
     assert [lines[5].count(mark) for mark in "#=-:."] == [35, 9, 9, 17, 18]
     assert "PAUSED" in shown(sample(), paused=True)[0]
+    assert not any(line.startswith("cold") for line in lines)
+
+
+def test_what_the_cold_tier_has_read_and_written() -> None:
+    now = sample()
+    now.live["stats"] |= {"cold_tokens": 7500, "cold_bytes": 169_000_000, "cold_written_bytes": 2_000_000}
+    assert "cold      7500 tokens, 169 MB read, 2 MB written" in shown(now)
 
 
 def test_requests_by_column_and_within_the_height() -> None:
@@ -151,9 +159,39 @@ def test_once_prints_a_frame(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_key_that_may_not_see_it_all(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveServer(Holding(), api_key="k") as server:
         assert main.main(["top", "--once", "--url", server.url]) == 1
-        assert "not reachable" in capsys.readouterr().out
+        assert "refused: The API key is missing" in capsys.readouterr().out
         assert main.main(["top", "--once", "--url", server.url, "--endpoint-key", "k"]) == 0
         assert "ada/1@x" in capsys.readouterr().out
+
+
+def test_keys_of_a_server_of_several_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key comes from the environment. A key of operators sees whose the requests and holds are."""
+    keys = write(tmp_path / "keys.toml", ada={}, root={"admin": True})
+    frontend = Holding()
+    frontend.hold_after = 2
+    with LiveServer(frontend, keys=str(keys)) as server:
+        monkeypatch.setenv("RAMIFY_ENDPOINT_KEY", "rk-ada")
+        assert main.main(["top", "--once", "--url", server.url]) == 1
+        refusal = capsys.readouterr().out
+        assert "refused: " in refusal
+        assert "The key 'ada' may not use /live. Use a key with admin = true" in refusal
+        headers = {"x-api-key": "rk-ada"}
+        body = {"text": "hello", "sampling_params": {"max_new_tokens": 5}}
+        asking = threading.Thread(
+            target=httpx.post, args=(f"{server.url}/generate",), kwargs={"json": body, "headers": headers}
+        )
+        asking.start()
+        assert frontend.held.wait(60)
+        monkeypatch.setenv("RAMIFY_ENDPOINT_KEY", "rk-root")
+        assert main.main(["top", "--once", "--url", server.url]) == 0
+        server.call(frontend.release.set)
+        asking.join(60)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (request,) = [line for line in lines if line and line[-1].startswith("ada/r")]
+    (held,) = [line for line in lines if line and line[-1] == "ada/1@x"]
+    assert (request[-2], held[-2]) == ("ada", "ada")
 
 
 def test_no_server_and_wrong_intervals(capsys: pytest.CaptureFixture[str]) -> None:

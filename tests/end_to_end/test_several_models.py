@@ -19,6 +19,8 @@ from tests.server.fake_frontend import events
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 OPTIONS = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
+PROMPT, OTHER = "hello " * 700, "farewell " * 500
+"""4,200 and 4,500 tokens: long enough that reading their pages is faster than computing them."""
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +33,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def served(folder: Path) -> Iterator[Served]:
+def served(folder: Path, tmp_path: Path) -> Iterator[Served]:
     options = ("--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-memory-gb", "0.05")
     memory = ("--models-memory-gb", "2.3")  # each needs 1.05 GiB, of which 1 is the workspace
+    cold = ("--cold-dir", str(tmp_path / "cold"))
     with serve(str(folder / "one"), f"second={folder / 'two'}", "--models-dir", str(folder),
-               "--keep-alive", "5m", *memory, *options) as served:  # fmt: skip
+               "--keep-alive", "5m", *cold, *memory, *options) as served:  # fmt: skip
         yield served
 
 
-def text_of(client: httpx.Client, model: str) -> str:
-    body = {"text": "hello", "model": model, "sampling_params": OPTIONS}
-    answer = client.post("/generate", json=body)
+def answer_of(client: httpx.Client, model: str, prompt: str) -> tuple[str, int]:
+    """(text, cached tokens) of the answer of `model`."""
+    answer = client.post("/generate", json={"text": prompt, "model": model, "sampling_params": OPTIONS})
     assert answer.status_code == 200, answer.text
-    text: str = answer.json()["text"]
-    return text
+    found = answer.json()
+    return found["text"], found["meta_info"]["cached_tokens"]
+
+
+def text_of(client: httpx.Client, model: str) -> str:
+    return answer_of(client, model, PROMPT)[0]
 
 
 def schedulers(server: int) -> set[int]:
@@ -64,7 +71,7 @@ def states(client: httpx.Client) -> dict[str, str]:
     return {one["id"]: one["state"] for one in client.get("/v1/models").json()["data"]}
 
 
-def test_models_in_processes_of_their_own(served: Served) -> None:
+def test_models_in_processes_of_their_own(served: Served, tmp_path: Path) -> None:
     server = served.process.pid
     with httpx.Client(base_url=served.url, timeout=120) as client:
         assert states(client) == dict.fromkeys(("one", "second", "three", "two"), "unloaded")
@@ -91,7 +98,18 @@ def test_models_in_processes_of_their_own(served: Served) -> None:
         assert text_of(client, "two") == second  # the same files by another name
         assert states(client) == {"one": "unloaded", "second": "ready", "three": "unloaded", "two": "ready"}
         assert not before & schedulers(server)
-        assert text_of(client, "one") == first
+        text, cached = answer_of(client, "one", PROMPT)
+        assert text == first
+        assert cached >= 4000, "its pages were in the cold tier"
+
+        # An unload writes what was used just before; models share the folder, and no pages.
+        text, cached = answer_of(client, "one", OTHER)
+        assert cached < 100
+        assert client.post("/models/one/unload").json()["state"] == "unloaded"
+        again, cached = answer_of(client, "one", OTHER)
+        assert again == text
+        assert cached >= 4400
+        assert len(list((tmp_path / "cold").iterdir())) == 2
 
         # SIGTERM: streams of both models end whole.
         streamed: dict[str, list[Any]] = {}

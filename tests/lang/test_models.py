@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 
 import msgspec
@@ -644,3 +645,89 @@ def test_misses_are_explained_by_requests_to_the_same_model():
     assert found["second"]["reason"] == "first"
     assert (found["third"]["reason"], found["third"]["nearest"]) == ("extends", "first")
     assert (found["fourth"]["reason"], found["fourth"]["nearest"]) == ("extends", "second")
+
+
+@rm.function
+def judged(s: rm.ProgramState) -> str:
+    s += rm.user("Write.") + rm.assistant(rm.gen("draft"))
+    s += rm.user("Judge it.") + rm.assistant(rm.select("verdict", ["good", "bad"], model="big"))
+    s += rm.decide("sure", bool, "Sure?", model="big")
+    return s["verdict"]
+
+
+SAID = {"draft": "Trams.", "verdict": "good", "sure": True}
+
+
+@pytest.mark.parametrize("program", [judged, judged.compile()], ids=["body", "graph"])
+def test_a_step_names_a_model_of_the_backend(program, tmp_path):
+    backend = rm.ScriptedBackend(SAID, name="small")
+    recorder = rm.RecordingBackend(backend, tmp_path / "run.jsonl")
+    router = rm.Router({"small": rm.ScriptedBackend(SAID), "big": rm.ScriptedBackend(SAID)})
+    replay = functools.partial(rm.ReplayBackend, tmp_path / "run.jsonl")
+    for make in (lambda: backend, lambda: recorder, replay, lambda: router):
+        state = program.run(backend=make())
+        assert state.ret_value == "good"
+        assert state["sure"].value is True
+        assert list(state.usage_by_model) == ["small", "big"]
+        assert "select verdict  big" in str(state.trace)
+        assert "gen draft  small" in str(state.trace)
+
+
+def test_a_recording_keeps_the_models_apart(tmp_path):
+    @rm.function
+    def asked(s, which):
+        s += "Q" + rm.gen("x", model=which)
+
+    path = tmp_path / "run.jsonl"
+    recorder = rm.RecordingBackend(rm.ScriptedBackend({"x": ["of small", "of big"]}, name="small"), path)
+    for name in ("small", "big"):
+        asked.run(name, backend=recorder)
+    replay = rm.ReplayBackend(path)
+    assert asked.run("big", backend=replay)["x"] == "of big"
+    assert asked.run("small", backend=replay)["x"] == "of small"
+    assert not replay.unused
+    for name, said in (("big", "more often"), ("huge", "no model 'huge'")):
+        with pytest.raises(rm.NotRecorded, match=said):
+            asked.run(name, backend=replay)
+
+
+def test_the_model_of_a_run_and_of_a_part_of_it():
+    part = program_of(rm.gen("part"))
+
+    @rm.function
+    def whole(s):
+        s += "a" + rm.gen("x")
+        part(s, model="big")
+        s += rm.gen("y", model="small")
+
+    backend = rm.ScriptedBackend({"x": "1", "part": "2", "y": "3"}, name="small")
+    assert list(whole.run(backend=backend).usage_by_model) == ["small", "big"]
+    assert [node.model for node in whole.compile().graph().graph.nodes if hasattr(node, "model")] == [
+        None,
+        "big",
+        "small",
+    ]
+    state = whole.run(backend=backend, model="huge")
+    assert list(state.usage_by_model) == ["huge", "big", "small"]
+    router = rm.Router({"a": backend, "b": rm.ScriptedBackend({"part": "4"}, name="b")})
+    assert list(part.run(backend=router, model="other").usage_by_model) == ["other"]
+    (row,) = part.run_batch([{}], backend=router, model="b")
+    assert list(row.usage_by_model) == ["b"]
+
+
+def test_a_model_on_a_backend_of_one_is_refused():
+    class One(rm.ScriptedBackend):
+        model = property(lambda self: (_ for _ in ()).throw(AttributeError))
+
+    with pytest.raises(UnsupportedNode, match="One has one model"):
+        judged.run(backend=One(SAID))
+    with pytest.raises(rm.ProgramError, match="One has one model"):
+        program_of(rm.gen("x", model="big")).run(backend=One(SAID)).error()
+    with pytest.raises(rm.InvalidRequest, match="Did you mean big"):
+        judged.run(backend=rm.Router({"big": One(SAID)}), model="bigg")
+    for model in (1, ["big"]):
+        with pytest.raises(rm.InvalidRequest, match="model"):
+            rm.gen("x", model=model)
+    openai = rm.OpenAI("small", base_url="http://127.0.0.1:9/v1")
+    assert openai.model("big").model_name == "big"
+    assert openai.model("big").model("small") is openai

@@ -41,6 +41,12 @@ def test_the_need_of_a_model(folder: Path) -> None:
     assert memory.need_of_files(EngineConfig(kv_memory_gb=2), files, MACHINE).kv > 1.9 * CPU_BYTES
 
 
+def test_the_need_on_a_cuda_device_is_within_its_share(folder: Path) -> None:
+    files, card = ModelFiles("tiny", folder, folder), Machine("cuda", "a card", 80 << 30, "bfloat16")
+    config = EngineConfig(memory_fraction=0.5)
+    assert memory.need_of_files(config, files, card).total <= 40 << 30
+
+
 def test_files_that_cannot_be_read_count_by_their_size(tmp_path: Path) -> None:
     weights = tmp_path / "broken.gguf"
     weights.write_bytes(bytes(1000))

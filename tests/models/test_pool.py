@@ -273,7 +273,7 @@ async def test_the_queue_of_a_model_is_bounded(starts: Starts) -> None:
 
 
 @running
-async def test_names_aliases_adapters_and_fingerprints(starts: Starts) -> None:
+async def test_names_aliases_and_adapters(starts: Starts) -> None:
     loras = {"pirate": "p", "b:poet": "q"}
     config = ServerConfig(served_model_name=("a", "gpt-4"), loras=loras, models=["b"])
     pool = pool_of(starts, {"a": 4, "b": 4}, config=config)
@@ -284,10 +284,7 @@ async def test_names_aliases_adapters_and_fingerprints(starts: Starts) -> None:
     assert [*found.values()] == ["a"] * 6 + ["b"] * 4
     assert pool.resolve("default:pirate") == "a"
     with pytest.raises(NotFound):
-        pool.resolve("print of b")
-    await pool.load("b")
-    await pool.unload("b")
-    assert pool.resolve("print of b") == "b"
+        pool.resolve(":" * 5000)
     with pytest.raises(NotFound, match="There is no model 'c' here"):
         pool.resolve("c")
     with pytest.raises(NotFound, match="There is no model 'c' here"):

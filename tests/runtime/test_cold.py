@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -469,6 +470,39 @@ def test_a_disk_that_takes_nothing_costs_one_line(
     complete(local, PROMPT)
     close(local)
     assert segments(tmp_path), "the disk has room again"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of five pages at the cold tier's folder."""
+    folder = tmp_path / "cold"
+    folder.mkdir(mode=0o700)
+    size = f"size={5 * PAGE_BYTES},mode=0700"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a file system: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount")
+def test_a_full_and_a_read_only_file_system(make: Make, disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    local = make()
+    expected = [complete(local, prompt)[0].ids for prompt in (PROMPT[:50], OTHER)]
+    close(local)
+    assert caplog.messages == [
+        f"the cold tier writes nothing for now: [Errno 28] {os.strerror(errno.ENOSPC)}"
+    ]
+    assert len(list(disk.glob("*/*"))) == 2, "one segment and the pace"
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    caplog.clear()
+    local = make()
+    found = [complete(local, prompt)[0] for prompt in (PROMPT[:50], OTHER)]
+    close(local)
+    assert [result.ids for result in found] == expected
+    assert [result.usage.cached_tokens for result in found] == [48, 0], "what is there is read"
+    assert len(caplog.messages) == 1
+    assert os.strerror(errno.EROFS) in caplog.messages[0]
 
 
 def test_a_folder_that_cannot_be_used_costs_one_line_and_the_tier(

@@ -167,9 +167,10 @@ def test_weights_that_are_not_packed_are_multiplied_layer_by_layer() -> None:
     assert not Runner(model, pool, ops("cpu")).stacked
 
 
-def test_wrong_arguments_are_refused() -> None:
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.int8])
+def test_wrong_arguments_are_refused(kept: torch.dtype) -> None:
     model = model_of(LLAMA, torch.bfloat16, "int4")
-    pool = KvPool(model.config, num_pages=PAGES, page_size=PAGE, dtype=torch.bfloat16)
+    pool = KvPool(model.config, num_pages=PAGES, page_size=PAGE, dtype=torch.bfloat16, page_dtype=kept)
     make, weights = ops("cpu").layer_stack, model.layer_weights()
     assert make is not None
     assert weights is not None
@@ -184,6 +185,8 @@ def test_wrong_arguments_are_refused() -> None:
     x = torch.zeros(4, 72, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="it must be"):
         call(x[:, :64], batch.tokens[2], *lengths)
+    with pytest.raises(ValueError, match=r"float32; it must be \(T, 72\) torch.bfloat16"):
+        call(x.float(), batch.tokens[2], *lengths)
     with pytest.raises(ValueError, match="contiguous"):
         call(torch.zeros(72, 4, dtype=torch.bfloat16).T, batch.tokens[2], *lengths)
     with pytest.raises(ValueError):

@@ -105,6 +105,33 @@ def test_pins_that_are_under_way_count(local: LocalScheduler) -> None:
     assert "pins hold 10 of the 16" in second.message
 
 
+def test_a_key_pins_no_more_than_its_share(local: LocalScheduler) -> None:
+    def pin_of(key: str, seed: int, tokens: int, share: float = 0.25) -> Any:
+        made = ProgramHint(program=f"{key}/{seed}", lease_s=60.0, pinned=True, max_pinned_share=share)
+        rid = local.submit(prompt_of(tokens, seed), max_tokens=0, hint=made, scope=key, key=key)
+        local.run()
+        return local.results[rid].error
+
+    assert pin_of("ada", 1, 24) is None  # 6 of 8 pages
+    error = pin_of("ada", 2, 12)
+    assert "needs 3 KV pages of 4 tokens; pins of the key 'ada' hold 6 of the 8" in error.message
+    assert "max_pinned_share=0.25 of 32" in error.message
+    assert pin_of("ada", 3, 8) is None
+    assert pin_of("bob", 4, 32) is None, "the other half is left"
+    assert "pins hold 16 of the 16" in pin_of("eve", 5, 4, 1.0).message
+
+
+def test_the_holds_of_one_owner(local: LocalScheduler) -> None:
+    for owner in ("ada/1", "ada/2", "bob/1"):
+        pin(local, prompt_of(8, len(owner) + ord(owner[-1]) + ord(owner[0])), owner)
+    local.complete([prompt_of(9, 2)], max_tokens=1)
+    found = contents(local, owners="ada/")
+    assert {one.owner for one in found.holds} == {"ada/1", "ada/2"}
+    assert (found.unheld, found.more_holds) == ((), 0)
+    assert contents(local, owners="ada/", most=1).more_holds == 1
+    assert contents(local).unheld != ()
+
+
 def test_no_pins_without_a_share_and_without_a_prefix_cache(tiny_model: Any) -> None:
     none = LocalScheduler(tiny_model, page_size=PAGE, num_pages=32, max_pinned_share=0.0)
     naive = LocalScheduler(tiny_model, page_size=PAGE, num_pages=32, prefix_cache="naive")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ramify.errors import Overloaded
+from ramify.messages import ProgramHint
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor import memory
 from ramify.runtime.executor.build import build_runner
@@ -150,6 +151,30 @@ def test_a_request_that_would_not_fit_alone_fails_with_the_numbers_and_others_go
     engine.now += CHECK_S
     (result,) = engine.complete(LONG)
     assert result.ids == answer
+
+
+def test_a_running_request_keeps_its_pages_where_nothing_is_free(engine: Engine, answer: Any) -> None:
+    """Its 19 pages are 8 more than the memory would hold now; the last of them has room for its tokens."""
+    rid = engine.local.submit(LONG, max_tokens=4, ignore_eos=True)
+    engine.local.step()
+    engine.room, engine.now = -8, engine.now + CHECK_S
+    engine.local.run()
+    assert engine.cache.limit < 19
+    assert engine.local.results[rid].ids == answer
+
+
+@pytest.mark.parametrize(("room", "fits"), [(8, True), (7, False), (-9, False)])
+def test_a_pin_gives_way_and_refuses_no_request_that_fits_without_it(
+    engine: Engine, answer: Any, room: int, fits: bool
+) -> None:
+    """The pin has 13 pages and the prompt needs 21 at most: 13 and 8 more."""
+    hint = ProgramHint(program="pin", session=True, pinned=True, lease_s=1e6)
+    engine.local.submit([7] * 200, max_tokens=0, hint=hint)
+    engine.local.run()
+    engine.room, engine.now = room, CHECK_S
+    (long,) = engine.complete(LONG)
+    assert (long.error is None, long.ids) == ((True, answer) if fits else (False, []))
+    assert engine.cache.counts().pinned == (0 if fits else 13)
 
 
 def test_a_prompt_that_the_kept_pages_cannot_hold_fits_by_default(

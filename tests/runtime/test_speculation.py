@@ -72,10 +72,15 @@ def steps(local: LocalScheduler, prompt: list[int], **sampling: Any) -> tuple[li
     return result.ids, local.scheduler.counters.steps - before
 
 
+@pytest.mark.parametrize("pages", ["auto", "int8"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "drawn"])
-def test_what_an_equal_prompt_gave_is_verified_many_at_a_time(tiny_folder: Path, sampling: Any) -> None:
-    local = LocalScheduler(tiny_folder, deterministic=True, speculation=True)
+def test_what_an_equal_prompt_gave_is_verified_many_at_a_time(
+    tiny_folder: Path, sampling: Any, pages: Any
+) -> None:
+    plain = LocalScheduler(tiny_folder, deterministic=True, kv_cache_dtype=pages)
+    local = LocalScheduler(tiny_folder, deterministic=True, kv_cache_dtype=pages, speculation=True)
     first, slow = steps(local, REPEATING, **sampling)
+    assert first == steps(plain, REPEATING, **sampling)[0]
     again, fast = steps(local, REPEATING, **sampling)
     assert again == first
     assert fast < slow / 2

@@ -357,7 +357,7 @@ def test_a_request_with_the_key_is_accepted(locked: LiveServer) -> None:
 def test_a_missing_key_is_told_in_the_terms_of_the_caller(
     locked: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = "The API key is missing or wrong. Give the server's key as api_key=KEY, or as --endpoint-key KEY"
+    told = "The API key is missing or wrong. Give the server's key as the variable RAMIFY_ENDPOINT_KEY"
     with contextlib.closing(rm.RuntimeEndpoint(locked.url, api_key="wrong")) as endpoint:
         with pytest.raises(Unauthorized) as refused:
             endpoint.get_server_info()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from ramify.engine_messages import GetCache, ReleaseHold, Reply
 from ramify.runtime.fleet.stats import merged
 from tests.server.conftest import CHAT, GENERATE
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
+from tests.server.test_keys import write
 
 KEY = {"authorization": "Bearer k"}
 
@@ -31,13 +33,17 @@ def contents(*holds: Hold, **fields: Any) -> CacheContents:
 
 
 class Holding(FakeFrontend):
-    """A frontend whose cache holds something for ``ada``."""
+    """A frontend whose cache holds something for ``ada``, and with `several` for ``bob``."""
+
+    several = False
 
     async def _ask(self, message: Any) -> Any:
         if isinstance(message, GetCache):
             self.calls.append(message)
             ids = (115, 101, 99, 114, 101, 116) if message.ids else ()
-            return Reply(rid=message.rid, cache=contents(hold("ada/1@x", ids=ids)))
+            held = [hold("ada/1@x", ids=ids), *([hold("bob/2")] if self.several else [])]
+            found = [one for one in held if one.owner.startswith(message.owners)]
+            return Reply(rid=message.rid, cache=contents(*found))
         if isinstance(message, ReleaseHold):
             self.calls.append(message)
             return Reply(rid=message.rid, released=2 if message.owner == "ada/1@x" else 0)
@@ -82,6 +88,32 @@ def test_a_hold_is_released_by_its_name(http: httpx.Client) -> None:
 def test_the_cache_needs_the_key(http: httpx.Client) -> None:
     assert http.get("/cache").status_code == http.delete("/cache/ada").status_code == 401
     assert http.get("/cache", headers=KEY).status_code == 200
+
+
+def test_a_key_sees_and_releases_its_own_holds_alone(tmp_path: Path) -> None:
+    keys = write(tmp_path / "keys.toml", ada={}, bob={}, root={"admin": True})
+    frontend = Holding()
+    frontend.several = True
+    with LiveServer(frontend, keys=str(keys)) as server, httpx.Client(base_url=server.url) as http:
+
+        def held(name: str) -> Any:
+            (found,) = http.get("/cache", headers={"x-api-key": f"rk-{name}"}).json()["models"]
+            return found, [(one["owner"], one["key"]) for one in found["holds"]]
+
+        def release(name: str, owner: str) -> int:
+            return http.delete(f"/cache/{owner}", headers={"x-api-key": f"rk-{name}"}).status_code
+
+        (of_all, whose), (of_ada, hers), (_, his) = held("root"), held("ada"), held("bob")
+        assert whose == [("ada/1@x", "ada"), ("bob/2", "bob")]
+        assert (hers, his) == ([("1@x", "ada")], [("2", "bob")])
+        assert {"pages_in_use", "unheld"} <= of_all.keys()
+        assert of_ada.keys() == {"model", "page_size", "page_bytes", "holds", "more_holds"}
+        assert [release("bob", owner) for owner in ("ada/1@x", "1@x")] == [404, 404]
+        assert [release("ada", "ada/1@x"), release("ada", "1@x"), release("root", "ada/1@x")] == [
+            404,
+            200,
+            200,
+        ]
 
 
 def test_a_pin_may_not_outlast_the_longest_lease() -> None:

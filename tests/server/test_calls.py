@@ -125,3 +125,11 @@ def test_a_hint_that_names_a_limit_twice_is_refused(http: httpx.Client) -> None:
     hint = ProgramHint(program="p", limits=(LimitHint(id="a"), LimitHint(id="b"), LimitHint(id="a")))
     answer = post(http, msgspec.structs.replace(ASKED, hint=hint))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "hint.limits[2].id")
+
+
+def test_a_model_that_is_not_served_is_refused(http: httpx.Client, frontend: FakeFrontend) -> None:
+    for model, status in (("byte-model", 200), ("byte", 404)):
+        body = msgspec.json.encode({"request": ASKED, "model": model})
+        assert http.post("/v1/calls", content=body).status_code == status
+        assert http.get("/get_model_info", params={"model": model}).status_code == status
+    assert len(frontend.requests) == 1

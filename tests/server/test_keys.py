@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -222,6 +223,39 @@ def test_sighup_reads_the_file_again(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert stay == f"The keys stay as they are: {path}: keys.alice.hash: Expected `str`, got `int`."
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_sighup_without_a_file_of_keys(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """A service goes on, also while it drains; in a terminal, closing it ends the server as before."""
+    config = ServerConfig(port=0, batch_gb=0)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
+    ignored = threading.Event()
+    monkeypatch.setattr(logging.getLogger("ramify.server"), "warning", lambda *_: ignored.set())
+    frontend = FakeFrontend()
+
+    async def hang_up() -> None:
+        ignored.clear()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.to_thread(ignored.wait, 60)
+
+    async def serve() -> None:
+        listener, stopping, ready = bind("127.0.0.1", 0), asyncio.Event(), asyncio.Event()
+        serving = asyncio.create_task(run_server(frontend, config, listener, stopping, ready.set))
+        await ready.wait()
+        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_DFL) is terminal
+        if not terminal:
+            await hang_up()
+            frontend.drain = lambda _: hang_up()  # type: ignore[method-assign]
+        stopping.set()
+        await serving
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(serve())
+    assert ignored.is_set() is not terminal
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
 # --- who may send what ----------------------------------------------------------------------------
 
 
@@ -261,7 +295,10 @@ def test_each_path_is_for_clients_or_for_operators(server: LiveServer, of: Any) 
         assert of(ROOT).get(path).status_code in (200, 404)
     password = httpx.BasicAuth("any", ROOT)
     assert httpx.get(server.url + "/live", auth=password).status_code == 200
-    assert httpx.get(server.url + "/live", auth=httpx.BasicAuth("any", ALICE)).status_code == 403
+    asked = httpx.get(server.url + "/live", auth=httpx.BasicAuth("any", ALICE))
+    assert asked.status_code == 401, "the browser asks for another key, and shows this where it is given none"
+    assert asked.headers["www-authenticate"].startswith("Basic ")
+    assert "The key 'alice' may not use /live." in asked.text
     assert httpx.get(server.url + "/v1/models", auth=password).status_code == 401
 
 
@@ -477,7 +514,8 @@ def test_no_key_aborts_a_request_of_another(of: Any, frontend: FakeFrontend) -> 
     assert (
         of(BOB)
         .post(
-            "/v1/calls", json={"request": {"type": "Generate", "rid": "mine", "prompt": ["x"]}, "model": "no"}
+            "/v1/calls",
+            json={"request": {"type": "Generate", "rid": "mine", "prompt": ["x"]}, "fingerprint": "no"},
         )
         .status_code
         == 400

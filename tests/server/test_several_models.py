@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,12 @@ import ollama
 import openai
 import pytest
 
+import ramify as rm
 from ramify.batches import route as batches
 from ramify.cli import serve
 from ramify.cli.flags import given_fields
 from ramify.cli.main import command_parser
+from ramify.engine_messages import GetCache
 from ramify.errors import InvalidRequest, NotFound
 from ramify.model_info import KvRoom
 from ramify.programs import route as programs
@@ -27,6 +30,8 @@ from ramify.runtime.models.pool import ModelPool
 from ramify.runtime.server.models import Models, models_of
 from tests.server.conftest import CHAT, GENERATE, refused
 from tests.server.fake_frontend import FakeFrontend, LiveServer, events
+from tests.server.test_cache import Holding
+from tests.server.test_keys import write
 
 GIB = 2**30
 SIZES = {"a": 3 * GIB, "b": 3 * GIB, "c": 3 * GIB, "huge": 90 * GIB}
@@ -34,7 +39,7 @@ MEMORY = 7 * GIB
 USER = [{"role": "user", "content": "hi"}]
 
 
-class _Frontend(FakeFrontend):
+class _Frontend(Holding):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__()
         self.config = config
@@ -60,7 +65,7 @@ class _Server(LiveServer):
     def __init__(self, **config: Any) -> None:
         self.made: dict[str, list[_Frontend]] = {name: [] for name in SIZES}
         self.pool: ModelPool
-        super().__init__(FakeFrontend(), programs.router, batches.router, models=[*SIZES][1:], **config)
+        super().__init__(Holding(), programs.router, batches.router, models=[*SIZES][1:], **config)
 
     async def _serve(self) -> None:
         self.pool = ModelPool(
@@ -161,10 +166,44 @@ def test_a_program_and_a_call_get_their_model(several: _Server, http: httpx.Clie
     assert answer.status_code in (200, 400), answer.text
     assert ready(http) == {"b"}
     request = {"type": "Generate", "rid": "r-1", "prompt": ["hi"], "sampling": {"max_tokens": 1}}
-    for model in ("c", "print-c"):
-        answer = http.post("/v1/calls", json={"request": request | {"rid": f"r-{model}"}, "model": model})
-        assert answer.status_code == 200, answer.text
-        assert several.current("c").requests[-1].rid == f"r-{model}"
+    body = {"request": request, "model": "c"}
+    for fingerprint, status in (("print-c", 200), ("print-b", 400)):
+        answer = http.post("/v1/calls", json=body | {"fingerprint": fingerprint})
+        assert answer.status_code == status, answer.text
+    assert [one.rid for one in several.current("c").requests] == ["r-1"]
+
+
+@rm.function
+def two_models(s: rm.ProgramState) -> None:
+    s += "hi" + rm.gen("x", max_tokens=2) + "and?" + rm.gen("y", max_tokens=2, model="b")
+
+
+@pytest.mark.parametrize("program", [two_models, two_models.compile()], ids=["calls", "graph"])
+def test_the_steps_of_a_program_go_to_the_models_that_they_name(
+    several: _Server, http: httpx.Client, program: Any
+) -> None:
+    endpoint = rm.RuntimeEndpoint(several.url, model="c")
+    with contextlib.closing(endpoint):
+        state = program.run(backend=endpoint)
+    assert state.error() is None
+    assert set(state.usage_by_model) == {"c", "b"}
+    assert [len(several.current(name).requests) for name in ("c", "b")] == [1, 1]
+    assert several.current("b").requests[0].prompt == (f"hi{state['x']}and?",)
+
+
+def test_a_graph_whose_models_do_not_fit_side_by_side_swaps_them(
+    several: _Server, http: httpx.Client
+) -> None:
+    nodes = [
+        {"kind": "gen", "name": name, "options": {"max_tokens": 2}, "model": name} for name in ("a", "b", "c")
+    ]
+    graph = {"nodes": [{"kind": "text", "parts": ["hi"]}, *nodes]}
+    answer = http.post("/v1/programs", json={"graph": graph, "model": "a"})
+    assert answer.status_code == 200, answer.text
+    assert set(answer.json()["rows"][0]["variables"]) == {"a", "b", "c"}
+    nodes[0]["model"] = "hug"
+    error = refused(http.post("/v1/programs", json={"graph": graph}), 404)
+    assert "Did you mean huge?" in error["message"]
 
 
 def test_the_lists_of_models_load_nothing(http: httpx.Client, several: _Server) -> None:
@@ -328,6 +367,67 @@ def test_what_belongs_to_no_model_reaches_all(several: _Server, http: httpx.Clie
     assert http.post("/abort_request", json={"abort_all": True}).json() == {"aborted": 0}
     assert [several.current(name).ended_programs for name in "ab"] == [["p"], ["p"]]
     assert "no replicas" in refused(http.get("/replicas"))["message"]
+
+
+def test_keys_of_a_server_of_several_models(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "keys.toml", ada={"models": ["b", "poet"]}, bob={"models": ["c"]}, root={"admin": True}
+    )
+    options: Any = {"served_model_name": ("a", "alias"), "lora_loading": True}
+    with _Server(keys=str(path), **options) as server, httpx.Client(timeout=60) as client:
+
+        def ask(key: str, path: str, body: Any = None) -> httpx.Response:
+            method, headers = "GET" if body is None else "POST", {"x-api-key": f"rk-{key}"}
+            return client.request(method, server.url + path, headers=headers, json=body)
+
+        def listed(key: str) -> dict[str, list[str]]:
+            cards = {
+                "/v1/models": ("data", "id"),
+                "/api/tags": ("models", "name"),
+                "/api/ps": ("models", "name"),
+            }
+            return {
+                path: [one[name].removesuffix(":latest") for one in ask(key, path).json()[field]]
+                for path, (field, name) in cards.items()
+            }
+
+        # Models that are not loaded are listed as well, each for the keys that may use it.
+        assert listed("ada") == {"/v1/models": ["b"], "/api/tags": ["b"], "/api/ps": []}
+        assert listed("root")["/v1/models"] == [*SIZES]
+        for refusal in (
+            ask("ada", "/v1/chat/completions", {**CHAT, "model": "c"}),
+            ask("ada", "/v1/models/c"),
+        ):
+            assert refused(refusal, 403)["message"].startswith("The key 'ada' may not use the model 'c'.")
+        # No other field opens a model, none is loaded on the way, and no error names it.
+        for body in ({"model": "c", "name": "b"}, {"model": "alias"}, {"model": "c:poet"}, {}):
+            assert ask("ada", "/v1/chat/completions", {**CHAT, "model": "a"} | body).status_code == 403
+        told = refused(ask("ada", "/v1/chat/completions", {**CHAT, "model": "hug"}), 404)["message"]
+        assert told == "There is no model 'hug' here. Use one of 'b'."
+        assert ask("ada", "/v1/models/hug").json()["error"]["message"] == told
+        assert not any(server.made.values())
+
+        # Operators load and unload, and see what each model holds; others see their own models alone.
+        for action in ("load", "unload"):
+            refused(ask("ada", f"/models/b/{action}", {}), 403)
+            assert ask("root", f"/models/b/{action}", {}).status_code == 200
+        for key, model in (("ada", "b"), ("bob", "c")):
+            assert ask(key, "/v1/chat/completions", {**CHAT, "model": model}).status_code == 200
+        assert {one.scope for name in "bc" for one in server.current(name).requests} == {"@ada/", "@bob/"}
+        held = {
+            key: [one["model"] for one in ask(key, "/cache").json()["models"]]
+            for key in ("ada", "bob", "root")
+        }
+        assert held == {"ada": ["b"], "bob": ["c"], "root": ["b", "c"]}
+        looks = [one.owners for one in server.current("b").calls if isinstance(one, GetCache)]
+        assert looks == ["ada/", ""]
+
+        # An adapter is a model of its own name.
+        lora = {"lora_name": "b:poet", "lora_path": "/x"}
+        assert ask("root", "/v1/load_lora_adapter", lora).status_code == 200
+        for name in ("poet", "b:poet"):
+            assert ask("ada", "/v1/chat/completions", {**CHAT, "model": name}).status_code == 200
+            refused(ask("bob", "/v1/chat/completions", {**CHAT, "model": name}), 403)
 
 
 def test_a_batch_of_several_models(several: _Server, http: httpx.Client) -> None:

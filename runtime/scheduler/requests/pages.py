@@ -61,10 +61,10 @@ class ProgramLeases:
                 self._cache.end_leases(hint.program, part)
                 request.program.intervals.open.pop(part, None)
                 if self._cold is not None:
-                    self._cold.expect_no_more(hint.program, part)
+                    self._cold.expected.expect_no_more(hint.program, part)
         if hint.branch:
             if self._cold is not None:
-                self._cold.expect_no_more(hint.program, hint.branch)
+                self._cold.expected.expect_no_more(hint.program, hint.branch)
             self._intervals.end_interval(request.program.intervals, hint.branch, request.arrival)
             self._cache.expect(hint.program, hint.branch, 0.0)
         prompt = request.ids
@@ -80,7 +80,7 @@ class ProgramLeases:
         if known:
             self._cache.expect(name, branch, max(known))
             if self._cold is not None:
-                self._cold.expect_again(name, branch, max(known))
+                self._cold.expected.expect_again(name, branch, max(known))
 
     def admitted(self, request: Request) -> None:
         """Release the leases that kept pages for `request`, which has locked these pages now."""
@@ -121,12 +121,12 @@ class ProgramLeases:
             self._take(request, seconds, hint.branch, lock.length)
             if self._cold is not None and hint.branch:
                 prefix = Prefix(request.ids[: lock.length], request.scope)
-                self._cold.expect(hint.program, hint.branch, prefix, hint.lease_s, seconds)
+                self._cold.expected.expect(hint.program, hint.branch, prefix, hint.lease_s, seconds)
 
     def end_program(self, program: str) -> None:
         self._cache.end_leases(program)
         if self._cold is not None:
-            self._cold.expect_no_more(program)
+            self._cold.expected.expect_no_more(program)
 
     def _take(self, request: Request, needed_in: float, part: str, length: int) -> None:
         """Move the lease of `part`, a branch or a fork, to the first `length` tokens of `request`.

@@ -77,6 +77,8 @@ class Request:
         """The hint of a program that ends; None for a request without a program, and for one of a session."""
         self.adapter = adapter
         """The LoRA adapter of the request. The adapter keeps its slot until the request ends."""
+        self.key = submit.key
+        """Name of the API key; "" without keys."""
         self.scope = tree_scope(submit.scope, None if adapter is None else adapter.revision)
         self.every_s = submit.every_s
         self.continues = submit.continues

@@ -23,6 +23,8 @@ logger = logging.getLogger("ramify.server")
 _OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 _BROWSER_PATHS = frozenset({"/", "/live"})
 """Read-only paths that also take the key as the password that browsers prompt for: basic authentication."""
+_ASK = 'Basic realm="Ramify API key", charset="UTF-8"'
+"""Value of www-authenticate that makes browsers prompt."""
 
 
 class OneFormOfPath:
@@ -52,6 +54,7 @@ class RequireKey:
     not use. The paths of probes and `open_paths` need no key.
 
     The dashboard also accepts basic authentication (RFC 7617) with any user name and the key as the password.
+    There a key that may not see the dashboard gets 401, so that the browser asks for another one.
     A request that the server makes itself has its account in the ASGI scope, under `ACCOUNT`.
     """
 
@@ -70,7 +73,7 @@ class RequireKey:
             error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
             response = error_response(error, scope)
             if browser:
-                response.headers["www-authenticate"] = 'Basic realm="Ramify API key", charset="UTF-8"'
+                response.headers["www-authenticate"] = _ASK
             await response(scope, receive, send)
             return
         caller = Caller(account)
@@ -86,7 +89,10 @@ class RequireKey:
             KEY.set(caller)
             await self.app(scope, receive, send_with_limits)
         except NotAllowed as refusal:
-            await error_response(refusal, scope)(scope, receive, send)
+            response = error_response(refusal, scope)
+            if browser and Headers(scope=scope).get("authorization", "").lower().startswith("basic "):
+                response.status_code, response.headers["www-authenticate"] = 401, _ASK
+            await response(scope, receive, send)
         finally:
             caller.end()
 

@@ -184,11 +184,12 @@ async def run_server(
         on_ready,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    reloading = contextlib.ExitStack()
     try:
+        reloading.enter_context(_reloading(app.state.keys))
         alive = asyncio.create_task(keep_alive(lambda: not frontend.gave_up))
         async with cancel_at_end((alive,)), app.router.lifespan_context(app):
-            with _reloading(app.state.keys):
-                await _until(stopping, serving)
+            await _until(stopping, serving)
         app.state.service.life.draining = True
         notify("STOPPING=1")
         stopping.clear()
@@ -205,6 +206,7 @@ async def run_server(
     finally:
         server.should_exit = True
         await serving
+        reloading.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -244,8 +246,10 @@ def stop_signals() -> Iterator[StopSignal]:
 
 @contextlib.contextmanager
 def _reloading(keys: Keys) -> Iterator[None]:
-    """Within the block SIGHUP reads the file of keys again, if there is one."""
-    if keys.path is None or threading.current_thread() is not threading.main_thread():
+    """Within the block SIGHUP reads the file of keys again. A server without one, which has nothing else to
+    read again, goes on, unless it runs in a terminal: there the signal says that the terminal was closed."""
+    in_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if (keys.path is None and in_terminal) or threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()

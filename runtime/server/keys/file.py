@@ -50,6 +50,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Priority of requests that name none."""
     max_priority: int | None = None
     """Highest priority that a request may name. None: `priority`."""
+    max_pinned_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """Share of the KV pages that its pins may hold, from 0 to 1. None: half of what all pins may hold."""
     models: tuple[str, ...] = ("*",)
     """Patterns of the names of models and adapters that it may use."""
     endpoints: tuple[str, ...] = ()

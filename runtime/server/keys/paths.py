@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 CLIENT_PATHS = (
     *("/v1/*", "/generate", "/get_model_info", "/model_info", "/health_generate"),
-    *("/abort_request", "/await_tools", "/end_program"),
+    *("/abort_request", "/await_tools", "/end_program", "/cache", "/cache/*"),
     *("/tokenize", "/detokenize", "/tokenizer_info", "/infill", "/rerank", "/v2/rerank", "/score"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
     *("/api/show", "/api/tags", "/api/ps", "/api/version"),

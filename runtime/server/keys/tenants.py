@@ -154,6 +154,13 @@ class Caller:
                 remedy=f"It may use {', '.join(self.key.models) or 'none'}.",
             )
 
+    def pinned_share(self, of_all: float) -> float:
+        """Share of the KV pages that the key's pins may hold, where all pins together may hold `of_all`."""
+        if not self.account.prefix:
+            return 1.0
+        own = self.key.max_pinned_share
+        return of_all / 2 if own is None else own
+
     def _priority(self, asked: int, batch: bool) -> int:
         key = self.key
         if not asked:
@@ -280,7 +287,13 @@ class Keys:
         self.path = None if config.keys is None else Path(config.keys).expanduser()
         self._default = None
         if config.api_key is not None:
-            self._default = Key(name=DEFAULT, hash=hash_of(config.api_key), admin=True, max_priority=MOST)
+            self._default = Key(
+                name=DEFAULT,
+                hash=hash_of(config.api_key),
+                admin=True,
+                max_priority=MOST,
+                max_pinned_share=1.0,
+            )
         self._clock = clock
         self._accounts: dict[str, Account] = {}
         self._load()
@@ -291,6 +304,10 @@ class Keys:
 
     def named(self, name: str) -> Account | None:
         return self._accounts.get(name)
+
+    def of_id(self, identity: str) -> str:
+        """Name of the key that an id in the engine belongs to; "" without a file of keys."""
+        return "" if self.path is None else identity.partition("/")[0]
 
     def owner(self, owner: str) -> Account | None:
         """The account whose batch files have this `owner`; `OPEN` without keys."""
@@ -309,7 +326,11 @@ class Keys:
         return found
 
     def reload(self) -> None:
-        """Read the file again. The keys stay if it is wrong; a line in the log says so."""
+        """Read the file again. The keys stay if it is wrong, and if there is none; a line in the log says
+        so."""
+        if self.path is None:
+            logger.warning("SIGHUP is ignored: only a file of keys (--keys) is read again while serving.")
+            return
         try:
             self._load()
         except InvalidRequest as error:

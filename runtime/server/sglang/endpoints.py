@@ -127,7 +127,9 @@ async def generate(request: Request) -> Response:
 @router.get("/get_model_info", uses_model=True)
 @router.get("/model_info", uses_model=True)
 async def get_model_info(request: Request) -> Response:
-    return json_response(model_info(Service.serving(request)))
+    service = Service.serving(request)
+    service.check_name(request.query_params.get("model", ""))
+    return json_response(model_info(service))
 
 
 @router.get("/get_server_info", uses_model=True)
