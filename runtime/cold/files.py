@@ -63,6 +63,8 @@ class FileStore:
         self._open: tuple[Segment, ExistingFile, SnapshotReader] | None = None
         """The segment that was read last."""
         self.index = ColdIndex(page_size)
+        self.damaged = 0
+        """Number of damaged files that were found, and removed, when the folder was read."""
         below.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # on a read-only disk the folder may be there already
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -189,6 +191,7 @@ class FileStore:
                 continue
             except (OSError, BadSnapshot) as error:
                 log.warning("%s is not used: %s", path, error)
+                self.damaged += 1
                 _removed(path)
 
     def _read_header(self, path: Path) -> Segment:

@@ -18,6 +18,7 @@ class MemoryStore:
 
     def __init__(self, *, page_size: int, page_bytes: int, most_bytes: int, pinned: bool) -> None:
         self.index = ColdIndex(page_size)
+        self.damaged = 0
         self._page_size, self._page_bytes = page_size, page_bytes
         self._most_bytes, self._pinned = most_bytes, pinned
         self.most_pages = most_bytes // (2 * page_bytes if pinned else page_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ramify.errors import UnsupportedField
+from ramify.runtime.cold.checks import host_kv_on_cpu
 from ramify.runtime.cold.files import FileStore
 from ramify.runtime.cold.memory import MemoryStore
 from ramify.runtime.cold.store import ColdStore
@@ -34,11 +35,7 @@ def open_stores(
         )
     if config.host_kv_gb is not None:
         if pool.k.device.type != "cuda":
-            raise UnsupportedField(
-                f"host_kv_gb is {config.host_kv_gb:g} on the CPU, whose KV pages are in the host's memory.",
-                field="host_kv_gb",
-                remedy="Give more kv_memory_gb instead.",
-            )
+            raise host_kv_on_cpu(config)
         most = int(config.host_kv_gb * (1 << 30))
         stores.append(
             MemoryStore(page_size=pool.page_size, page_bytes=pool.page_bytes, most_bytes=most, pinned=True)

@@ -397,6 +397,8 @@ class ModelPool:
         model.state, model.used_at = "ready", time.monotonic()
         model.stay_s = _seconds(model.keep_alive_s)
         log.info("loaded the model %s, which needs %s", model.name, model.need)
+        if (room := model.info.kv_room) is not None:
+            log.info("%s: %s", model.name, room.text)
 
     async def _unload(self, model: _Model) -> None:
         """Stop the engine processes of `model`, which has no users."""
@@ -522,6 +524,7 @@ class ModelPool:
             context: int | None = model.info.context_length
         else:
             context = None if model.need is None else model.need.context_length
+        room = None if model.info is None else model.info.kv_room
         left = None if model.expiry is None else model.expiry.when() - asyncio.get_running_loop().time()
         return ModelStatus(
             name=model.name,
@@ -534,6 +537,7 @@ class ModelPool:
             need=None if model.need is None else model.need.total,
             resident=model.resident,
             context_length=context,
+            kv_tokens=None if room is None else room.tokens,
             keep_alive_s=None if model.pinned else model.keep_alive_s,
             expires_in_s=left,
             error=None if model.error is None else str(model.error),

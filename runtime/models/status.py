@@ -38,6 +38,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the model's processes, as `measure` found it; None unless the model is ready."""
     context_length: int | None
     """Tokens of prompt and output together; None if the headers are not on this machine."""
+    kv_tokens: int | None
+    """Tokens for which the last start made room in KV pages; None before the first one."""
     keep_alive_s: float | None
     """Seconds that the model stays loaded after its last request; None: for ever."""
     expires_in_s: float | None

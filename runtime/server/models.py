@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -44,11 +45,14 @@ from ramify.runtime.server.body import peek_body
 from ramify.runtime.server.errors import SYSTEM_ONE, SYSTEM_ONE_MODELS
 from ramify.runtime.server.fields import decode
 from ramify.runtime.server.metrics import Metrics
+from ramify.runtime.server.parsing import refuse_unknown
 from ramify.runtime.server.service import KEY, SERVICE, FrontendProtocol, Service
 from ramify.runtime.server.sse import while_connected
 
 ACQUIRED = "ramify.acquired"
 """Key of a request's scope: the exit stack that releases its model."""
+LOAD_NS = "ramify.load_ns"
+"""Key of a request's scope: the time for which it waited until its model was loaded, in nanoseconds."""
 OLLAMA = "/api/"
 STATS_LIMIT_S = 2.0
 """Longest time, in seconds, that /metrics waits for a scheduler."""
@@ -183,7 +187,7 @@ class Models:
         The name is the body's `model`; on Ollama's API also `name`, and for adapters the part of `lora_name`
         before ":"; without a body the query parameter `model`. Without a name it is the first model. A body
         that is no JSON object gets no model: the endpoint refuses it. Raises the errors of `allowed`, of
-        `ModelPool.use` and of `peek_body`.
+        `ModelPool.use`, of `peek_body`, and before a load of `refuse_unknown`.
         """
         body = await peek_body(request) if request.method != "GET" else b""
         names = _Names(model=request.query_params.get("model"))
@@ -196,10 +200,14 @@ class Models:
         if request.url.path.startswith(OLLAMA) and names.keep_alive is not None:
             kept = keep_alive_s(names.keep_alive)
         model = await while_connected(request.receive, self._named(request.url.path, names))
+        if body and model not in self.pool.frontends:
+            refuse_unknown(request.url.path, body)  # before the load, which may push another model out
         acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]
+        began = time.perf_counter_ns()
         request.scope[SERVICE] = await while_connected(
             request.receive, acquired.enter_async_context(self.using(model, kept))
         )
+        request.scope[LOAD_NS] = time.perf_counter_ns() - began
 
     async def release(self, request: Request) -> None:
         """Release the model that the request has acquired, before the response has been sent."""

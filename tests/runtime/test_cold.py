@@ -638,6 +638,14 @@ def test_a_segment_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch:
     assert len(os.listdir("/dev/fd")) == descriptors
 
 
+def test_a_truncated_file_counts_as_damaged(make: Make, before: list[int], tmp_path: Path) -> None:
+    (path,) = segments(tmp_path)
+    os.truncate(path, 10)
+    local = make()
+    assert local.scheduler.stats().cold_damaged_segments == 1
+    assert not path.exists()
+
+
 def test_a_damaged_page_is_computed(make: Make, before: list[int], tmp_path: Path) -> None:
     (path,) = segments(tmp_path)
     local = make()

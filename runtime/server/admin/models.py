@@ -30,7 +30,9 @@ async def load_model(request: Request, name: str) -> Response:
     kept: KeepAlive = KEEP if given is None else keep_alive_s(given)
     models = _models(request)
     model = await while_connected(request.receive, models.find_allowed(name))
-    return _answer(await while_connected(request.receive, models.pool.load(model, kept)))
+    await while_connected(request.receive, models.pool.load(model, kept))
+    await models.pool.measure()
+    return _answer(models.pool.status(model))
 
 
 @router.post("/models/{name:path}/unload", uses_model=False)

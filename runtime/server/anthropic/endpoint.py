@@ -143,7 +143,7 @@ async def _events(
 
 def _take_model(service: Service, fields: Fields) -> tuple[str, str]:
     """(the model, the LoRA adapter that it names or "")."""
-    model: str = fields.need("model")
+    model: str = fields.take("model", str) or service.model_name
     try:
         return model, lora_of(service, model)
     except NotFound as error:

@@ -21,8 +21,10 @@ import uvicorn
 
 from ramify.logs import configure_logging
 from ramify.loop import cancel_at_end, new_loop
+from ramify.runtime.cold.checks import check_folder, host_kv_on_cpu
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import ip_address
+from ramify.runtime.inspect.machine import this_machine
 from ramify.runtime.server.app.notify import keep_alive, notify
 from ramify.runtime.server.keys.tenants import Keys
 from ramify.spans import tracer_of
@@ -57,7 +59,8 @@ def serve(
     notice: Callable[[], None] | None = None,
 ) -> int:
     """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
-    be started, and `InvalidRequest` if the file of keys is wrong.
+    be started, `InvalidRequest` if the file of keys is wrong or `cold_dir` can be no folder, and
+    `UnsupportedField` for an option that no model could be loaded with.
 
     `routes` returns additional routers, whose lifespans end before the drain. It is called in a thread while
     the workers start, so it may import large modules. `workers`: processes for the engine core of the first
@@ -67,6 +70,9 @@ def serve(
     if config.otel:
         tracer_of()  # raises before the model is loaded
     keys = Keys(config)
+    check_folder(config)
+    if config.keeps_alive and config.host_kv_gb is not None and this_machine(config.device).device == "cpu":
+        raise host_kv_on_cpu(config)  # before the first load, which may be much later
     if notice is not None:
         notice()
     try:

@@ -20,7 +20,7 @@ from ramify.runtime.models.names import keep_alive_s
 from ramify.runtime.server.body import peek_body
 from ramify.runtime.server.fields import Fields, decode, json_response
 from ramify.runtime.server.leases import hint_of
-from ramify.runtime.server.models import Models, several_models
+from ramify.runtime.server.models import LOAD_NS, Models, several_models
 from ramify.runtime.server.ollama.messages import CHAT, GENERATE, take_format
 from ramify.runtime.server.ollama.options import ignore_options, take_model, take_options
 from ramify.runtime.server.ollama.writer import AnswerWriter, error_line, line
@@ -70,6 +70,7 @@ async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer])
             return unloaded
         await models.acquire(request)
     (chunks, writer, stream), headers = await parse_body(request, endpoint, parse)
+    writer.load_ns = request.scope.get(LOAD_NS, 0)
     if chunks is None:
         return json_response(writer.loaded(), headers)
     if stream:
@@ -82,8 +83,8 @@ async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer])
 class _Unload(msgspec.Struct):
     """Fields of a body without a prompt whose `keep_alive` is 0, which asks to unload the model."""
 
-    model: str
     keep_alive: str | float
+    model: str = ""
     prompt: str = ""
     suffix: str = ""
     messages: list[msgspec.Raw] = []
@@ -101,7 +102,7 @@ async def _unload(models: Models, request: Request) -> Response | None:
     model = await while_connected(request.receive, models.find_allowed(asked.model))
     KEY.get().check_operator(f"unload the model {model!r}")
     await while_connected(request.receive, models.pool.unload(model))
-    writer = AnswerWriter(asked.model, TurnFormat(), chat=request.url.path == tables.CHAT.path)
+    writer = AnswerWriter(asked.model or model, TurnFormat(), chat=request.url.path == tables.CHAT.path)
     return json_response(writer.loaded() | {"done_reason": "unload"})
 
 
@@ -195,8 +196,10 @@ async def embed(request: Request) -> Response:
     results = await _results(request, streams)
     vectors = [vector_of(result.embedding, dimensions, normalize=True).tolist() for result in results]
     tokens = sum(result.usage.prompt_tokens for result in results)
-    body = {"model": model, "embeddings": vectors, "total_duration": time.perf_counter_ns() - started}
-    return json_response(body | {"load_duration": 0, "prompt_eval_count": tokens}, headers)
+    load: int = request.scope.get(LOAD_NS, 0)
+    total = time.perf_counter_ns() - started + load
+    body = {"model": model, "embeddings": vectors, "total_duration": total, "load_duration": load}
+    return json_response(body | {"prompt_eval_count": tokens}, headers)
 
 
 @router.post("/api/embeddings", any_key=True)
@@ -236,8 +239,9 @@ def _parse_embedding(
     pooling = pooling_for(service.frontend.info, fields.take("pooling", str))
     dimensions: int | None = fields.take("dimensions", int) if field == "input" else None
     ignore_options(service, fields)
-    if service.keeps_alive:
-        fields.take("keep_alive", Any)  # `Models.acquire` has read it
+    fields.take("keep_alive", Any)  # `Models.acquire` has read it
+    if not service.keeps_alive:
+        fields.ignore({"keep_alive": None})
     fields.finish(endpoint.whole)
     streams = []
     for index, text in enumerate(texts):

@@ -156,7 +156,7 @@ def _parse_pull(service: Service, fields: Fields) -> None:
     try:
         take_model(service, fields, old=True)
     except NotFound:
-        raise _one_model(service, "/api/pull") from None
+        raise _no_change("/api/pull") from None
     fields.take("stream", bool)
     fields.finish(tables.PULL.whole)
 
@@ -168,12 +168,12 @@ def _parse_pull(service: Service, fields: Fields) -> None:
 @router.post("/api/blobs/{digest}", uses_model=False)
 @router.get("/api/blobs/{digest}")
 async def manage(request: Request, **_: str) -> Response:
-    raise _one_model(Service.serving(request), request.url.path)
+    raise _no_change(request.url.path)
 
 
-def _one_model(service: Service, path: str) -> UnsupportedField:
+def _no_change(path: str) -> UnsupportedField:
     return UnsupportedField(
-        f"{path} is not supported: this server has one model, {service.model_name!r}.",
+        f"{path} is not supported: this server fetches, makes and removes no models.",
         field="model",
         remedy="Fetch another one with `ramify pull MODEL`, and serve it with `ramify serve MODEL`.",
     )
