@@ -201,7 +201,7 @@ class Models:
             request.receive, acquired.enter_async_context(self.using(model, kept))
         )
 
-    async def release(self, request: Request) -> None:
+    async def release_model(self, request: Request) -> None:
         """Release the model that the request has acquired, before the response has been sent."""
         acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]
         await acquired.aclose()
