@@ -70,7 +70,8 @@ async def programs(request: Request) -> Response:
     parse = functools.partial(_parse, backend)
     (stream, run, job, rows), _ = await parse_body(request, PROGRAMS, parse)
     if models is not None and backend.has_others:
-        await models.release(request)  # its requests acquire their models, which may not fit side by side
+        # Its requests acquire their models, which may not fit side by side.
+        await models.release_model(request)
     at_once = max(service.max_running // max(job.graph.width, 1), 1)
     if stream:
         return _ProgramStream(service, run, job, rows, at_once)

@@ -211,7 +211,7 @@ class ModelPool:
         its model's. Raises `NotFound`."""
         model = self._models[self.resolve(name)]
         config = model.config
-        own = config.served_model_name if isinstance(config, ServerConfig) else (model.name,)
+        own = tuple(config.served_model_name) if isinstance(config, ServerConfig) else (model.name,)
         text = (name or ANY).removesuffix(LATEST)
         adapter = text.rpartition(":")[2]
         if text in (*own, ANY) or adapter not in model.adapters:

@@ -209,7 +209,7 @@ class Models:
         )
         request.scope[LOAD_NS] = time.perf_counter_ns() - began
 
-    async def release(self, request: Request) -> None:
+    async def release_model(self, request: Request) -> None:
         """Release the model that the request has acquired, before the response has been sent."""
         acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]
         await acquired.aclose()

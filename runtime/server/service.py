@@ -153,7 +153,7 @@ class Service:
 
     def check_name(self, name: str) -> None:
         """Raise `NotFound` unless `name` names the served model; "" names any. On a server of several models
-        `Models.hold` has chosen the model by the name."""
+        `Models.acquire` has chosen the model by the name."""
         if name and not self.keeps_alive and name not in (*self.model_names, "default"):
             raise unknown(name, self.model_names)
 
