@@ -215,7 +215,7 @@ class ModelPool:
         text = (name or ANY).removesuffix(LATEST)
         adapter = text.rpartition(":")[2]
         if text in (*own, ANY) or adapter not in model.adapters:
-            return own
+            return tuple(own)
         return (adapter, *(f"{base}:{adapter}" for base in own))
 
     def knows(self, name: str) -> bool:

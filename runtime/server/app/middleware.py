@@ -74,7 +74,7 @@ class RequireKey:
         if scope["path"] in self._open:
             models = () if account is None else account.key.models
             nobody = Key(name="", hash="", models=models, endpoints=tuple(self._open))
-            KEY.set(Caller(Account(nobody, "", time.monotonic)))
+            KEY.set(Caller(Account(nobody, "", "", time.monotonic)))
             await self.app(scope, receive, send)
             return
         if account is None:
