@@ -1,20 +1,27 @@
 """A long run of everything at once against one server, with every answer checked.
 
-    python -m benchmarks.soak [--minutes 60] [--seed 1] [--clients 6] [--no-kills] [-- FLAGS OF SERVE]
-    python -m benchmarks.soak [--minutes 60] --url http://127.0.0.1:30000
+    python -m benchmarks.soak [--minutes 60] [--seed 1] [--clients 6] [--no-kills] [-- MODELS, FLAGS OF SERVE]
+    python -m benchmarks.soak [--minutes 60] --url http://127.0.0.1:30000 [--api-key KEY]…
 
-Starts `ramify serve --deterministic`, or takes the server at `--url`, which has to be deterministic too.
+Starts `ramify serve --deterministic` with two API keys, a cold tier, and KV pages for fewer tokens than the
+clients use together; or takes the server at `--url`, which has to be deterministic too. The cache scopes of
+its keys have to be different, and the first key is for operators.
+
 First each request of a fixed list is sent alone. Then the clients send the same requests at random, all
-together: chats, streamed and not, schemas, decisions, embeddings, sampled texts with seeds, programs, batch
-files. They also abort requests, close sockets in the middle of answers, and send prompts of random ids that
-are never sent again. With a server of its own an engine process is killed now and then. If /v1/models shows
-states, models are unloaded and loaded.
+together, with either key: chats, streamed and not, schemas, decisions, embeddings, sampled texts with seeds,
+programs and pins of them, leases, batch files. They also abort requests, close sockets in the middle of
+answers, and send prompts of random ids. The cache is flushed now and then.
+
+Of several models all but the first are unloaded and loaded, and with a server of its own their processes are
+killed; those of the first model live for the whole run. With one model its processes are killed in the first
+half of the run.
 
 Checked: each answer, its usage and its probabilities equal those of the request alone, to the bit. Answers to
-schemas satisfy them. Answers that are cut are prefixes. Only a request that overlaps a kill or the restart
-after it may fail. At the end no request is left, and no page is in use or leased; after a flush all pages are
-free. The memory (RssAnon), the descriptors and the threads of each process that lived from `WARM_S` on are
-flat: the growth over the run by the Theil-Sen slope is at most `MOST_GROWTH`.
+schemas satisfy them. Answers that are cut are prefixes. No key finds a prompt of the other one in the cache,
+or aborts its request. Only a request of a killed model may fail that overlaps the kill or the restart after
+it. At the end no request is left, nothing is held, and no page is in use; after a flush all pages are free.
+The memory (RssAnon), the descriptors and the threads of each process are flat from `WARM_S` after its start
+on: the growth while it lived, by the Theil-Sen slope, is at most `MOST_GROWTH`.
 
 Prints a line a minute and a table at the end. The exit status is 1 if anything is wrong.
 """
@@ -30,9 +37,10 @@ import random
 import re
 import signal
 import statistics
+import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,13 +49,16 @@ import jsonschema
 import openai
 
 from benchmarks.soak_requests import KINDS, Cases, Client, Wrong
+from ramify.runtime.server.keys.file import new_key
 from tests.end_to_end.served import Served, serve
 
 SAMPLE_S, KILL_S, LOAD_S, FLUSH_S = 10.0, 90.0, 20.0, 45.0
 """Mean seconds between two samples of the processes, kills, unloads of a model, and flushes of the cache."""
-WARM_S = 60.0
-"""Seconds at the beginning that do not count for growth; a quarter of the run if that is less."""
+WARM_S = 240.0
+"""Seconds at the start of a process that do not count for growth; a quarter of the run if that is less."""
 MOST_GROWTH = {"MB": 24.0, "fds": 3.0, "threads": 2.0}
+KV_GB = 0.5
+"""GiB of KV pages of each model: 23,000 tokens of the default model."""
 
 
 class Processes:
@@ -57,8 +68,9 @@ class Processes:
         self._pid = pid
         self.samples: dict[str, list[tuple[float, ...]]] = defaultdict(list)
 
-    def pids(self) -> list[int]:
-        """The process and its descendants; none if it is on another machine."""
+    def pids(self, without: Collection[int] = ()) -> list[int]:
+        """The process and its descendants, but for the processes `without` and theirs; none if it is on
+        another machine."""
         if self._pid is None:
             return []
         below: dict[int, list[int]] = defaultdict(list)
@@ -67,7 +79,7 @@ class Processes:
                 below[int(stat.read_text().rsplit(")", 1)[1].split()[1])].append(int(stat.parent.name))
         found = [self._pid]
         for pid in found:
-            found += below[pid]
+            found += [child for child in below[pid] if child not in without]
         return found
 
     def sample(self) -> None:
@@ -78,21 +90,23 @@ class Processes:
                 found = int(status["RssAnon"]) / 1024, len(os.listdir(here / "fd")), int(status["Threads"])
                 self.samples[f"{role_of(pid)} {pid}"].append((time.monotonic(), *found))
 
-    def growth(self, began: float) -> Iterator[tuple[str, str, float, float]]:
-        """(process, quantity, first value, growth a second) of each process with 8 samples since `began`."""
+    def growth(self, warm_s: float) -> Iterator[tuple[str, str, float, float, float]]:
+        """(process, quantity, first value, growth a second, seconds) of each process that was sampled 8 times
+        after its first `warm_s`."""
         for process, samples in self.samples.items():
-            late = [sample for sample in samples if sample[0] >= began]
+            late = [sample for sample in samples if sample[0] >= samples[0][0] + warm_s]
             for index, name in enumerate(MOST_GROWTH, 1) if len(late) >= 8 else ():
-                yield process, name, late[0][index], theil_sen([(each[0], each[index]) for each in late])
+                slope = theil_sen([(each[0], each[index]) for each in late])
+                yield process, name, late[0][index], slope, late[-1][0] - late[0][0]
 
 
 def role_of(pid: int) -> str:
-    """The module that a process runs; "server" for the first one, "ended" for one that is gone."""
+    """What a process does, such as "scheduler"; "server" for the first one, "ended" for one that is gone."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return "ended"
-    found = re.search(r"ramify\.runtime\.([a-z_.]+)", command)
+    found = re.search(r"worker_start\0(?:processes\.)?(\w+)", command)
     return "server" if found is None else found[1]
 
 
@@ -105,22 +119,32 @@ def theil_sen(points: Sequence[tuple[float, float]]) -> float:
 class Soak:
     """One run. `served`: the server that this process has started; None for one elsewhere."""
 
-    def __init__(self, client: Client, cases: Cases, served: Served | None, seed: int, kills: bool) -> None:
-        self._client, self._cases, self._seed, self._kills = client, cases, seed, kills
+    def __init__(self, cases: Cases, served: Served | None, seed: int, kills: bool) -> None:
+        self._client, self._cases, self._seed, self._kills = cases.clients[0], cases, seed, kills
         self._draw = random.Random(seed)
         self.processes = Processes(None if served is None else served.process.pid)
         self.counts, self.problems = Counter[str](), list[str]()
+        self._harmed: Sequence[str] = cases.models
+        """Names of the models that are killed and unloaded."""
+        self._spared: Collection[int] = ()
+        """Processes that are not killed: those of the first of several models."""
         self._down: list[tuple[float, float]] = []
         """(time of a kill, time at which the server was ready again); infinite until then."""
 
     async def run(self, clients: int, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        states = (await self._client.get("/v1/models"))["data"]
+        if several := len(states) > 1 and all("state" in model for model in states):
+            first, *self._harmed = self._cases.models
+            await self._client.post(f"/models/{quote(first)}/load", {})
+            self._spared = self.processes.pids()[1:]
+        await self._cases.send_alone()
+        began = time.monotonic()
+        end = began + seconds
         tasks = [self._send(random.Random(f"{self._seed}/{index}"), end) for index in range(clients)]
         tasks += [self._every(SAMPLE_S, end, self._sample), self._every(FLUSH_S, end, self._flush)]
         if self._kills:
-            tasks.append(self._every(KILL_S, end - 30, self._kill))
-        states = (await self._client.get("/v1/models"))["data"]
-        if len(states) > 1 and all("state" in model for model in states):
+            tasks.append(self._every(KILL_S, end - 30 if several else began + seconds / 2, self._kill))
+        if several:
             tasks.append(self._every(LOAD_S, end - 30, self._unload_and_load))
         await asyncio.gather(*tasks)
 
@@ -134,18 +158,23 @@ class Soak:
     async def _send(self, draw: random.Random, end: float) -> None:
         while time.monotonic() < end:
             began = time.monotonic()
+            kind = draw.choices(list(KINDS), KINDS.values())[0]
+            # Programs use the first model.
+            model = self._cases.models[0] if kind == "pin" else draw.choice(self._cases.models)
             try:
-                kind = draw.choices(list(KINDS), KINDS.values())[0]
-                await getattr(self._cases, kind)(draw)
+                await getattr(self._cases, kind)(draw, draw.choice(self._cases.clients), model)
                 self.counts[kind] += 1
             except Exception as error:
-                # A request that the kill reached may learn of it a little later.
-                hit = any(began < up + 2 and time.monotonic() > down for down, up in self._down)
+                hit = model in self._harmed and self._overlaps_kill(began)
                 if isinstance(error, Wrong | jsonschema.ValidationError) or not hit:
-                    self._problem(f"{type(error).__name__}: {error}")
+                    self._problem(f"{kind} of {model}: {type(error).__name__}: {error}")
                 else:
                     self.counts["failed by a kill"] += 1
                     await asyncio.sleep(0.2)
+
+    def _overlaps_kill(self, began: float) -> bool:
+        """Whether what has begun then may have failed by a kill, of which it may learn a little later."""
+        return any(began < up + 2 and time.monotonic() > down for down, up in self._down)
 
     async def _sample(self) -> None:
         self.processes.sample()
@@ -157,38 +186,42 @@ class Soak:
             await self._client.post("/flush_cache", {})
 
     async def _kill(self) -> None:
-        pid = self._draw.choice(self.processes.pids()[1:])
+        pids = self.processes.pids(self._spared)[1:]
+        if not pids:
+            return  # the models are unloaded
+        pid = self._draw.choice(pids)
         role = role_of(pid)
         down = time.monotonic()
         self._down.append((down, float("inf")))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(1)
-        one = {"model": self._client.models[0], "prompt": "x", "max_tokens": 1}
-        up = False
-        while not up and time.monotonic() < down + 120:
+        left = list(self._harmed)
+        while left and time.monotonic() < down + 120:
             with contextlib.suppress(openai.APIError):
-                await self._client.post("/v1/completions", one)
-                up = True
+                await self._client.post("/v1/completions", {"model": left[0], "prompt": "x", "max_tokens": 1})
+                left.pop(0)
             await asyncio.sleep(0.3)
         self._down[-1] = (down, time.monotonic())
         self.counts[f"kill of {role}"] += 1
-        if not up:
-            self._problem(f"no answer 120 s after {role} was killed")
+        if left:
+            self._problem(f"no answer of {left[0]} 120 s after {role} was killed")
 
     async def _unload_and_load(self) -> None:
-        name = self._draw.choice(self._client.models)
+        name = self._draw.choice(self._harmed)
         for act in ("unload", "load"):
+            began = time.monotonic()
             try:
-                await self._client.post(f"/models/{name}/{act}", {})
+                await self._client.post(f"/models/{quote(name)}/{act}", {})
             except openai.APIError as error:
-                if getattr(error, "status_code", 0) != 409 and not self._down:  # 409: it has requests
+                if not self._overlaps_kill(began):
                     self._problem(f"{act} of {name}: {error}")
             self.counts[act] += 1
 
     async def end(self) -> None:
-        """Check of each model that no request is left, and no page in use or leased."""
-        for model in self._client.models:
+        """Check of each model that no request is left, nothing is held, and after a flush each page is
+        free."""
+        for model in self._cases.models:
             # The leases of programs whose client was cut off end by their time.
             for _ in range(600):
                 stats, left = await self._left(model)
@@ -200,16 +233,20 @@ class Soak:
             parts = [stats[f"pages_{state}"] for state in ("free", "evictable", "leased", "in_use")]
             if sum(parts) != stats["pages_total"]:
                 self._problem(f"{model}: pages {parts} do not add up to {stats['pages_total']}")
+            if cold := {name: value for name, value in stats.items() if value and name.startswith("cold_")}:
+                print(f"{model}: {cold}")
         await self._client.post("/flush_cache", {})
-        stats, _ = await self._left(self._client.models[0])
-        if len(self._client.models) == 1 and stats["pages_free"] != stats["pages_total"]:
-            self._problem(f"{stats['pages_total'] - stats['pages_free']} pages are not free after a flush")
+        for model in self._cases.models:
+            stats, _ = await self._left(model)
+            if stats["pages_free"] != stats["pages_total"]:
+                lost = stats["pages_total"] - stats["pages_free"]
+                self._problem(f"{model}: {lost} pages are not free after a flush")
 
     async def _left(self, model: str) -> tuple[dict[str, Any], dict[str, int]]:
         """(counters of the scheduler, those that are 0 without requests and are not)."""
         info = await self._client.get(f"/get_server_info?model={quote(model)}")
         stats = info["internal_states"][0]
-        names = ("running", "waiting", "compiling", "pages_in_use", "pages_leased")
+        names = ("running", "waiting", "compiling", "pages_in_use", "pages_leased", "pages_pinned")
         counted = {name: stats[name] for name in names} | {"in_flight": info["in_flight"]}
         return stats, {name: count for name, count in counted.items() if count}
 
@@ -218,24 +255,27 @@ class Soak:
         print(f"{time.strftime('%H:%M:%S')} WRONG {text}", flush=True)
 
 
-async def soak(options: argparse.Namespace, url: str, served: Served | None) -> int:
-    names = [model["id"] for model in (await Client(url).get("/v1/models"))["data"]]
-    client = Client(url, names)
-    cases = Cases(client)
-    run = Soak(client, cases, served, options.seed, served is not None and not options.no_kills)
-    print(f"{len(cases.all)} requests alone, models {names}", flush=True)
-    await cases.send_alone()
-    seconds, began = 60 * options.minutes, time.monotonic()
+async def soak(options: argparse.Namespace, url: str, served: Served | None, keys: Sequence[str]) -> int:
+    clients = [Client(url, key) for key in keys]
+    names = [model["id"] for model in (await clients[0].get("/v1/models"))["data"]]
+    cases = Cases(names, clients)
+    run = Soak(cases, served, options.seed, served is not None and not options.no_kills)
+    print(f"{sum(map(len, cases.all.values()))} requests alone, models {names}, {len(keys)} keys", flush=True)
+    seconds = 60 * options.minutes
     await run.run(options.clients, seconds)
     await run.end()
-    client.close()
-    warm = min(WARM_S, seconds / 4)
-    for process, name, first, slope in run.processes.growth(began + warm):
-        grown = slope * (seconds - warm)
-        print(f"{process:32} {name:8} {first:7.1f} {grown:+7.2f} in the run {3600 * slope:+8.2f} an hour")
+    for client in clients:
+        await client.close()
+    for process, name, first, slope, lived in run.processes.growth(min(WARM_S, seconds / 4)):
+        grown = slope * lived
+        print(
+            f"{process:26} {name:8} {first:7.1f} {grown:+7.2f} in {lived / 60:4.1f} min"
+            f" {3600 * slope:+8.2f} an hour"
+        )
         if grown > MOST_GROWTH[name]:
             run.problems.append(f"{process} grew by {grown:.1f} {name}")
     print(f"{sum(run.counts.values())} in {options.minutes:g} minutes: {dict(run.counts)}")
+    print(f"of new prompts {cases.found['sent again']} were sent again, and {cases.found['found']} found")
     print("\n".join(["wrong:", *run.problems]) if run.problems else "nothing is wrong")
     return 1 if run.problems else 0
 
@@ -244,18 +284,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--url")
+    parser.add_argument("--api-key", action="append", default=[], help="a key of the server at --url")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--no-kills", action="store_true")
     parser.add_argument("serve", nargs="*", help="models and flags for ramify serve, after --")
     options = parser.parse_args(argv)
     if options.url is not None:
-        return asyncio.run(soak(options, options.url, None))
-    with serve("--deterministic", *options.serve) as served:
-        status = asyncio.run(soak(options, served.url, served))
-        if status:
-            print("".join(served.lines[-40:]))
-        return status
+        return asyncio.run(soak(options, options.url, None, options.api_key or ["none"]))
+    with tempfile.TemporaryDirectory() as folder:
+        (operator, first), (other, second) = new_key("operator"), new_key("other")
+        file = Path(folder, "keys.toml")
+        file.write_text(f"{first}admin = true\n{second}")
+        flags = ("--deterministic", "--keys", str(file), "--kv-memory-gb", str(KV_GB))
+        cold = ("--cold-dir", f"{folder}/cold", "--cold-gb", "1")
+        with serve(*flags, *cold, *options.serve) as served:
+            status = asyncio.run(soak(options, served.url, served, [operator, other]))
+            if status:
+                print("".join(served.lines[-40:]))
+            return status
 
 
 if __name__ == "__main__":

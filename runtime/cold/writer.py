@@ -135,10 +135,11 @@ class ColdWriter:
         return True
 
     def forget(self) -> None:
-        """Forget the pending prefixes, and remove the segment in progress when it is finished."""
+        """Forget the pending prefixes, and give up the segment in progress; one whose pages are all copied is
+        removed when it is finished."""
         self._pending = {True: deque(), False: deque()}
         self._pending_tokens = 0
-        if self._write is not None:
+        if not self.give_way() and self._write is not None:
             self._write.void = True
 
     def close(self, seconds: float) -> None:

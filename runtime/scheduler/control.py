@@ -196,9 +196,9 @@ class Control:
         self.requests.pages.leases.end_program(message.program)
 
     def _flush(self, message: FlushCache) -> dict[str, Any]:
-        self.requests.pages.cache.flush()
         if (cold := self.requests.pages.cold) is not None:
-            cold.flush()
+            cold.flush()  # first: its reads and writes lock pages
+        self.requests.pages.cache.flush()
         return {}
 
     def _load_lora(self, message: LoadLora) -> dict[str, Any]:

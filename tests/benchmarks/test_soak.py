@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
-import time
+import signal
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.soak import MOST_GROWTH, Soak, main, theil_sen
+from benchmarks.soak import Processes, Soak, main, theil_sen
 from benchmarks.soak_requests import Cases, Wrong, compare, without_chance
 
 
 class Answers:
     """Cases of which each request ends with `outcome`."""
 
-    def __init__(self, outcome: Exception | None) -> None:
-        self._outcome = outcome
+    clients = (SimpleNamespace(),)
+
+    def __init__(self, outcome: Exception | None, models: tuple[str, ...] = ("a",)) -> None:
+        self._outcome, self.models = outcome, models
 
     def __getattr__(self, kind: str) -> Any:
-        async def send(draw: random.Random) -> None:
+        async def send(draw: random.Random, client: object, model: str) -> None:
             if self._outcome is not None:
                 raise self._outcome
 
@@ -28,21 +33,23 @@ class Answers:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "killed", "wrong"),
+    ("outcome", "killed", "harmed", "wrong"),
     [
-        (None, False, False),
-        (Wrong("another text"), False, True),
-        (Wrong("another text"), True, True),
-        (OSError("refused"), False, True),
-        (OSError("refused"), True, False),
+        (None, False, ["a"], False),
+        (Wrong("another text"), False, ["a"], True),
+        (Wrong("another text"), True, ["a"], True),
+        (OSError("refused"), False, ["a"], True),
+        (OSError("refused"), True, ["a"], False),
+        (OSError("refused"), True, ["another"], True),
     ],
 )
-async def test_a_failure_is_wrong_unless_a_kill_explains_it(
-    outcome: Exception | None, killed: bool, wrong: bool, monkeypatch: pytest.MonkeyPatch
+async def test_a_failure_is_wrong_unless_a_kill_of_its_model_explains_it(
+    outcome: Exception | None, killed: bool, harmed: list[str], wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(100))
     monkeypatch.setattr("benchmarks.soak.time", SimpleNamespace(monotonic=lambda: next(now), strftime=str))
-    run = Soak(SimpleNamespace(), Answers(outcome), None, 1, False)  # type: ignore[arg-type]
+    run = Soak(Answers(outcome), None, 1, False)  # type: ignore[arg-type]
+    run._harmed = harmed
     if killed:
         run._down.append((0.0, float("inf")))
     await run._send(random.Random(1), end=2)
@@ -70,13 +77,46 @@ def test_the_slope_is_that_of_most_samples() -> None:
     assert theil_sen(points) == pytest.approx(0.5, rel=0.1)
 
 
-def test_growth_is_told_for_each_process_and_quantity() -> None:
-    run = Soak(SimpleNamespace(), SimpleNamespace(), None, 1, False)  # type: ignore[arg-type]
-    began = time.monotonic()
-    run.processes.samples["scheduler 7"] = [(began + at, 100.0 + at, 9.0, 4.0) for at in range(10)]
-    run.processes.samples["short 8"] = [(began, 1.0, 1.0, 1.0)] * 3
-    found = {(process, name): slope for process, name, _, slope in run.processes.growth(began)}
-    assert found == {("scheduler 7", name): float(name == "MB") for name in MOST_GROWTH}
+def test_growth_is_told_of_each_process_and_quantity_without_its_first_seconds() -> None:
+    processes = Processes(None)
+    processes.samples["scheduler 7"] = [(0.0, 10.0, 1.0, 1.0)] + [
+        (5.0 + at, 100.0 + at, 9.0, 4.0) for at in range(10)
+    ]
+    processes.samples["short 8"] = [(float(at), 1.0, 1.0, 1.0) for at in range(10)]
+    found = {(process, name): rest for process, name, *rest in processes.growth(warm_s=4.0)}
+    assert found == {
+        ("scheduler 7", "MB"): [100.0, 1.0, 9.0],
+        ("scheduler 7", "fds"): [9.0, 0.0, 9.0],
+        ("scheduler 7", "threads"): [4.0, 0.0, 9.0],
+    }
+
+
+def test_the_processes_of_a_model_can_be_left_out() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        processes = Processes(os.getpid())
+        below = processes.pids()
+        assert child.pid in below
+        assert len(set(below) - set(processes.pids(without=[child.pid]))) == 2
+        for pid in set(Processes(child.pid).pids()):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("cached", "wrong"), [((0, 0, 48), False), ((0, 48, 48), True), ((16, 0, 48), True)])
+async def test_a_prompt_that_another_key_finds_is_wrong(cached: tuple[int, ...], wrong: bool) -> None:
+    answers = iter(cached)
+
+    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        details = {"cached_tokens": next(answers)}
+        usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+        return {"choices": [], "usage": {**usage, "prompt_tokens_details": details}}
+
+    clients: Any = [SimpleNamespace(post=post), SimpleNamespace(post=post)]
+    cases = Cases(["a"], clients)
+    with pytest.raises(Wrong, match="cached for a key") if wrong else contextlib.nullcontext():
+        await cases.scopes(random.Random(1), clients[0], "a")
+    assert cases.found == ({} if wrong else {"sent again": 1, "found": 1})
 
 
 @pytest.mark.slow
@@ -84,9 +124,8 @@ def test_growth_is_told_for_each_process_and_quantity() -> None:
 def test_a_short_run_finds_nothing_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kinds = {"plain": 4, "streamed": 2, "hang_up": 2, "abort": 1, "batch": 1, "noise": 1}
-    monkeypatch.setattr("benchmarks.soak.KINDS", kinds)
     monkeypatch.setattr(Cases, "LENGTHS", (12, 200))
+    monkeypatch.setattr("benchmarks.soak_requests.LEASE_S", 1.0)
     status = main(["--minutes", "0.15", "--clients", "4", "--no-kills"])
     shown = capsys.readouterr().out
     assert status == 0, shown

@@ -405,6 +405,30 @@ def test_flushing_the_cache_forgets_the_files(make: Make, before: list[int], tmp
     assert segments(tmp_path) == []
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_flushing_the_cache_frees_the_pages_that_the_tier_uses(
+    make: Make, before: list[int], tmp_path: Path, reads: bool
+) -> None:
+    local = make()
+    cold = local.scheduler.cold
+    rid = local.submit(PROMPT if reads else OTHER, **SAMPLING)
+    if reads:
+        local.step()
+        assert cold._read.job.done.wait(60)
+        local.step()
+        assert cold._read.copied
+    else:
+        run(local)
+        cold.writer._go_on(busy=False)
+        assert cold.writer._write.lock is not None
+    local.scheduler.receive(FlushCache(rid="f"))
+    assert local.cache.counts().free == local.cache.num_pages
+    run(local)
+    assert local.results[rid].usage.cached_tokens == 0
+    cold._worker.run(lambda: None).done.wait(60)
+    assert segments(tmp_path) == []
+
+
 def test_writing_waits_for_idle_time(make: Make) -> None:
     now = 0.0
     local = make(clock=lambda: now)
