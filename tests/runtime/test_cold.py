@@ -762,7 +762,7 @@ class Killed(files.NewFile):
 files.NewFile = Killed
 ids = np.arange(20, dtype=np.int32)
 whole = folders = 0
-for at in range(0, 800, 11):
+for at in range(0, 1000, 11):
     folder = Path(sys.argv[1]) / str(at)
     child = os.fork()
     if not child:
