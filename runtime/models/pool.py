@@ -70,7 +70,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None
     """Tokens of prompt and output together; None if the headers are not on this machine."""
     kv_tokens: int | None
-    """Tokens for which the last start made room in KV pages; None before the first one."""
+    """Room of the last start in KV pages; None before the first one."""
     keep_alive_s: float | None
     """Seconds that the model stays loaded after its last request; None: for ever."""
     expires_in_s: float | None
@@ -412,9 +412,8 @@ class ModelPool:
                 log.warning("The model %s could not be started: %s", model.name, error)
             raise
         model.state, model.used_at = "ready", time.monotonic()
-        log.info("loaded the model %s, which needs %s", model.name, model.need)
-        if (room := model.info.kv_room) is not None:
-            log.info("%s: %s", model.name, room.text)
+        room = "" if model.info.kv_room is None else f": {model.info.kv_room.text}"
+        log.info("loaded the model %s, which needs %s%s", model.name, model.need, room)
 
     async def _unload(self, model: _Model) -> None:
         """Stop the engine processes of `model`, which has no users."""
@@ -538,7 +537,6 @@ class ModelPool:
             context: int | None = model.info.context_length
         else:
             context = None if model.need is None else model.need.context_length
-        room = None if model.info is None else model.info.kv_room
         left = None if model.expiry is None else model.expiry.when() - asyncio.get_running_loop().time()
         return ModelStatus(
             name=model.name,
@@ -551,7 +549,7 @@ class ModelPool:
             need=None if model.need is None else model.need.total,
             resident=model.resident,
             context_length=context,
-            kv_tokens=None if room is None else room.tokens,
+            kv_tokens=model.info.kv_room.tokens if model.info and model.info.kv_room else None,
             keep_alive_s=None if model.pinned else model.keep_alive_s,
             expires_in_s=left,
             error=None if model.error is None else str(model.error),
