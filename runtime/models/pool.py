@@ -533,10 +533,8 @@ class ModelPool:
     def status(self, name: str) -> ModelStatus:
         """The state of a model. Raises `NotFound` for an unknown name."""
         model = self._models[self.resolve(name)]
-        if model.info is not None:
-            context: int | None = model.info.context_length
-        else:
-            context = None if model.need is None else model.need.context_length
+        info = model.info
+        known = model.need if info is None else info
         left = None if model.expiry is None else model.expiry.when() - asyncio.get_running_loop().time()
         return ModelStatus(
             name=model.name,
@@ -548,8 +546,8 @@ class ModelPool:
             size=None if model.need is None else model.need.weights,
             need=None if model.need is None else model.need.total,
             resident=model.resident,
-            context_length=context,
-            kv_tokens=model.info.kv_room.tokens if model.info and model.info.kv_room else None,
+            context_length=None if known is None else known.context_length,
+            kv_tokens=info.kv_room.tokens if info and info.kv_room else None,
             keep_alive_s=None if model.pinned else model.keep_alive_s,
             expires_in_s=left,
             error=None if model.error is None else str(model.error),
