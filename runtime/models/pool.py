@@ -396,9 +396,8 @@ class ModelPool:
             raise
         model.state, model.used_at = "ready", time.monotonic()
         model.stay_s = _seconds(model.keep_alive_s)
-        log.info("loaded the model %s, which needs %s", model.name, model.need)
-        if (room := model.info.kv_room) is not None:
-            log.info("%s: %s", model.name, room.text)
+        room = "" if model.info.kv_room is None else f": {model.info.kv_room.text}"
+        log.info("loaded the model %s, which needs %s%s", model.name, model.need, room)
 
     async def _unload(self, model: _Model) -> None:
         """Stop the engine processes of `model`, which has no users."""
@@ -520,11 +519,8 @@ class ModelPool:
     def status(self, name: str) -> ModelStatus:
         """The state of a model. Raises `NotFound` for an unknown name."""
         model = self._models[self.resolve(name)]
-        if model.info is not None:
-            context: int | None = model.info.context_length
-        else:
-            context = None if model.need is None else model.need.context_length
-        room = None if model.info is None else model.info.kv_room
+        info = model.info
+        known = model.need if info is None else info
         left = None if model.expiry is None else model.expiry.when() - asyncio.get_running_loop().time()
         return ModelStatus(
             name=model.name,
@@ -536,8 +532,8 @@ class ModelPool:
             size=None if model.need is None else model.need.weights,
             need=None if model.need is None else model.need.total,
             resident=model.resident,
-            context_length=context,
-            kv_tokens=None if room is None else room.tokens,
+            context_length=None if known is None else known.context_length,
+            kv_tokens=info.kv_room.tokens if info and info.kv_room else None,
             keep_alive_s=None if model.pinned else model.keep_alive_s,
             expires_in_s=left,
             error=None if model.error is None else str(model.error),
