@@ -59,6 +59,18 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()
 
 
+class TextLines(logging.Formatter):
+    """A record as text whose lines behind the first are indented, with control characters escaped: what a
+    client has written never looks like a line of its own, and moves no cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [
+            line if line.isprintable() else line.encode("unicode_escape").decode()
+            for line in super().format(record).expandtabs().splitlines()
+        ]
+        return "\n  ".join(lines)
+
+
 def configure_logging(level: str, format: LogFormat, process: str) -> None:
     """Log messages of at least `level` to standard error. `process` is the name of this process in each line.
     With json, warnings of Python's `warnings` are lines as well, and so is an exception that ends the
@@ -69,7 +81,7 @@ def configure_logging(level: str, format: LogFormat, process: str) -> None:
         logging.captureWarnings(True)
         sys.excepthook = log_uncaught
     else:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s {process} %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextLines(f"%(asctime)s {process} %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

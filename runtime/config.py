@@ -18,6 +18,8 @@ from ramify.runtime.rope_fields import NEEDED, ROPE_FIELDS, ROPE_TYPES, wrong_fi
 from ramify.spelling import nearest
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+COLD_GB = 10.0
+"""Value of `cold_gb` if it is None."""
 
 ELSEWHERE = {
     "model_path": "model",
@@ -180,8 +182,8 @@ class EngineConfig:
     """A folder in which KV pages outlive memory and the process: prompts that were computed before a restart
     are read where that is faster than computing them. Its files hold prompts. Several servers and replicas
     may share a folder. None: no such files."""
-    cold_gb: float = 10.0
-    """Disk space in GiB for all files in `cold_dir`. The least recently used files are removed."""
+    cold_gb: float | None = None
+    """Disk space in GiB for all files in `cold_dir`. The least recently used files are removed. None: 10."""
     host_kv_gb: float | None = None
     """Memory of the host in GiB for KV pages that have left a CUDA device's memory. It is searched before
     `cold_dir`."""
@@ -284,6 +286,10 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}."
                     f" {remedy}".rstrip()
                 )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and math.isnan(value):
+                raise ValueError(f"{field.name} is nan; it must be a number.")
         if self.log_level.lower() not in LEVELS:
             remedy = nearest(self.log_level, LEVELS) or ""
             raise ValueError(
@@ -326,9 +332,12 @@ class EngineConfig:
                     f"{name} is set and tensor_parallel is {self.tensor_parallel}: pages that are divided"
                     f" among ranks are not kept. Leave out {name}."
                 )
-        for name in ("kv_memory_gb", "state_memory_gb", "itl_target_ms", "host_kv_gb", "cold_gb"):
+        gibs = ("kv_memory_gb", "state_memory_gb", "host_kv_gb", "cold_gb", "grammar_memory_gb")
+        for name in (*gibs, "itl_target_ms", "grammar_timeout_s"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be above 0 and finite.")
+        if self.cold_gb is not None and self.cold_dir is None:
+            raise ValueError(f"cold_gb is {self.cold_gb:g} and cold_dir is not set: there would be no files.")
         if self.packed_cache_gb < 0:
             raise ValueError(f"packed_cache_gb is {self.packed_cache_gb}; it must be at least 0.")
         self._check_rope_scaling()
@@ -491,7 +500,7 @@ class ServerConfig(EngineConfig):
             raise ValueError(f"served_model_name is {given}; names differ and are not empty.")
         object.__setattr__(self, "served_model_name", names)
         self._check_models()
-        for name in ("max_lease_s", "batch_gb"):
+        for name in ("max_lease_s", "batch_gb", "drain_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name):g}; it must be 0 or more.")
         if self.log_texts and self.log_format != "json" and not self.otel:
@@ -501,7 +510,7 @@ class ServerConfig(EngineConfig):
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", self._key_of_file(self.api_key_file))
             object.__setattr__(self, "api_key_file", None)  # a copy on another machine does not read it
-        if self.api_key == "":
+        if self.api_key is not None and not self.api_key.strip():
             raise ValueError("api_key is empty.")
         for origin in split_names(self.cors):
             if origin != "*" and not is_origin(origin):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from starlette.responses import FileResponse, Response
 
 from ramify import cache
 from ramify.batches.runner import Runner
-from ramify.batches.store import UNFINISHED, Batch, Store, StoredFile, disk_error, new_id, whole_file
+from ramify.batches.store import (
+    UNFINISHED,
+    Batch,
+    Store,
+    StoredFile,
+    disk_error,
+    fair_room,
+    new_id,
+    whole_file,
+)
 from ramify.batches.upload import form_bytes, read_form
 from ramify.errors import EngineClosed, EngineError, InvalidRequest, NotFound, UnsupportedField
 from ramify.runtime.server.errors import methods_of
@@ -48,7 +58,7 @@ ENDPOINTS = (
 WINDOW_S = {"m": 60, "h": 3600, "d": 86400}
 LONGEST_WINDOW_S = 30 * 86400
 MAX_UNFINISHED = 1000
-"""Maximum number of batches that have not ended."""
+"""Maximum number of batches that have not ended, of all keys together."""
 MOST_FILES, MOST_BATCHES = 10_000, 100
 """Maximum number of files and of batches in one answer (OpenAI's limits). By default it has 10,000 and 20."""
 
@@ -126,7 +136,7 @@ async def _opened(request: Request) -> tuple[Store, Runner]:
     return await files.open()
 
 
-@router.post(FILES, uses_model=False)
+@router.post(FILES, uses_model=False, any_key=True)
 async def upload(request: Request) -> Response:
     store, _ = await _opened(request)
     async with store.room(form_bytes(request)):
@@ -160,7 +170,7 @@ async def _stored(request: Request, store: Store) -> StoredFile:
     return file
 
 
-@router.get(FILES)
+@router.get(FILES, any_key=True)
 async def list_files(request: Request) -> Response:
     store, _ = await _opened(request)
     purpose, order = request.query_params.get("purpose"), request.query_params.get("order", "desc")
@@ -171,12 +181,12 @@ async def list_files(request: Request) -> Response:
     )
 
 
-@router.get(FILES + "/{identity}")
+@router.get(FILES + "/{identity}", any_key=True)
 async def get_file(request: Request, identity: str) -> Response:
     return json_response(_shown((await _opened(request))[0].get(StoredFile, identity)))
 
 
-@router.get(FILES + "/{identity}/content")
+@router.get(FILES + "/{identity}/content", any_key=True)
 async def get_content(request: Request, identity: str) -> Response:
     store, _ = await _opened(request)
     file = store.get(StoredFile, identity)
@@ -185,14 +195,14 @@ async def get_content(request: Request, identity: str) -> Response:
     )
 
 
-@router.delete(FILES + "/{identity}")
+@router.delete(FILES + "/{identity}", any_key=True)
 async def delete_file(request: Request, identity: str) -> Response:
     store, _ = await _opened(request)
     await store.remove(store.get(StoredFile, identity))
     return json_response({"id": identity, "object": "file", "deleted": True})
 
 
-@router.post(BATCHES, uses_model=False)
+@router.post(BATCHES, uses_model=False, any_key=True)
 async def create_batch(request: Request) -> Response:
     store, runner = await _opened(request)
 
@@ -215,8 +225,10 @@ async def create_batch(request: Request) -> Response:
             field="input_file_id",
             remedy="Upload it as an input file.",
         )
-    if sum(batch.status in UNFINISHED for batch in store.batches.values()) >= MAX_UNFINISHED:
-        raise InvalidRequest(f"{MAX_UNFINISHED} batches have not ended.", remedy="Wait, or cancel one.")
+    unfinished = Counter([batch.owner for batch in store.batches.values() if batch.status in UNFINISHED])
+    if not fair_room(unfinished, 1, MAX_UNFINISHED):
+        told = f"{unfinished.total()} batches have not ended; {unfinished[file.owner]} are of this key."
+        raise InvalidRequest(told, remedy="Wait, or cancel one.")
     now = int(time.time())
     batch = Batch(
         id=new_id("batch_"),
@@ -238,17 +250,17 @@ async def create_batch(request: Request) -> Response:
     return json_response(_shown(batch))
 
 
-@router.get(BATCHES)
+@router.get(BATCHES, any_key=True)
 async def list_batches(request: Request) -> Response:
     return _page(request, (await _opened(request))[0].own(Batch), 20, MOST_BATCHES)
 
 
-@router.get(BATCHES + "/{identity}")
+@router.get(BATCHES + "/{identity}", any_key=True)
 async def get_batch(request: Request, identity: str) -> Response:
     return json_response(_shown((await _opened(request))[0].get(Batch, identity)))
 
 
-@router.post(BATCHES + "/{identity}/cancel", uses_model=False)
+@router.post(BATCHES + "/{identity}/cancel", uses_model=False, any_key=True)
 async def cancel_batch(request: Request, identity: str) -> Response:
     store, runner = await _opened(request)
     batch = store.get(Batch, identity)

@@ -5,6 +5,7 @@
 
 A batch of which the input, the disk or the code is wrong becomes failed. The results file has a line for each
 answer as soon as there is one. So a server that was killed finds which lines are left, and computes these.
+While the key of a batch is missing in the file of keys, its lines wait until it is back or the batch expires.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import functools
 import hashlib
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ from ramify.batches.store import (
     new_id,
     whole_file,
 )
-from ramify.errors import EngineClosed, RamifyError, Unauthorized
+from ramify.errors import EngineClosed, RamifyError
 from ramify.loop import cancel_at_end
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import split_names
@@ -48,7 +49,7 @@ from ramify.runtime.server.service import IN_BATCH, Service
 logger = logging.getLogger("ramify.server")
 
 AT_ONCE = 4
-"""Maximum number of batches that are computed at a time. The others wait."""
+"""Maximum number of batches of a key that are computed at a time. The others wait."""
 ATTEMPTS = 3
 """Number of answers 503 of a running engine after which that answer is the result of a line. A request that
 kills the engine is answered so; it is not sent again without end."""
@@ -67,6 +68,42 @@ class Answer(NamedTuple):
     body: bytes
 
 
+class Places:
+    """At most `most` places that owners hold at a time. A place that becomes free goes to the owner that
+    waits and holds fewest."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._held = Counter[str]()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def place(self, owner: str) -> AsyncIterator[None]:
+        """A place of `owner` during the block."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        self._give()
+        try:
+            await turn
+            yield
+        finally:
+            if not turn.cancelled():
+                self._held[owner] -= 1
+                self._free += 1
+                self._give()
+
+    def _give(self) -> None:
+        while self._free and self._waiting:
+            owner = min(self._waiting, key=self._held.__getitem__)
+            turn = self._waiting[owner].popleft()
+            if not self._waiting[owner]:
+                del self._waiting[owner]
+            if not turn.cancelled():
+                turn.set_result(None)
+                self._held[owner] += 1
+                self._free -= 1
+
+
 class Runner:
     """The batches of a store that are being computed, by `app`."""
 
@@ -76,11 +113,15 @@ class Runner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._computing: dict[str, asyncio.Task[None]] = {}
         """Id of a batch → the task that computes its lines."""
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._told_missing: set[str] = set()
+        """Ids of the batches of which the log says that their key is missing."""
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+        """Owner → its turns."""
         # A quarter more than a batch of each replica, so that one that ends has a follower in the queue.
         self._lines = service.config.replicas * service.max_running * 5 // 4 + 1
-        self._places = asyncio.Semaphore(self._lines)
-        """One place for each line that is computed, of all batches together."""
+        self._places = Places(self._lines)
+        """One place for each line that is computed, of all batches together. A line that is told to come
+        again later has none meanwhile."""
 
     @property
     def busy(self) -> bool:
@@ -165,7 +206,7 @@ class Runner:
 
     async def _compute(self, batch: Batch) -> None:
         IN_BATCH.set(batch.id)
-        async with self._turns, self._opened(batch) as (lines, thread):
+        async with self._turns[batch.owner], self._opened(batch) as (lines, thread):
             counts = batch.request_counts
             counts.completed, counts.failed = await asyncio.to_thread(_count, self._store.path(batch.id))
             workers = [
@@ -197,8 +238,7 @@ class Runner:
     async def _work(self, batch: Batch, lines: Lines, thread: ThreadPoolExecutor) -> None:
         in_thread = functools.partial(asyncio.get_running_loop().run_in_executor, thread)
         while (line := await in_thread(lines.take)) is not None:
-            async with self._places:
-                answer = await self._answer(batch, await in_thread(lines.body, line))
+            answer = await self._answer(batch, functools.partial(in_thread, lines.body, line))
             named = answer.headers.get("request-id") or answer.headers.get("x-request-id")
             result = {
                 "id": new_id("batch_req_"),
@@ -210,18 +250,23 @@ class Runner:
             batch.request_counts.failed += answer.status >= 400
             batch.request_counts.completed += answer.status < 400
 
-    async def _answer(self, batch: Batch, body: bytes) -> Answer:
-        """The answer to a request. One that is told to come again later does so.
+    async def _answer(self, batch: Batch, body: Callable[[], Awaitable[bytes]]) -> Answer:
+        """The answer to a request. One that is told to come again later does so, and one whose key is missing
+        waits for it.
 
-        Raises `EngineClosed` if the engine takes no more requests, since its 503 answers no line, and
-        `Unauthorized` if the key of the batch is there no longer.
+        Raises `EngineClosed` if the engine takes no more requests, since its 503 answers no line.
         """
         refusals = 0
         while True:
             account = self._keys.owner(batch.owner)
             if account is None:
-                raise Unauthorized("The API key that the batch was created with is not known any more.")
-            answer = await post(self._app, batch.endpoint, body, self._headers, account)
+                if batch.id not in self._told_missing:
+                    self._told_missing.add(batch.id)
+                    logger.warning("%s waits: the API key that made it is not known any more.", batch.id)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            async with self._places.place(batch.owner):
+                answer = await post(self._app, batch.endpoint, await body(), self._headers, account)
             if answer.status == 503:
                 if self._service.frontend.gave_up or self._service.life.draining:
                     raise EngineClosed("The engine takes no more requests.")

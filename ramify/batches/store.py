@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -135,8 +136,8 @@ class Store:
         self.folder = folder
         self._most_bytes = most_bytes
         self._saving, self._measuring = asyncio.Lock(), asyncio.Lock()
-        self._reserved: list[int] = []
-        """Bytes of each upload that has not ended."""
+        self._reserved: list[tuple[str, int]] = []
+        """(owner, bytes) of each upload that has not ended."""
         self.files: dict[str, StoredFile] = {}
         """Id → file, the oldest first."""
         self.batches: dict[str, Batch] = {}
@@ -204,7 +205,9 @@ class Store:
             await asyncio.to_thread(self._write, what.id, msgspec.json.encode(what))
         self._known(type(what))[what.id] = what
         if len(self.batches) > MAX_STORED:
-            oldest = next(one for one in self.batches.values() if one.status not in UNFINISHED)
+            ended = [one for one in self.batches.values() if one.status not in UNFINISHED]
+            ((owner, _),) = Counter([one.owner for one in ended]).most_common(1)
+            oldest = next(one for one in ended if one.owner == owner)
             del self.batches[oldest.id]
             (self.folder / f"{oldest.id}.json").unlink(missing_ok=True)
 
@@ -230,29 +233,48 @@ class Store:
 
     @contextlib.asynccontextmanager
     async def room(self, size: int) -> AsyncIterator[None]:
-        """Reserve `size` bytes during the block. Raises `DiskFull` if there is no room for them."""
+        """Reserve `size` bytes during the block. Raises `DiskFull` if there is no room for them, or the key
+        would have more than it leaves free (`fair_room`)."""
+        owner = KEY.get().account.owner
         async with self._measuring:
-            reserved, uploads = sum(self._reserved), len(self._reserved)
-            used = reserved + await asyncio.to_thread(self._used)
-            if used + size >= self._most_bytes or len(self.files) + uploads >= MAX_STORED:
+            used, files = await asyncio.to_thread(self._used), Counter[str]()
+            for other, reserved in self._reserved:
+                used[other] += reserved
+                files[other] += 1
+            files.update([file.owner for file in self.files.values()])
+            if not (fair_room(used, size, self._most_bytes - 1) and fair_room(files, 1, MAX_STORED)):
+                share = f" {files[owner]} are of this key, {used[owner] / 2**30:.1f} GiB;" if owner else ""
                 raise DiskFull(
-                    f"There are {len(self.files)} batch files, of {used / 2**30:.1f} GiB: "
+                    f"There are {files.total()} batch files, of {used.total() / 2**30:.1f} GiB:{share} "
                     f"{size / 2**20:.1f} MiB more are not taken.",
                     remedy="Delete some (DELETE /v1/files/ID), or start the server with a larger --batch-gb.",
                 )
-            self._reserved.append(size)
+            self._reserved.append((owner, size))
         try:
             yield
         finally:
-            self._reserved.remove(size)
+            self._reserved.remove((owner, size))
 
-    def _used(self) -> int:
-        """Number of bytes in the folder. Those of uploads are reserved instead."""
-        used = 0
+    def _used(self) -> Counter[str]:
+        """Owner → number of bytes in the folder. Those of uploads are reserved instead."""
+        used = Counter[str]()
         for entry in os.scandir(self.folder):
+            identity = entry.name.partition(".")[0]
+            known = self.files.get(identity) or self.batches.get(identity)
             with contextlib.suppress(FileNotFoundError):
-                used += 0 if entry.name.startswith("upload-") else entry.stat().st_size
+                if not entry.name.startswith("upload-"):
+                    used["" if known is None else known.owner] += entry.stat().st_size
         return used
+
+
+def fair_room(taken: Counter[str], amount: int, most: int) -> bool:
+    """Whether the current API key may take `amount` of `most`, of which each owner has `taken`. With a file
+    of keys it gets no more than it leaves free: of n keys that take what they can, each has most / (n + 1),
+    and a key that comes later finds room (dynamic thresholds: Choudhury and Hahne, 1998)."""
+    account = KEY.get().account
+    free = most - taken.total() - amount
+    shared = amount and account.prefix
+    return free >= (taken[account.owner] + amount if shared else 0)
 
 
 def new_id(prefix: str) -> str:

@@ -117,7 +117,9 @@ async def run_plan(plan: Plan, emit: Callable[[dict[str, Any]], None]) -> list[S
                     emit({**line, **result})
     if not any(one.ttft_s for one in found.values()):
         first = next(iter(found.values()))
-        raise BackendError(f"No request succeeded on {first.endpoint}. {first.runs[0]['first_error']}")
+        problem = str(first.runs[0]["first_error"])
+        remedy = "Give a lower --max-tokens." if "max_output_tokens" in problem else None
+        raise BackendError(f"No request succeeded on {first.endpoint}. {problem}", remedy=remedy)
     labels = list(dict.fromkeys(one.workload for one in found.values()))
     return sorted(found.values(), key=lambda one: (labels.index(one.workload), one.rate or 0.0))
 

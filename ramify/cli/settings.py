@@ -94,8 +94,21 @@ def print_config(options: argparse.Namespace) -> None:
     """Print all options as TOML. Raises `InvalidRequest` for values that the command would refuse."""
     for config, names in options.configs:
         given = {name: one for name, one in given_fields(options, config).items() if name in names}
-        configured(config, given)
+        _check_server(configured(config, given))
     print(*_toml(options), sep="\n")
+
+
+def _check_server(config: Any) -> None:
+    """Raise `InvalidRequest` for what a server finds wrong before it looks for its models."""
+    from ramify.runtime.config import ServerConfig
+
+    if isinstance(config, ServerConfig):
+        from ramify.runtime.models.names import keep_alive_s
+        from ramify.runtime.server.keys.tenants import Keys
+
+        Keys(config)
+        if config.keep_alive is not None:
+            keep_alive_s(config.keep_alive)
 
 
 def _hints(part: tuple[type[Any], tuple[str, ...]]) -> dict[str, Any]:

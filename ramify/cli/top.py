@@ -121,7 +121,7 @@ def frame(
     before : an earlier sample, from which rates and latencies are taken; None for those since the start
     """
     if now.live is None:
-        return _cut([f"ramify top  {url}", "", now.error, "trying again"], width, height)
+        return _cut([f"ramify top  {url}", "", now.error], width, height)
     earlier = before if before is not None and before.live is not None else None
     holds = _holds(now)
     below = [*_models(now), *_keys(now)]
@@ -225,7 +225,7 @@ def _requests(running: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
     titles = ("AGE", "PROMPT", "CACHED", "OUT", "TOK/S", "STATE", "PROGRAM", "CLIENT", "KEY", "REQUEST")
     return _table(
         [f"{title}*" if title == marks[sort] else title for title in titles],
-        (8, 7, 7, 7, 7, -7, -20, -22, _key_width(rows), -64),
+        (11, 7, 7, 7, 7, -7, -20, -22, _key_width(rows), -64),
         [
             (
                 _short(row["age_s"]),
@@ -266,7 +266,7 @@ def _holds(now: Sample) -> list[str]:
     more = len(held) - len(rows) + sum(one["more_holds"] for one in now.cache)
     return [
         "",
-        *_table(titles, (8, 8, 8, 7, -10, -20, -22, _key_width(held), -80), rows),
+        *_table(titles, (11, 11, 8, 7, -10, -20, -22, _key_width(held), -80), rows),
         *([f"and {more} more"] if more else []),
     ]
 
@@ -419,7 +419,8 @@ def _frames(client: Any, options: argparse.Namespace, shown: Mapping[str, Any]) 
     from ramify.loop import wait
 
     while True:
-        _once(wait(fetch(client)), options.sort, shown)
+        if _once(wait(fetch(client)), options.sort, shown):
+            print("trying again")
         print(flush=True)
         time.sleep(options.interval)
 

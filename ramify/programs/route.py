@@ -63,14 +63,15 @@ MAX_ROWS = 4096
 into `max_running`."""
 
 
-@router.post(PATH)
+@router.post(PATH, any_key=True)
 async def programs(request: Request) -> Response:
     service, models = Service.serving(request), several_models(request)
     backend = _Served(service, models)
     parse = functools.partial(_parse, backend)
     (stream, run, job, rows), _ = await parse_body(request, PROGRAMS, parse)
     if models is not None and backend.has_others:
-        await models.let_go(request)  # its requests hold their models, which may not fit side by side
+        # Its requests acquire their models, which may not fit side by side.
+        await models.release_model(request)
     at_once = max(service.max_running // max(job.graph.width, 1), 1)
     if stream:
         return _ProgramStream(service, run, job, rows, at_once)
@@ -100,7 +101,7 @@ def _parse(
     return stream, own, job, rows
 
 
-@router.post(PATH + "/{run}/results", uses_model=False)
+@router.post(PATH + "/{run}/results", uses_model=False, any_key=True)
 async def results(request: Request, run: str) -> Response:
     """Take the results of a turn's tool calls from the client. A streamed program waits for them."""
     (place, row, texts), _ = await parse_body(request, RESULTS, _parse_results)

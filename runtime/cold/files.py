@@ -7,6 +7,7 @@ import fcntl
 import logging
 import math
 import os
+import re
 import secrets
 import stat
 import time
@@ -24,10 +25,15 @@ from ramify.runtime.kv_transfer.snapshot import BadSnapshot, SnapshotReader, Sna
 log = logging.getLogger("ramify")
 
 SUFFIX, UNFINISHED, PACE = ".kv", ".part", "pace"
+_FOLDER, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}\.(kv|part)")
+"""Names of the tier's own folders and files. Nothing else is removed from a folder that a user names."""
 PROBE_BYTES = 8 << 20
 KEPT = 0.9
 """Share of `most_bytes` that is left when the oldest segments are removed, so that not every new segment has
 to list the folder."""
+HELD = 0.8
+"""Share of `most_bytes` that one prefix may take. With its headers that is less than KEPT, so that a prefix
+which is being written does not remove its own first pages."""
 LISTING = 64
 """Number of new segments after which the folder is listed again: other engines write there too."""
 
@@ -50,12 +56,15 @@ class FileStore:
         self._identity = identity
         self._page_size, self._page_bytes = page_size, page_bytes
         self._most_bytes = most_bytes
+        self.most_pages = int(HELD * most_bytes) // page_bytes
         self._room = 0
         """Bytes that may still be written before the folder is listed again."""
         self._written = LISTING
         self._open: tuple[Segment, ExistingFile, SnapshotReader] | None = None
         """The segment that was read last."""
         self.index = ColdIndex(page_size)
+        self.damaged = 0
+        """Number of damaged files that were found, and removed, when the folder was read."""
         below.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # on a read-only disk the folder may be there already
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -85,7 +94,8 @@ class FileStore:
 
     def touch(self, segment: Segment) -> None:
         with contextlib.suppress(OSError):
-            os.utime(self.path / segment.name)
+            now = time.time_ns()  # finer than the time that the kernel would take
+            os.utime(self.path / segment.name, ns=(now, now))
 
     def close(self) -> None:
         """Close the file that was read last."""
@@ -124,7 +134,7 @@ class FileStore:
 
     def make_room(self, size: int) -> tuple[str, ...]:
         """Remove the least recently used files until there is room for `size` bytes more. Returns the names
-        of removed files in this store's folder. Raises `OSError` if the size is more than `most_bytes`."""
+        of removed files in this store's folder. Raises `OSError` if there is no room."""
         if size > self._most_bytes:
             raise OSError(f"a segment has {size} bytes, and the cold tier may have {self._most_bytes}")
         self._room -= size
@@ -134,27 +144,30 @@ class FileStore:
         self._written = 0
         found = sorted(self._files(), key=lambda file: file[0])
         total, removed = size + sum(each for _, each, _ in found), []
-        if total > self._most_bytes:
-            for _, each, path in found:
-                if total <= KEPT * self._most_bytes or path.suffix == UNFINISHED:
-                    continue
-                remove(path)
+        for _, each, path in found if total > self._most_bytes else ():
+            if total > KEPT * self._most_bytes and _removed(path):
                 total -= each
                 if path.parent == self.path:
                     removed.append(path.name)
+        if total > self._most_bytes:
+            raise OSError(f"{self._below} has {total} bytes that cannot be removed")
         self._room = self._most_bytes - total
         return tuple(removed)
 
-    def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """(mtime, bytes, path) of each file in the folders of all identities."""
+    def _files(self) -> Iterator[tuple[int, int, Path]]:
+        """(mtime in ns, bytes, path) of each file of the tier, in the folders of all identities."""
         for folder in self._below.iterdir():
-            if folder.is_symlink() or not folder.is_dir():
+            if not _FOLDER.fullmatch(folder.name) or folder.is_symlink():
                 continue
-            for path in folder.iterdir():
-                if path.suffix in (SUFFIX, UNFINISHED):
-                    with contextlib.suppress(OSError):
-                        status = path.lstat()
-                        yield status.st_mtime, status.st_size, path
+            try:
+                names = [name for name in os.listdir(folder) if _FILE.fullmatch(name)]
+            except OSError:  # another user's, or a file
+                continue
+            for name in names:
+                with contextlib.suppress(OSError):  # another engine has removed it
+                    status = (folder / name).lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield status.st_mtime_ns, status.st_size, folder / name
 
     def _load(self) -> None:
         """Read the headers of the segments in the folder. Remove damaged files, and unfinished ones whose
@@ -168,10 +181,9 @@ class FileStore:
                 others >> 20,
             )
         for _, _, path in files:
-            if path.parent != self.path:
-                continue
             if path.suffix == UNFINISHED:
-                _remove_abandoned(path)
+                _removed(path)
+            if path.suffix == UNFINISHED or path.parent != self.path:
                 continue
             try:
                 self.index.add(self._read_header(path))
@@ -179,8 +191,8 @@ class FileStore:
                 continue
             except (OSError, BadSnapshot) as error:
                 log.warning("%s is not used: %s", path, error)
-                with contextlib.suppress(OSError):
-                    remove(path)
+                self.damaged += 1
+                _removed(path)
 
     def _read_header(self, path: Path) -> Segment:
         file = ExistingFile(str(path))
@@ -214,18 +226,22 @@ class _FileWriter:
         self._path = (store.path / self._segment.name).with_suffix(UNFINISHED)
         pages = len(ids) // store._page_size - first
         self._removed = store.make_room(pages * store._page_bytes)
-        self._file = NewFile(str(self._path))
-        self._lock = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
-        self._snapshot = SnapshotWriter(
-            self._file,
-            identity=store._identity,
-            scope=scope,
-            ids=ids,
-            page_size=store._page_size,
-            page_bytes=store._page_bytes,
-            first_page=first,
-        )
+        with contextlib.ExitStack() as undo:
+            self._file = NewFile(str(self._path))
+            undo.callback(self._file.close, keep=False)
+            self._lock = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            undo.callback(os.close, self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            self._snapshot = SnapshotWriter(
+                self._file,
+                identity=store._identity,
+                scope=scope,
+                ids=ids,
+                page_size=store._page_size,
+                page_bytes=store._page_bytes,
+                first_page=first,
+            )
+            undo.pop_all()
 
     def write(self, data: torch.Tensor) -> None:
         self._snapshot.write_pages(data.numpy().data)
@@ -242,12 +258,19 @@ class _FileWriter:
         os.close(self._lock)
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove an unfinished file unless its writer, which has it locked, is alive."""
-    with contextlib.suppress(OSError):
+def _removed(path: Path) -> bool:
+    """Remove a file, if it can be removed and is not that of a writer, which has it locked, that is alive.
+    Returns whether it was removed."""
+    try:
+        if path.suffix != UNFINISHED:
+            remove(path)
+            return True
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove(path)
         finally:
             os.close(file)
+    except OSError:
+        return False
+    return True

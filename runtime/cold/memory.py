@@ -13,13 +13,15 @@ from ramify.runtime.cold.store import Finished, SegmentWriter
 
 
 class MemoryStore:
-    """Segments in the host's memory. `pinned` memory is copied to the device
-    without another copy between. The least recently used segments are dropped beyond `most_bytes`."""
+    """Segments in the host's memory. `pinned` memory is copied to the device without another copy between,
+    and is allocated in powers of two. The least recently used segments are dropped beyond `most_bytes`."""
 
     def __init__(self, *, page_size: int, page_bytes: int, most_bytes: int, pinned: bool) -> None:
         self.index = ColdIndex(page_size)
+        self.damaged = 0
         self._page_size, self._page_bytes = page_size, page_bytes
         self._most_bytes, self._pinned = most_bytes, pinned
+        self.most_pages = most_bytes // (2 * page_bytes if pinned else page_bytes)
         self._data: dict[str, torch.Tensor] = {}
         """Pages of a segment by its name, (pages, page_bytes) uint8; the least recently used one first."""
         self.bytes = 0
@@ -37,7 +39,11 @@ class MemoryStore:
 
     def drop(self, segment: Segment) -> None:
         data = self._data.pop(segment.name, None)
-        self.bytes -= 0 if data is None else data.nbytes
+        self.bytes -= 0 if data is None else self._size(data)
+
+    def _size(self, data: torch.Tensor) -> int:
+        """The bytes that `data` takes."""
+        return 1 << (data.nbytes - 1).bit_length() if self._pinned else data.nbytes
 
     def touch(self, segment: Segment) -> None:
         if segment.name in self._data:
@@ -68,12 +74,13 @@ class _MemoryWriter:
 
     def finish(self) -> Finished:
         store, removed = self._store, []
-        while store.bytes + self._data.nbytes > store._most_bytes:
+        size = store._size(self._data)
+        while store._data and store.bytes + size > store._most_bytes:
             oldest = next(iter(store._data))
-            store.bytes -= store._data.pop(oldest).nbytes
+            store.bytes -= store._size(store._data.pop(oldest))
             removed.append(oldest)
         store._data[self._segment.name] = self._data
-        store.bytes += self._data.nbytes
+        store.bytes += size
         return Finished(self._segment, tuple(removed))
 
     def cancel(self) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ramify.errors import UnsupportedField
+from ramify.runtime.cold.checks import host_kv_on_cpu
 from ramify.runtime.cold.files import FileStore
 from ramify.runtime.cold.memory import MemoryStore
 from ramify.runtime.cold.store import ColdStore
-from ramify.runtime.config import EngineConfig
+from ramify.runtime.config import COLD_GB, EngineConfig
 from ramify.runtime.executor.kv_pool import KvPool
 
 log = logging.getLogger("ramify")
@@ -34,11 +35,7 @@ def open_stores(
         )
     if config.host_kv_gb is not None:
         if pool.k.device.type != "cuda":
-            raise UnsupportedField(
-                f"host_kv_gb is {config.host_kv_gb:g} on the CPU, whose KV pages are in the host's memory.",
-                field="host_kv_gb",
-                remedy="Give more kv_memory_gb instead.",
-            )
+            raise host_kv_on_cpu(config)
         most = int(config.host_kv_gb * (1 << 30))
         stores.append(
             MemoryStore(page_size=pool.page_size, page_bytes=pool.page_bytes, most_bytes=most, pinned=True)
@@ -50,10 +47,12 @@ def open_stores(
                 identity(),
                 page_size=pool.page_size,
                 page_bytes=pool.page_bytes,
-                most_bytes=int(config.cold_gb * (1 << 30)),
+                most_bytes=int((config.cold_gb or COLD_GB) * (1 << 30)),
             )
             stores.append(store)
             log.info("the cold tier has %d segments in %s", len(store.index.segments), store.path)
         except OSError as error:
             log.error("there is no cold tier: cold_dir %s cannot be used: %s", config.cold_dir, error)
+    if not all(each.most_pages for each in stores):
+        log.warning("a store of the cold tier holds nothing: a KV page has %d bytes", pool.page_bytes)
     return stores

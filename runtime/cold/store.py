@@ -34,6 +34,10 @@ class SegmentWriter(Protocol):
 
 class ColdStore(Protocol):
     index: ColdIndex
+    most_pages: int
+    """Most pages of one prefix, so that its last segment does not remove its first one."""
+    damaged: int
+    """Number of damaged segments that were found when the store was opened."""
 
     def begin(self, scope: str, ids: np.ndarray, first: int) -> SegmentWriter:
         """Begin a segment of the pages of `ids` from page `first` on. Raises `OSError`."""

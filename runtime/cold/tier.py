@@ -121,7 +121,7 @@ class ColdTier(Generic[R]):
         self.expected = NextUses(clock)
         self.tokens = 0
         self.bytes = 0
-        self.damaged_segments = 0
+        self.damaged_segments = sum(store.damaged for store in stores)
         for store in stores:
             self._measure(store)
 

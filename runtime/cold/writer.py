@@ -33,8 +33,10 @@ MOST_PENDING = 1 << 20
 """Most tokens of prefixes that wait to be written, 4 bytes each; the oldest are dropped."""
 SEGMENT_BYTES = 64 << 20
 """Most bytes of a segment, but at least a page. A process that is killed loses the segment in progress."""
+LEAST_SEGMENTS = 8
+"""Segments that a store has room for, at least, so that few pages are removed for a new one."""
 RETRY_S = 60.0
-"""Seconds without writing after a write has failed."""
+"""Seconds without writing to a store after a write to it has failed."""
 
 
 class Prefix(NamedTuple):
@@ -44,8 +46,17 @@ class Prefix(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
+class _Pending:
+    prefix: Prefix
+    begun: tuple[int, int] = (-1, -1)
+    """Number of the store and first page of the segment that was begun last. The next one is a later one, so
+    that a prefix whose segments are removed meanwhile is not written again and again."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class _Write:
-    store: ColdStore
+    store: int
+    """The store's number."""
     lock: PrefixLock | None
     """The lock on the prefix; None once all pages are handed to the worker."""
     pages: list[int]
@@ -75,11 +86,12 @@ class ColdWriter:
         self._stores, self._cache, self._pool, self._clock = stores, cache, pool, clock
         self._worker, self._piece = worker, piece
         self._write: _Write | None = None
-        self._pending: dict[bool, deque[Prefix]] = {True: deque(), False: deque()}
+        self._pending: dict[bool, deque[_Pending]] = {True: deque(), False: deque()}
         """Prefixes in the order of their use; True: those that are leased or were used twice."""
         self._pending_tokens = 0
         self._busy_until = self._next = -math.inf
-        self._failing = False
+        self._failing: dict[int, float] = {}
+        """Number of a store whose last write has failed → the clock until which nothing is written to it."""
         self.written_bytes = 0
 
     def note(self, prefix: Prefix, *, valuable: bool) -> None:
@@ -87,10 +99,10 @@ class ColdWriter:
         tokens = len(prefix.ids) - len(prefix.ids) % self._cache.page_size
         if not tokens:
             return
-        self._pending[valuable].append(Prefix(prefix.ids[:tokens].copy(), prefix.scope))
+        self._pending[valuable].append(_Pending(Prefix(prefix.ids[:tokens].copy(), prefix.scope)))
         self._pending_tokens += tokens
         while self._pending_tokens > MOST_PENDING:
-            self._pending_tokens -= len((self._pending[False] or self._pending[True]).popleft().ids)
+            self._pending_tokens -= len((self._pending[False] or self._pending[True]).popleft().prefix.ids)
 
     def wait_s(self, now: float) -> float:
         """Seconds until `advance` should be called in idle time; infinite: until the worker is done."""
@@ -117,6 +129,9 @@ class ColdWriter:
         if self._write is None or self._write.lock is None:
             return False
         self._cancel()
+        for pending in self._pending.values():
+            if pending:
+                pending[0].begun = (-1, -1)
         return True
 
     def forget(self) -> None:
@@ -130,6 +145,7 @@ class ColdWriter:
     def close(self, seconds: float) -> None:
         """Write what is pending, for at most `seconds` of real time."""
         end = time.monotonic() + seconds
+        self._failing = dict.fromkeys(self._failing, -math.inf)
         while (self._pending_tokens or self._write is not None) and time.monotonic() < end:
             if self._write is not None and not self._write.job.done.wait(max(0.0, end - time.monotonic())):
                 return
@@ -141,10 +157,9 @@ class ColdWriter:
             self._begin(busy)
         elif write.job.done.is_set():
             if write.job.error is not None:
-                self._fail(write.job.error)
+                self._fail(write.store, write.job.error)
             elif isinstance(write.job.result, Finished):
-                self._finish(write, write.job.result)
-                return write.store
+                return self._finish(write, write.job.result)
             else:
                 self._copy_piece(write)
         return None
@@ -154,17 +169,23 @@ class ColdWriter:
         pending = self._pending[True] or (None if busy else self._pending[False])
         if not pending:
             return
-        (ids, scope), size, cache = pending[0], self._cache.page_size, self._cache
+        one, size, cache = pending[0], self._cache.page_size, self._cache
+        ids, scope = one.prefix
         in_tree = cache.match(ids, scope).length // size
-        for store in self._stores:
+        for number, store in enumerate(self._stores):
             runs = store.index.find(ids, scope, 0)
+            for run in reversed(runs):  # the last pages of a prefix leave first
+                self._worker.run(store.touch, run.segment)
             stored = runs[-1].first + runs[-1].pages if runs else 0
-            if stored < in_tree:
-                most = max(1, SEGMENT_BYTES // self._pool.page_bytes)
-                ids = ids[: min(in_tree, stored + most) * size]
+            most = min(in_tree, store.most_pages)
+            rests = self._clock() < self._failing.get(number, -math.inf)
+            if stored < most and not rests and (number, stored) > one.begun:
+                one.begun = number, stored
+                pages = min(SEGMENT_BYTES // self._pool.page_bytes, store.most_pages // LEAST_SEGMENTS)
+                ids = ids[: min(most, stored + max(1, pages)) * size]
                 lock = cache.acquire(cache.match(ids, scope))
                 job = self._worker.run(store.begin, scope, ids, stored)
-                self._write = _Write(store, lock, lock.pages[stored:], job)
+                self._write = _Write(number, lock, lock.pages[stored:], job)
                 return
         pending.popleft()
         self._pending_tokens -= len(ids)
@@ -182,26 +203,25 @@ class ColdWriter:
             self._cache.release(write.lock)
             write.lock = None
 
-    def _finish(self, write: _Write, done: Finished) -> None:
+    def _finish(self, write: _Write, done: Finished) -> ColdStore:
         self._write = None
-        index = write.store.index
+        store = self._stores[write.store]
         for name in done.removed:
-            if name in index.segments:
-                index.remove(index.segments[name])
+            if name in store.index.segments:
+                store.index.remove(store.index.segments[name])
         if write.void:
-            self._worker.run(write.store.drop, done.segment)
-            return
-        index.add(done.segment)
+            self._worker.run(store.drop, done.segment)
+            return store
+        store.index.add(done.segment)
         self.written_bytes += write.copied * self._pool.page_bytes
-        self._failing = False
+        self._failing.pop(write.store, None)
+        return store
 
-    def _fail(self, error: Exception) -> None:
-        if not self._failing:
+    def _fail(self, store: int, error: Exception) -> None:
+        if store not in self._failing:
             log.error("the cold tier writes nothing for now: %s", error)
-        self._failing = True
-        self._next = self._clock() + RETRY_S
+        self._failing[store] = self._clock() + RETRY_S
         self._cancel()
-        self.forget()
 
     def _cancel(self) -> None:
         write = self._write

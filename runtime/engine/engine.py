@@ -46,7 +46,8 @@ from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
 from ramify.runtime.inspect.resolve import check_name
 from ramify.runtime.models.names import keep_alive_s
-from ramify.runtime.models.pool import ModelPool, ModelStatus
+from ramify.runtime.models.pool import ModelPool
+from ramify.runtime.models.status import ModelStatus
 from ramify.sampling_options import read_options, resolve_options
 from ramify.sampling_params import SamplingParams
 from ramify.spans import engine_span

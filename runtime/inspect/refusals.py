@@ -100,7 +100,8 @@ def refused_options(shape: ModelShape, machine: Machine, config: EngineConfig) -
     """Options with which the engine would not start for this model and machine. Each is tried alone."""
     refusals = []
     for name, values in OPTIONS.items():
-        for value in values:
+        chosen = getattr(config, name)
+        for value in (chosen,) if chosen in values else values:
             reason = _refused(shape, machine, EngineConfig(model_impl=config.model_impl, **{name: value}))
             if reason is not None:
                 flag = f"--{name.replace('_', '-')}" + (f" {value}" if len(values) > 1 else "")

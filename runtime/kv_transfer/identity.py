@@ -5,14 +5,17 @@ Only engines of equal KV identity exchange pages.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 import ramify
+from ramify import cache, kernels, machine_code
+from ramify.runtime import executor, model
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.executor.kv_pool import KvPool
 from ramify.runtime.kv_transfer.snapshot import VERSION
@@ -21,6 +24,7 @@ from ramify.runtime.model.checkpoint import splits_of
 OPTIONS = (
     "model_impl",
     "load_format",
+    "dtype",
     "quantization",
     "exact_activations",
     "attention_backend",
@@ -33,31 +37,68 @@ OPTIONS = (
 """Engine options that change keys and values: options of the arithmetic and of RoPE. The context length has
 an effect on RoPE; `seed` determines the weights of a dummy model."""
 
-HEAD = 1 << 18
-SAMPLES, SAMPLE = 64, 1 << 12
-"""Sampling of a large weights file, as reading all of it would take a second for each GB. The digest covers
-the first HEAD bytes, which contain the shapes, and SAMPLES places of SAMPLE bytes. Another checkpoint differs
-nearly everywhere."""
+CODE = kernels, model, executor
+"""Packages whose sources change keys and values."""
+
+PIECE = 1 << 20
+"""Bytes of a file that are read at a time."""
 
 
 def kv_identity(config: EngineConfig, pool: KvPool, weights: Path) -> str:
     """The KV identity of an engine. Two machines have the same identity if they compute the same keys and
-    values for a token. The identity depends on the content of the weights' files, the options and the
-    processor's instructions, and not on paths and dates."""
+    values for a token. The identity depends on every byte of the weights' files, the sources that compute
+    with them, the version of PyTorch, the options and the processor's instructions, and not on paths and
+    dates."""
     layers, _, *page = pool.k.shape
     parts = (
         VERSION,
         ramify.__version__,
+        torch.__version__,
+        [_sources(package) for package in CODE],
         [getattr(config, name) for name in OPTIONS],
         str(pool.k.dtype),
         (layers, *page),
         _processor(pool.k.device),
+        weights_digests(config, weights),
     )
-    digest = hashlib.sha256(repr(parts).encode())
-    for path in _weight_files(weights) if config.load_format != "dummy" else ():
-        for piece in _content(path):
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def weights_digests(config: EngineConfig, weights: Path) -> list[str]:
+    """The SHA-256 of each of the weights' files; empty for a dummy model.
+
+    A file is read whole, 1 GB in a second, once: its digest is kept in Ramify's cache until the file's
+    inode, size, time of modification or time of change is another one.
+    """
+    return [_digest(path) for path in _weight_files(weights)] if config.load_format != "dummy" else []
+
+
+def _digest(path: Path) -> str:
+    status = path.stat()
+    entry = cache.entry_of([path], "digests", path.name, status.st_ino, status.st_ctime_ns)
+
+    def build(folder: Path) -> None:
+        (folder / "sha256").write_text(_content_digest(path))
+
+    try:
+        found = (cache.ensure(entry, build) / "sha256").read_text()
+        cache.remove_outdated(entry)
+    except (OSError, cache.NotWritable):  # also a full disk
+        return _content_digest(path)
+    return found
+
+
+def _content_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE):
             digest.update(piece)
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
+
+
+@functools.cache
+def _sources(package: ModuleType) -> str:
+    return machine_code.digest(Path(*package.__path__), ["**/*.py"])
 
 
 def _processor(device: torch.device) -> tuple[str, ...]:
@@ -73,16 +114,3 @@ def _weight_files(place: Path) -> list[Path]:
     if not place.is_dir():
         return list(splits_of(place))
     return sorted([place / "config.json", *place.glob("*.safetensors")])
-
-
-def _content(path: Path) -> Iterator[bytes]:
-    size = path.stat().st_size
-    yield size.to_bytes(8, "little")
-    with path.open("rb") as file:
-        yield file.read(HEAD)
-        if size > HEAD:
-            for index in range(SAMPLES):
-                file.seek(HEAD + (size - HEAD) * index // SAMPLES)
-                yield file.read(SAMPLE)
-            file.seek(max(HEAD, size - SAMPLE))
-            yield file.read(SAMPLE)

@@ -18,12 +18,11 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
-
-import msgspec
 
 from ramify.errors import EngineClosed, EngineError, NotFound, Overloaded, RamifyError
 from ramify.model_info import ModelInfo
@@ -31,50 +30,15 @@ from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.models.memory import Free, Need, free_memory, gib, need_of, proportional_size
 from ramify.runtime.models.names import ANY, LATEST, in_folder, unknown
+from ramify.runtime.models.status import ModelDoesNotFit, ModelState, ModelStatus
 from ramify.runtime.processes.prestart import PrestartedWorkers
 
 log = logging.getLogger("ramify")
 
-ModelState = Literal["unloaded", "loading", "ready", "unloading", "failed"]
 MakeFrontend = Callable[[EngineConfig, PrestartedWorkers | None], Frontend]
 KEEP: Literal["keep"] = "keep"
 """Value of `keep_alive_s` that leaves a model's time as it is."""
 KeepAlive = float | None | Literal["keep"]
-
-
-class ModelDoesNotFit(EngineError):
-    """The error 503: a model needs more memory than unloading others would free."""
-
-    code = "model_does_not_fit"
-    status = 503
-
-
-class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of a pool. Sizes are in bytes."""
-
-    name: str
-    model: str
-    """The model's path, or its name on the hub."""
-    state: ModelState
-    pinned: bool
-    users: int
-    """Requests that use the model: running, or in its queue."""
-    waiting: int
-    """Requests that wait until the model is loaded."""
-    size: int | None
-    """Weights in memory, by the model's headers; None if these are not on this machine."""
-    need: int | None
-    """Memory that is set aside for the model: `size`, all KV pages, and a workspace."""
-    resident: int | None
-    """Resident memory of the model's processes, as `measure` found it; None unless the model is ready."""
-    context_length: int | None
-    """Tokens of prompt and output together; None if the headers are not on this machine."""
-    keep_alive_s: float | None
-    """Seconds that the model stays loaded after its last request; None: for ever."""
-    expires_in_s: float | None
-    """Seconds until the model is unloaded; None while it is used, or if it stays."""
-    error: str | None
-    """The error of the last start, if the state is failed."""
 
 
 class _Model:
@@ -84,6 +48,8 @@ class _Model:
         self.name = name
         self.config = config
         self.keep_alive_s = keep_alive_s
+        self.stay_s = 0.0
+        """Seconds that the model stays loaded when its users have left; inf for ever."""
         self.pinned = False
         self.state: ModelState = "unloaded"
         self.frontend: Frontend | None = None
@@ -106,6 +72,10 @@ class _Model:
     @property
     def idle(self) -> bool:
         return self.state == "ready" and self.users == 0 and self.work is None
+
+    @property
+    def adapters(self) -> Collection[str]:
+        return self.config.loras if self.frontend is None else self.frontend.loras.loaded
 
     @property
     def waiting(self) -> int:
@@ -152,13 +122,15 @@ class ModelPool:
         self._free = free
         self._room = asyncio.Lock()
         """Held while a model waits for memory: models get memory in the order in which they asked."""
+        self._looking = asyncio.Lock()
+        """Held while the folder is looked through, which takes as long as its file system does."""
         self._changed = asyncio.Event()
         """Set, and replaced by another, when a user leaves or a state changes."""
         self._closed: EngineClosed | None = None
         self._models: dict[str, _Model] = {}
         for name, model in models.items():
             self._add(name, model)
-        self._look()
+        self._add_all({} if folder is None else in_folder(folder))
         if not self._models:
             raise NotFound(
                 f"models_dir is {str(folder)!r}, which holds no model.",
@@ -194,21 +166,22 @@ class ModelPool:
                 found[adapter] = path
         return found
 
-    def _look(self) -> None:
-        """Add models that are new in the folder. A model that was named before keeps its name."""
-        if self._folder is not None:
-            for name, path in in_folder(self._folder).items():
-                if name not in self._models:
-                    self._add(name, path)
+    def _add_all(self, found: Mapping[str, str]) -> None:
+        """Add models of the folder. A model that was named before keeps its name."""
+        for name, path in found.items():
+            if name not in self._models:
+                self._add(name, path)
 
-    def _look_again(self) -> None:
-        with contextlib.suppress(NotFound):  # the folder is gone: the models that are known stay
-            self._look()
+    async def look(self) -> None:
+        """Add models that are new in the folder."""
+        if self._folder is not None:
+            async with self._looking:
+                with contextlib.suppress(NotFound):  # the folder is gone: the models that are known stay
+                    self._add_all(await asyncio.to_thread(in_folder, self._folder))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all models, the first one's first. Looks through the folder."""
-        self._look_again()
+        """Names of all models, the first one's first."""
         return tuple(self._models)
 
     @property
@@ -221,28 +194,33 @@ class ModelPool:
         or an adapter's name. None and "default": the first model. Raises `NotFound` for any other name."""
         if name is None or name in ("", ANY):
             return self.first
-        for again in (False, True):
-            if again:
-                self._look_again()
-            for text in (name, name.removesuffix(LATEST)):
-                if (found := self._find(text)) is not None:
-                    return found
+        for text in (name, name.removesuffix(LATEST)):
+            if (found := self._find(text)) is not None:
+                return found
         raise unknown(name, self._models)
+
+    async def find(self, name: str | None) -> str:
+        """As `resolve`. Looks through the folder for a name that is unknown."""
+        with contextlib.suppress(NotFound):
+            return self.resolve(name)
+        await self.look()
+        return self.resolve(name)
+
+    def names_for(self, name: str | None) -> tuple[str, ...]:
+        """Names of what a request means by `name`: all of a model, or those of an adapter, with and without
+        its model's. Raises `NotFound`."""
+        model = self._models[self.resolve(name)]
+        config = model.config
+        own = tuple(config.served_model_name) if isinstance(config, ServerConfig) else (model.name,)
+        text = (name or ANY).removesuffix(LATEST)
+        adapter = text.rpartition(":")[2]
+        if text in (*own, ANY) or adapter not in model.adapters:
+            return tuple(own)
+        return (adapter, *(f"{base}:{adapter}" for base in own))
 
     def knows(self, name: str) -> bool:
         """Whether a model or an adapter has the name `name`."""
         return self._find(name) is not None
-
-    def names_for(self, name: str) -> tuple[str, ...]:
-        """Names of what a request means by `name`: of an adapter its own, of a model all that it has. Raises
-        `NotFound`."""
-        model = self._models[self.resolve(name)]
-        config, adapter = model.config, name.removesuffix(LATEST).rpartition(":")[2]
-        names = tuple(config.served_model_name) if isinstance(config, ServerConfig) else (model.name,)
-        if {name, name.removesuffix(LATEST)} & {*names, ANY}:
-            return names
-        adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
-        return (adapter,) if adapter in adapters else names
 
     def _find(self, name: str) -> str | None:
         base = name.rpartition(":")[0]
@@ -255,8 +233,7 @@ class ModelPool:
             config = model.config
             if isinstance(config, ServerConfig) and name in config.served_model_name:
                 return model.name
-            adapters = config.loras if model.frontend is None else model.frontend.loras.loaded
-            if name in adapters:
+            if name in model.adapters:
                 return model.name
         return None
 
@@ -267,30 +244,36 @@ class ModelPool:
         """The frontend of a model, which is not unloaded within the block. Loads the model if it is not.
 
         name : as in `resolve`
-        keep_alive_s : seconds that the model stays loaded from now on after its last request; None: for ever
+        keep_alive_s : seconds that the model stays loaded after this request; None: for ever. Of requests
+            that overlap the longest counts
 
         Raises `NotFound` for an unknown name, `ModelDoesNotFit`, `Overloaded` if `max_waiting` requests wait
         for the model already, `EngineClosed`, and the error of a failed start.
         """
-        model = self._models[self.resolve(name)]
+        model = self._models[await self.find(name)]
         frontend = await self._enter(model)
-        if keep_alive_s != KEEP:
-            model.keep_alive_s = keep_alive_s
+        model.stay_s = max(
+            model.stay_s, _seconds(model.keep_alive_s if keep_alive_s == KEEP else keep_alive_s)
+        )
         try:
             yield frontend
         finally:
             self._leave(model)
 
     async def load(self, name: str, keep_alive_s: KeepAlive = KEEP) -> ModelStatus:
-        """Load a model as `use` does. Raises what `use` raises."""
+        """Load a model as `use` does. Raises what `use` raises.
+
+        keep_alive_s : seconds that the model stays loaded from now on after its last request; None: for ever
+        """
         async with self.use(name, keep_alive_s):
-            pass
+            if keep_alive_s != KEEP:
+                self._models[self.resolve(name)].keep_alive_s = keep_alive_s
         return self.status(name)
 
     async def unload(self, name: str) -> ModelStatus:
         """Unload a model when its running and queued requests have ended; later ones load it again. Pinned
         models, too. Raises `NotFound` for an unknown name."""
-        model = self._models[self.resolve(name)]
+        model = self._models[await self.find(name)]
         frontend = model.frontend
         with self._closing(model):
             while model.frontend is frontend is not None and not model.idle:
@@ -330,6 +313,8 @@ class ModelPool:
             raise
 
     def _admit(self, model: _Model) -> None:
+        if model.users == 0:
+            model.stay_s = 0.0
         model.users += 1
         model.used_at = time.monotonic()
         if model.expiry is not None:
@@ -359,7 +344,7 @@ class ModelPool:
         self._notify()
 
     def _set_expiry(self, model: _Model) -> None:
-        if model.keep_alive_s is None or model.pinned or self._closed is not None:
+        if math.isinf(model.stay_s) or model.pinned or self._closed is not None:
             return
 
         def expire() -> None:
@@ -367,7 +352,7 @@ class ModelPool:
             if model.idle:
                 self._start(model, self._unload(model))
 
-        model.expiry = asyncio.get_running_loop().call_later(model.keep_alive_s, expire)
+        model.expiry = asyncio.get_running_loop().call_later(model.stay_s, expire)
 
     # --- loading and unloading --------------------------------------------------------------------
 
@@ -410,7 +395,9 @@ class ModelPool:
                 log.warning("The model %s could not be started: %s", model.name, error)
             raise
         model.state, model.used_at = "ready", time.monotonic()
-        log.info("loaded the model %s, which needs %s", model.name, model.need)
+        model.stay_s = _seconds(model.keep_alive_s)
+        room = "" if model.info.kv_room is None else f": {model.info.kv_room.text}"
+        log.info("loaded the model %s, which needs %s%s", model.name, model.need, room)
 
     async def _unload(self, model: _Model) -> None:
         """Stop the engine processes of `model`, which has no users."""
@@ -465,9 +452,10 @@ class ModelPool:
             for one in others
             if one.need is not None
         )
+        log.warning("The model %s does not fit. Held by: %s.", model.name, held or "no other model")
         raise ModelDoesNotFit(
             f"The model {model.name} needs {need}. {gib(max(free, 0))} are free, and unloading would free"
-            f" {gib(yields)}. Held by: {held or 'no other model'}.",
+            f" {gib(yields)}.",
             field="model",
             remedy="Use a smaller model or context_length, give less kv_memory_gb, or pin fewer models.",
         )
@@ -507,8 +495,9 @@ class ModelPool:
         return self._closed is not None
 
     async def measure(self) -> None:
-        """Read the headers of models that were never loaded, and the resident memory of those that are ready,
-        for `statuses`. Takes some milliseconds for each model."""
+        """Look through the folder, and read the headers of models that were never loaded and the resident
+        memory of those that are ready, for `statuses`. Takes some milliseconds for each model."""
+        await self.look()
         await asyncio.to_thread(self._measure, list(self._models.values()))
 
     def _measure(self, models: list[_Model]) -> None:
@@ -530,10 +519,8 @@ class ModelPool:
     def status(self, name: str) -> ModelStatus:
         """The state of a model. Raises `NotFound` for an unknown name."""
         model = self._models[self.resolve(name)]
-        if model.info is not None:
-            context: int | None = model.info.context_length
-        else:
-            context = None if model.need is None else model.need.context_length
+        info = model.info
+        known = model.need if info is None else info
         left = None if model.expiry is None else model.expiry.when() - asyncio.get_running_loop().time()
         return ModelStatus(
             name=model.name,
@@ -545,7 +532,8 @@ class ModelPool:
             size=None if model.need is None else model.need.weights,
             need=None if model.need is None else model.need.total,
             resident=model.resident,
-            context_length=context,
+            context_length=None if known is None else known.context_length,
+            kv_tokens=info.kv_room.tokens if info and info.kv_room else None,
             keep_alive_s=None if model.pinned else model.keep_alive_s,
             expires_in_s=left,
             error=None if model.error is None else str(model.error),
@@ -592,6 +580,10 @@ class ModelPool:
                 if not waiter.done():
                     waiter.set_exception(copy.copy(error))
         self._notify()
+
+
+def _seconds(keep_alive_s: float | None) -> float:
+    return math.inf if keep_alive_s is None else keep_alive_s
 
 
 def _used_at(model: _Model) -> float:

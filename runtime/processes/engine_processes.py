@@ -82,7 +82,8 @@ class EngineProcesses:
         try:
             await asyncio.gather(*self._ready.values())
         except BaseException:
-            self.stop()
+            self.disconnect()
+            await asyncio.to_thread(self.stop)  # waits for the workers
             raise
         return {role: ready.result() for role, ready in self._ready.items()}
 

@@ -35,7 +35,7 @@ from ramify.runtime.executor.device import (
 from ramify.runtime.executor.load import LoadDraft, loader, own_head_loader
 from ramify.runtime.executor.memory import COW_PAGES, check_states, room_of, with_defaults_of
 from ramify.runtime.executor.runner import Runner
-from ramify.runtime.kv_transfer.identity import kv_identity
+from ramify.runtime.kv_transfer.identity import kv_identity, weights_digests
 from ramify.runtime.model.checkpoint import ModelFiles
 from ramify.runtime.model.decoder import Model
 from ramify.runtime.model.gguf.header import read_header
@@ -120,6 +120,8 @@ def main() -> None:
         threading.Thread(
             target=_prepare_engines, args=(config, vocabulary, lambda: tokenizer(folder)), daemon=True
         ).start()
+        if config.cold_dir is not None or config.replicas > 1:  # a second for each GB, at the first start
+            threading.Thread(target=weights_digests, args=(config, Path(orders.weights)), daemon=True).start()
         runner, draft_runner, cache, limits = _load(config, orders, shape, draft_shape)
         if config.overlap is None:
             config = dataclasses.replace(config, overlap=runner.device.type == "cuda")

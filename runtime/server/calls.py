@@ -46,7 +46,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str = ""
 
 
-@router.post(PATH)
+@router.post(PATH, any_key=True)
 async def answer_call(request: Request) -> Response:
     service = Service.serving(request)
     body: _Body = decode(await read_body(request), _Body, "")

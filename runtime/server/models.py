@@ -1,8 +1,10 @@
 """Several models behind one server: each request is answered by the service of the model that it names.
 
-`Models.hold` is the one place where a request gets its model. `Router` calls it before an endpoint that uses
-a model: it reads the body, looks up `model`, waits until that model is loaded, and keeps it loaded until the
-response has been sent. From then on `Service.serving` is the service of this model.
+`Models.acquire` is the one place where a request gets its model. `Router` calls it before an endpoint that
+uses a model: it reads the body, looks up `model`, waits until that model is loaded, and keeps it loaded until
+the response has been sent. From then on `Service.serving` is the service of this model.
+
+`Models.allowed` is the one way from a name that a client sent to a model: it asks the client's key.
 
 What belongs to no model (health, /metrics, aborts, the ends of programs) goes to `Models` itself, which is a
 frontend over all that are loaded.
@@ -14,6 +16,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -35,17 +38,21 @@ from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.inspect.resolve import check_name
 from ramify.runtime.models.names import by_name, keep_alive_s, name_of, unknown
-from ramify.runtime.models.pool import KEEP, KeepAlive, ModelPool, ModelStatus
+from ramify.runtime.models.pool import KEEP, KeepAlive, ModelPool
+from ramify.runtime.models.status import ModelStatus
 from ramify.runtime.processes.prestart import PrestartedWorkers
 from ramify.runtime.server.body import peek_body
 from ramify.runtime.server.errors import SYSTEM_ONE, SYSTEM_ONE_MODELS
 from ramify.runtime.server.fields import decode
 from ramify.runtime.server.metrics import Metrics
+from ramify.runtime.server.parsing import refuse_unknown
 from ramify.runtime.server.service import KEY, SERVICE, FrontendProtocol, Service
 from ramify.runtime.server.sse import while_connected
 
-HELD = "ramify.held"
-"""Key of a request's scope: the exit stack that lets go of its model."""
+ACQUIRED = "ramify.acquired"
+"""Key of a request's scope: the exit stack that releases its model."""
+LOAD_NS = "ramify.load_ns"
+"""Key of a request's scope: the time for which it waited until its model was loaded, in nanoseconds."""
 OLLAMA = "/api/"
 STATS_LIMIT_S = 2.0
 """Longest time, in seconds, that /metrics waits for a scheduler."""
@@ -74,6 +81,14 @@ class ServedModel(NamedTuple):
             return self.service.all_names
         assert self.status is not None
         return {self.status.name: ""} if KEY.get().may_use(self.status.name) else {}
+
+    @property
+    def identity(self) -> str:
+        """The model's id, which a key that may use an adapter of it alone does not find in `names`."""
+        if self.service is not None:
+            return self.service.model_name
+        assert self.status is not None
+        return self.status.name
 
     @property
     def context_length(self) -> int | None:
@@ -144,15 +159,35 @@ class Models:
         """Names of all models, the first one's first."""
         return self.pool.names
 
+    def allowed_statuses(self) -> list[ModelStatus]:
+        """The states of the models that the current key may use, the first one's first."""
+        return [status for status in self.pool.statuses() if KEY.get().may_use(status.name)]
+
+    def allowed(self, name: str | None) -> str:
+        """The model that `name` means, as `ModelPool.resolve`. Raises `NotFound`, which names models that the
+        current key may use, and `NotAllowed` unless it may use this one, or its adapter that `name` means."""
+        try:
+            model = self.pool.resolve(name)
+        except NotFound:
+            raise unknown(str(name), filter(KEY.get().may_use, self.names)) from None
+        KEY.get().check_model(self.pool.names_for(name))
+        return model
+
+    async def find_allowed(self, name: str | None) -> str:
+        """As `allowed`. Looks through the folder for a name that is unknown."""
+        with contextlib.suppress(NotFound):
+            await self.pool.find(name)
+        return self.allowed(name)
+
     # --- one request ------------------------------------------------------------------------------
 
-    async def hold(self, request: Request) -> None:
+    async def acquire(self, request: Request) -> None:
         """Load the model that the request names, and keep it loaded until the response has been sent.
 
         The name is the body's `model`; on Ollama's API also `name`, and for adapters the part of `lora_name`
         before ":"; without a body the query parameter `model`. Without a name it is the first model. A body
-        that is no JSON object gets no model: the endpoint refuses it. Raises the errors of `ModelPool.use`
-        and of `peek_body`.
+        that is no JSON object gets no model: the endpoint refuses it. Raises the errors of `allowed`, of
+        `ModelPool.use`, of `peek_body`, and before a load of `refuse_unknown`.
         """
         body = await peek_body(request) if request.method != "GET" else b""
         names = _Names(model=request.query_params.get("model"))
@@ -164,24 +199,20 @@ class Models:
         kept: KeepAlive = KEEP
         if request.url.path.startswith(OLLAMA) and names.keep_alive is not None:
             kept = keep_alive_s(names.keep_alive)
-        asked = self._named(request.url.path, names)
-        KEY.get().check_model(self.pool.names_for(asked))
-        model = self.pool.resolve(asked)
-        held: contextlib.AsyncExitStack = request.scope[HELD]
+        model = await while_connected(request.receive, self._named(request.url.path, names))
+        if body and model not in self.pool.frontends:
+            refuse_unknown(request.url.path, body)  # before the load, which may push another model out
+        acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]
+        began = time.perf_counter_ns()
         request.scope[SERVICE] = await while_connected(
-            request.receive, held.enter_async_context(self.using(model, kept))
+            request.receive, acquired.enter_async_context(self.using(model, kept))
         )
+        request.scope[LOAD_NS] = time.perf_counter_ns() - began
 
-    async def let_go(self, request: Request) -> None:
-        """Let go of the model that `hold` holds for the request, before the response has been sent."""
-        held: contextlib.AsyncExitStack = request.scope[HELD]
-        await held.aclose()
-
-    def allowed(self, name: str) -> str:
-        """The model that `name` means. Raises `NotFound`, and `NotAllowed` by the key."""
-        model = self.pool.resolve(name)
-        KEY.get().check_model((model, name))
-        return model
+    async def release_model(self, request: Request) -> None:
+        """Release the model that the request has acquired, before the response has been sent."""
+        acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]
+        await acquired.aclose()
 
     @contextlib.asynccontextmanager
     async def using(self, model: str, kept: KeepAlive = KEEP) -> AsyncIterator[Service]:
@@ -190,25 +221,19 @@ class Models:
         async with self.pool.use(model, kept) as frontend:
             yield self._service(model, frontend)
 
-    def _named(self, path: str, names: _Names) -> str:
-        """The name that `names` have for a model or an adapter; that of the first model if they have none."""
+    async def _named(self, path: str, names: _Names) -> str:
         name = names.model or (names.name if path.startswith(OLLAMA) else None)
         if name is None and isinstance(names.lora_name, str):
             base = names.lora_name.rpartition(":")[0]
             name = base or (names.lora_name if self.pool.knows(names.lora_name) else None)
         if not isinstance(name, str):
-            return self.pool.first
+            name = None
         try:
-            self.pool.resolve(name)
+            return await self.find_allowed(name)
         except NotFound:
-            if path == SYSTEM_ONE and name.startswith(SYSTEM_ONE_MODELS):
-                return self.pool.first
-            raise self._unknown(name) from None
-        return name
-
-    def _unknown(self, name: str) -> NotFound:
-        """The error for an unknown model, which names those that the current key may use."""
-        return unknown(name, filter(KEY.get().may_use, self.pool.names))
+            if path == SYSTEM_ONE and name is not None and name.startswith(SYSTEM_ONE_MODELS):
+                return await self.find_allowed(None)
+            raise
 
     def _service(self, model: str, frontend: FrontendProtocol) -> Service:
         """The service of a model. Its metrics outlive its unloading."""
@@ -226,23 +251,19 @@ class Models:
         await self.pool.measure()
         return [self._listed(status) for status in self.pool.statuses()]
 
-    def shown(self, name: str | None) -> Service | None:
+    async def shown(self, name: str | None) -> Service | None:
         """The service of the model `name` for the dashboard; None: of the first that is ready. None if it is
-        not loaded."""
-        for ready in (self.pool.resolve(name),) if name else self.pool.frontends:
+        not loaded. Raises the errors of `allowed`."""
+        for ready in (await self.find_allowed(name),) if name else self.pool.frontends:
             if (frontend := self.pool.frontends.get(ready)) is not None:
                 return self._service(ready, frontend)
         return None
 
     async def find(self, name: str) -> ServedModel:
-        """The model that `name` means. Raises `NotFound`, and `NotAllowed` by the key."""
+        """The model that `name` means. Raises the errors of `allowed`."""
+        model = await self.find_allowed(name)
         await self.pool.measure()
-        try:
-            status = self.pool.status(name)
-        except NotFound:
-            raise self._unknown(name) from None
-        KEY.get().check_model(self.pool.names_for(name))
-        return self._listed(status)
+        return self._listed(self.pool.status(model))
 
     def _listed(self, status: ModelStatus) -> ServedModel:
         frontend = self.pool.frontends.get(status.name)
@@ -379,15 +400,15 @@ class _AllControls:
             await one.control.end_program(program)
 
 
-class LetGo:
-    """Middleware that lets go of the model that a request held, when the response has been sent."""
+class ReleaseModel:
+    """Middleware that releases the model that a request has acquired, when the response has been sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.AsyncExitStack() as held:
-            scope[HELD] = held
+        async with contextlib.AsyncExitStack() as acquired:
+            scope[ACQUIRED] = acquired
             await self.app(scope, receive, send)
 
 

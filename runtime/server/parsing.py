@@ -26,6 +26,7 @@ from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import BodyState, Fields, decode
 from ramify.runtime.server.keys.tenants import NotAllowed
 from ramify.runtime.server.service import Service
+from ramify.runtime.server.tables import ENDPOINTS
 from ramify.runtime.server.tables.rows import Endpoint
 
 MAX_PARSES = 16
@@ -73,6 +74,16 @@ async def parse_body(request: Request, endpoint: Endpoint, parse: Parser[T]) -> 
             error.others = await asyncio.to_thread(_find_others, error, parse_without)
         raise
     return parsed, service.tell_ignored(fields.ignored)
+
+
+def refuse_unknown(path: str, data: bytes) -> None:
+    """Raise `UnsupportedField` for the first field of the JSON object `data` that no body for the endpoint at
+    `path` has. Unlike `parse_body` it needs no model."""
+    for endpoint in ENDPOINTS:
+        if endpoint.path == path:
+            fields = Fields.parse(data)
+            fields.taken.update(name for row in endpoint.whole.rows for name in row.names)
+            fields.refuse_rest()
 
 
 def _find_others(first: RamifyError, parse_without: Callable[[set[str]], None]) -> tuple[RamifyError, ...]:

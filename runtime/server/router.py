@@ -11,6 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Lifespan
 
+from ramify.runtime.server.service import KEY
+
 E = TypeVar("E", bound=Callable[..., Awaitable[Response]])
 
 
@@ -18,7 +20,8 @@ class Router:
     """Routes in the order in which their endpoints were decorated.
 
     An endpoint is called with the request, and by name with the parameters in its path. One that `uses_model`
-    is called when the model that the request names is loaded, if the server has several (`Models.hold`).
+    is called when the model that the request names is loaded, if the server has several (`Models.acquire`).
+    An endpoint is for operators' keys unless it is for `any_key`.
 
     route : class of the routes
     lifespan : context in which the application serves
@@ -29,23 +32,24 @@ class Router:
         self.lifespan = lifespan
         self._route = route
 
-    def get(self, path: str, *, uses_model: bool = False) -> Callable[[E], E]:
-        return self._adding("GET", path, uses_model)
+    def get(self, path: str, *, uses_model: bool = False, any_key: bool = False) -> Callable[[E], E]:
+        return self._adding("GET", path, uses_model, any_key)
 
-    def post(self, path: str, *, uses_model: bool = True) -> Callable[[E], E]:
-        return self._adding("POST", path, uses_model)
+    def post(self, path: str, *, uses_model: bool = True, any_key: bool = False) -> Callable[[E], E]:
+        return self._adding("POST", path, uses_model, any_key)
 
-    def put(self, path: str, *, uses_model: bool = True) -> Callable[[E], E]:
-        return self._adding("PUT", path, uses_model)
+    def put(self, path: str, *, uses_model: bool = True, any_key: bool = False) -> Callable[[E], E]:
+        return self._adding("PUT", path, uses_model, any_key)
 
-    def delete(self, path: str) -> Callable[[E], E]:
-        return self._adding("DELETE", path, False)
+    def delete(self, path: str, *, any_key: bool = False) -> Callable[[E], E]:
+        return self._adding("DELETE", path, False, any_key)
 
-    def _adding(self, method: str, path: str, uses_model: bool) -> Callable[[E], E]:
+    def _adding(self, method: str, path: str, uses_model: bool, any_key: bool) -> Callable[[E], E]:
         def add(endpoint: E) -> E:
             async def call(request: Request) -> Response:
+                KEY.get().check_path(request.scope["path"], any_key=any_key)
                 if uses_model and (models := request.app.state.models) is not None:
-                    await models.hold(request)
+                    await models.acquire(request)
                 return await endpoint(request, **request.path_params)
 
             self.routes.append(self._route(path, call, methods=[method]))

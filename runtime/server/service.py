@@ -22,7 +22,7 @@ from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.models.names import unknown
-from ramify.runtime.server.keys.tenants import OPEN, Caller
+from ramify.runtime.server.keys.tenants import OPEN, Caller, expected_prompt
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
 from ramify.runtime.server.telemetry.generations import Telemetry
@@ -135,16 +135,25 @@ class Service:
         """Name of a model for clients → the LoRA adapter that it names; "" for the names of the served model
         alone. Names that the current key may not use are left out."""
         names = dict.fromkeys(self.model_names, "") | {name: name for name in self.frontend.loras.loaded}
-        return {name: lora for name, lora in names.items() if KEY.get().may_use(name)}
+        may_use = KEY.get().may_use
+        return {
+            name: lora
+            for name, lora in names.items()
+            if any(map(may_use, self._adapter_names(lora) if lora else (name,)))
+        }
+
+    def _adapter_names(self, lora: str) -> tuple[str, ...]:
+        return (lora, *(f"{model}:{lora}" for model in self.model_names))
 
     def check_model(self, name: str) -> None:
         """Raise `NotAllowed` unless the current key may use the model that a request names: the served model
         by any of its names, or an adapter."""
-        KEY.get().check_model((name,) if name in self.frontend.loras.loaded else self.model_names)
+        lora = name in self.frontend.loras.loaded
+        KEY.get().check_model(self._adapter_names(name) if lora else self.model_names)
 
     def check_name(self, name: str) -> None:
         """Raise `NotFound` unless `name` names the served model; "" names any. On a server of several models
-        `Models.hold` has chosen the model by the name."""
+        `Models.acquire` has chosen the model by the name."""
         if name and not self.keeps_alive and name not in (*self.model_names, "default"):
             raise unknown(name, self.model_names)
 
@@ -247,7 +256,7 @@ class Service:
         caller, batch, rid = KEY.get(), IN_BATCH.get(), request.rid
         self.check_model(request.lora or self.model_name)
         request = caller.owned(request, batch)
-        expected = self._begin(caller, request)
+        expected = self.begin(caller, request)
         choices = choices or ChoiceUsages(1)
         started = previous = time.perf_counter()
         first_token_s: float | None = None
@@ -294,13 +303,16 @@ class Service:
             if totals is not None:
                 self.metrics.count_tokens(totals, caller.name)
             caller.account.rids.discard(request.rid)
-            caller.settle(expected, 0 if totals is None else totals.prompt + totals.completion)
+            spent = 0 if totals is None else totals.prompt + totals.completion
+            if totals is not None and not totals.prompt and finish == "abort":
+                spent += expected_prompt(request)  # the client hung up before it was told the usage
+            caller.settle(expected, spent)
             questions = () if request.decide is None else request.decide.questions
             if finish not in ("abort", "error"):
                 self.metrics.count_questions(endpoint, questions)
             generation.end(status, finish, usage, first_token_s, total_s, failure)
 
-    def _begin(self, caller: Caller, request: Generate) -> int:
+    def begin(self, caller: Caller, request: Generate | None) -> int:
         """`Caller.begin`, with its metrics."""
         first = not caller.begun
         try:

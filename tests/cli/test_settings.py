@@ -16,6 +16,7 @@ from ramify.cli import main
 from ramify.cli.settings import OTHER_VARIABLES, PREFIX
 from ramify.option_values import bare, from_text, from_value
 from ramify.runtime.config import SEVERAL_MODELS, ServerConfig
+from ramify.runtime.server.keys.file import new_key
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,7 @@ def sample(name: str, kind: Any) -> tuple[str, Any]:
         "kv_events": ("tcp://*:7", "tcp://*:7"),
         "kv_events_replay": ("tcp://*:8", "tcp://*:8"),
         "api_key_file": None,
+        "keep_alive": ("1h30m", "1h30m"),
     }
     if name in special:
         return special[name]
@@ -89,6 +91,8 @@ def test_every_field_of_the_server_has_a_variable_and_goes_through_the_file(
 ) -> None:
     """Without a list by hand: a new field is covered as it is added."""
     hints = typing.get_type_hints(ServerConfig)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(new_key("alice")[1])
     given = {}
     for field in dataclasses.fields(ServerConfig):
         if several != (field.name in SEVERAL_MODELS):  # they go with few of the others
@@ -97,6 +101,8 @@ def test_every_field_of_the_server_has_a_variable_and_goes_through_the_file(
             continue
         if field.name in ("host", "allowed_hosts", "cors", "log_level", "model"):
             found = ("critical",) * 2 if field.name == "log_level" else ("*",) * 2
+        if field.name == "keys":
+            found = (str(keys), str(keys))
         text, value = found
         assert from_text(hints[field.name], text, field.name) == value
         assert from_value(hints[field.name], value, field.name) == value
@@ -112,6 +118,25 @@ def test_every_field_of_the_server_has_a_variable_and_goes_through_the_file(
     again = printed(capsys, "--show-secrets", "--config", str(file))
     assert {name: tomllib.loads(again)[name] for name in given} == given
     assert again.count(f"# {file}, line ") == len(tomllib.loads(out))
+
+
+def test_what_serve_refuses_before_it_looks_for_models_is_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(new_key("default")[1])
+    for given, told in (
+        (["--keep-alive", "xyz"], "keep_alive is 'xyz'"),
+        (["--keys", str(tmp_path / "no.toml")], "no.toml cannot be read"),
+        (["--keys", str(keys), "--api-key", "k"], "keys.default is the key of --api-key"),
+        (["--cold-gb", "5"], "cold_gb is 5 and cold_dir is not set"),
+        (["--api-key", " "], "api_key is empty"),
+        (["--drain-s", "-1"], "drain_s is -1"),
+        (["--grammar-timeout-s", "0"], "grammar_timeout_s is 0"),
+        *(([flag, "nan"], "nan; it must be a number") for flag in ("--drain-s", "--max-lease-s")),
+        (["--grammar-timeout-s", "nan"], "grammar_timeout_s is nan"),
+    ):
+        assert told in refused(capsys, "serve", *given, "--print-config")
 
 
 def test_keys_are_hidden_unless_asked_for(

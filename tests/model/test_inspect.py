@@ -150,6 +150,8 @@ def test_a_folder_that_is_quantised_itself(tmp_path: Path) -> None:
     assert refused == ["--cuda-graphs", "--quantization int8", "--quantization int4", "--kv-cache-dtype fp8"]
     rounded = look(tmp_path / "out", quantization="int8")
     assert [refusal.subject for refusal in rounded.refused] == refused[1:2]
+    kept = look(tmp_path / "out", kv_cache_dtype="int8")
+    assert [refusal.subject for refusal in kept.refused_options] == refused[:3], "fp8 was not asked for"
     assert [(form.format, form.kept_as) for form in found.formats] == [
         ("4-bit codes", "int4"),
         ("BF16", "bf16"),

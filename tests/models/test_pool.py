@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,8 @@ from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.models.memory import Need
 from ramify.runtime.models.names import by_name, in_folder, keep_alive_s, named
-from ramify.runtime.models.pool import ModelDoesNotFit, ModelPool
+from ramify.runtime.models.pool import ModelPool
+from ramify.runtime.models.status import ModelDoesNotFit
 from tests.fleet.fakes import model_info
 
 
@@ -145,7 +147,7 @@ async def test_a_pinned_model_stays_and_a_model_without_room_is_refused_with_the
     assert caught.value.status == 503
     assert "c needs 7.00 GiB" in caught.value.message
     assert "2.00 GiB are free, and unloading would free 3.00 GiB" in caught.value.message
-    assert "a 4.00 GiB (pinned), b 3.00 GiB" in caught.value.message
+    assert "Held by" not in caught.value.message  # other models, which the client may not know
     await pool.unload("a")  # by name also a pinned one
     await pool.load("c")
     assert sorted(starts.closed[:2]) == ["a", "b"]
@@ -194,6 +196,24 @@ async def test_keep_alive_unloads_an_idle_model_and_a_request_changes_it(starts:
         pass
     await until(lambda: states(pool)["b"] == "unloaded")
     assert states(pool)["a"] == "ready"
+
+
+@running
+async def test_the_keep_alive_of_a_request_is_for_this_request(starts: Starts) -> None:
+    pool = pool_of(starts, {"a": 40}, keep_alive_s=300.0)
+    for others in (300.0, None):
+        async with pool.use("a"), pool.use("a", keep_alive_s=0.0):
+            pass  # the longest of requests that overlap counts
+        assert 299 < cast(float, pool.status("a").expires_in_s) <= 300
+        async with pool.use("a", keep_alive_s=others):
+            pass
+        left = pool.status("a").expires_in_s
+        assert left is None if others is None else 299 < cast(float, left) <= 300
+    async with pool.use("a", keep_alive_s=0.0):
+        pass
+    await until(lambda: states(pool)["a"] == "unloaded")
+    await pool.load("a")
+    assert 299 < cast(float, pool.status("a").expires_in_s) <= 300
 
 
 @running
@@ -302,18 +322,47 @@ def test_models_in_a_folder(tmp_path: Path) -> None:
     starts = Starts()
     pool = ModelPool(EngineConfig(), {}, folder=tmp_path, make=starts.make)
     with pytest.raises(NotFound):
-        pool.resolve("late")
+        asyncio.run(pool.find("late"))
     (tmp_path / "late.gguf").touch()
-    assert pool.resolve("late") == "late"
-    assert pool.names == ("b", "big", "hf", "late")
+    assert asyncio.run(pool.find("late")) == "late"
+    (tmp_path / "later.gguf").touch()
+    asyncio.run(pool.look())
+    assert pool.names == ("b", "big", "hf", "late", "later")
     tmp_path.rename(tmp_path.with_name("moved"))
-    assert pool.names == ("b", "big", "hf", "late")
+    asyncio.run(pool.look())
+    assert pool.names == ("b", "big", "hf", "late", "later")
     tmp_path.with_name("moved").rename(tmp_path)
     (tmp_path / "none").mkdir()
     with pytest.raises(NotFound, match="holds no model"):
         ModelPool(EngineConfig(), {}, folder=tmp_path / "none")
     with pytest.raises(NotFound, match="No such file"):
         ModelPool(EngineConfig(), {}, folder=tmp_path / "missing")
+
+
+@running
+async def test_a_folder_that_does_not_answer_holds_up_only_who_asks_for_an_unknown_model(
+    starts: Starts,
+) -> None:
+    """As one on a file server that is away."""
+    answers, asked = threading.Event(), threading.Event()
+
+    class Slow(type(Path())):  # type: ignore[misc]
+        def iterdir(self) -> Iterator[Path]:
+            asked.set()
+            assert not waits or answers.wait(20)
+            return iter(())
+
+    waits = False
+    pool = pool_of(starts, {"a": 40}, folder=Slow("models"))
+    waits = True
+    unknown = asyncio.create_task(pool.find("late"))
+    await asyncio.to_thread(asked.wait, 20)
+    await pool.load("a")
+    assert states(pool) == {"a": "ready"}
+    assert not unknown.done()
+    answers.set()
+    with pytest.raises(NotFound):
+        await unknown
 
 
 def test_a_model_named_before_keeps_its_name(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ OTHER = [int(token) for token in np.random.default_rng(2).integers(0, 256, 120)]
 WHOLE = 112
 """Number of tokens in the whole pages of `PROMPT`, 16 in each page."""
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 4
+ID = "1d" * 16
+"""An identity of no engine."""
 PAGE_BY_PAGE = Tuning(piece_bytes=1)
 SAMPLING: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
 
@@ -144,7 +146,7 @@ def test_branches_of_a_fork_share_one_read(make: Make, before: list[int]) -> Non
     assert [result.usage.cached_tokens >= WHOLE for result in results] == [True] * 3
     assert local.scheduler.stats().cold_tokens == WHOLE
     assert [result.ids for result in results] == [
-        result.ids for result in complete(make(identity="none"), *tails)
+        result.ids for result in complete(make(identity=ID), *tails)
     ]
 
 
@@ -194,30 +196,68 @@ def test_another_identity_is_ignored_and_leaves_by_the_cap(
     make: Make, before: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "ramify"):
-        local = make(identity="other", most=10 * PAGE_BYTES)
+        local = make(identity=ID, most=10 * PAGE_BYTES)
     assert len([text for text in caplog.messages if "other models or options" in text]) == 1
     (result,) = complete(local, PROMPT)
     assert (result.ids, result.usage.cached_tokens) == (before, 0)
     assert len(segments(tmp_path)) == 1
     close(local)
-    assert [path.parent.name for path in segments(tmp_path)] == ["other"]
+    assert {path.parent.name for path in segments(tmp_path)} == {ID}
 
 
-def test_the_least_recently_used_segments_leave_at_the_cap(make: Make, tmp_path: Path) -> None:
-    local = make(most=20 * PAGE_BYTES)
+def test_the_last_pages_of_the_least_recently_used_prefix_leave_at_the_cap(
+    make: Make, tmp_path: Path
+) -> None:
+    local = make(most=20 * PAGE_BYTES)  # so a segment has two pages
     prompts = [[place, *PROMPT] for place in range(3)]
-    for place, prompt in enumerate(prompts[:2]):
+    for prompt in prompts[:2]:
         complete(local, prompt, max_tokens=1)
         close(local)
-        os.utime(segments_of(local)[-1], (place, place))
     local.cache.flush()
     (used,) = complete(local, prompts[0])
     assert used.usage.cached_tokens == WHOLE
+    close(local)
     complete(local, prompts[2], max_tokens=1)
     close(local)
     local = make(most=20 * PAGE_BYTES)
-    assert [complete(local, prompt)[0].usage.cached_tokens for prompt in prompts] == [WHOLE, 0, WHOLE]
+    found = [complete(local, prompt)[0].usage.cached_tokens for prompt in prompts]
+    assert (found[0], found[2]) == (WHOLE, WHOLE)
+    assert 0 < found[1] < WHOLE
     assert sum(path.stat().st_size for path in segments(tmp_path)) <= 20 * PAGE_BYTES
+
+
+@pytest.mark.parametrize("pages", [3, 7])
+def test_a_prefix_larger_than_the_cap_is_cut_and_written_once(make: Make, tmp_path: Path, pages: int) -> None:
+    local = make(most=pages * PAGE_BYTES)
+    (first,) = complete(local, PROMPT)
+    close(local)
+    writer = local.scheduler.cold.writer
+    assert (writer._pending_tokens, writer._write) == (0, None), "an idle engine writes no more"
+    assert writer.written_bytes == int(files.HELD * pages) * PAGE_BYTES
+    assert sum(path.stat().st_size for path in segments(tmp_path)) <= pages * PAGE_BYTES
+    (again,) = complete(make(), PROMPT)
+    assert (again.ids, again.usage.cached_tokens) == (first.ids, int(files.HELD * pages) * 16)
+
+
+def test_a_prefix_whose_segments_are_removed_meanwhile_is_written_once(make: Make) -> None:
+    """As when engines with other prompts share the folder and its cap."""
+    local = make(most=10 * PAGE_BYTES)
+    complete(local, PROMPT)
+    (store,) = local.scheduler.cold._stores
+    begin, begun = store.begin, []
+
+    def removing(scope: str, ids: np.ndarray, first: int) -> Any:
+        begun.append(first)
+        for path in store.path.glob("*.kv"):
+            path.unlink()
+        for segment in list(store.index.segments.values()):
+            store.index.remove(segment)
+        return begin(scope, ids, first)
+
+    store.begin = removing
+    close(local)
+    assert begun == [0, 1]
+    assert local.scheduler.cold.writer._pending_tokens == 0
 
 
 def segments_of(local: LocalScheduler) -> list[Path]:
@@ -266,7 +306,7 @@ def test_an_abort_before_the_read_begins(make: Make, before: list[int]) -> None:
 
 def test_others_go_on_while_a_request_reads(make: Make, before: list[int]) -> None:
     local = make()
-    (alone,) = complete(make(identity="none"), OTHER)
+    (alone,) = complete(make(identity=ID), OTHER)
     held, other = (local.submit(prompt, **SAMPLING) for prompt in (PROMPT, OTHER))
     cold = local.scheduler.cold
     while not local.results[other].ended:
@@ -567,6 +607,69 @@ def test_engines_share_a_folder(make: Make, before: list[int], tmp_path: Path) -
     assert complete(make(), PROMPT)[0].usage.cached_tokens == WHOLE
 
 
+def test_only_the_tiers_own_files_are_removed(tmp_path: Path) -> None:
+    hexadecimal = "0123456789abcdef"
+    kept = [tmp_path / "photos" / f"{hexadecimal}.kv", tmp_path / ID / "notes.kv", tmp_path / "d.kv" / "a"]
+    kept.append(tmp_path / ID / f"{hexadecimal}.kv" / "a")  # in a folder with the name of a segment
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 500)
+        os.utime(path, (1, 1))
+    (tmp_path / ID).chmod(0o700)
+    store = FileStore(tmp_path, ID, **{**STORE, "most_bytes": 700})
+    for place in range(8):
+        write_segment(store, np.arange(8, dtype=np.int32) + 100 * place)
+    assert [path.read_bytes() for path in kept] == [b"x" * 500] * 4
+    assert 0 < len(store.index.segments) < 8
+
+
+def test_a_file_that_cannot_be_removed_costs_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path, ID, **{**STORE, "most_bytes": 500})
+    write_segment(store, np.arange(8, dtype=np.int32))
+    write_segment(store, np.arange(8, dtype=np.int32) + 100)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as kept:
+        kept.setattr(files, "remove", refuse)
+        with pytest.raises(OSError, match="cannot be removed"):
+            store.begin("", np.arange(8, dtype=np.int32) + 200, 0)
+    write_segment(store, np.arange(8, dtype=np.int32) + 200)
+
+
+def test_unfinished_files_of_other_identities_are_removed(tmp_path: Path) -> None:
+    abandoned = FileStore(tmp_path, "0e" * 16, **STORE).begin("", np.arange(8, dtype=np.int32), 0)
+    living = FileStore(tmp_path, "0e" * 16, **STORE).begin("", np.arange(8, dtype=np.int32), 0)
+    os.close(abandoned._lock)  # as when its process dies
+    FileStore(tmp_path, ID, **STORE)
+    assert list(tmp_path.glob("*/*.part")) == [living._path]
+    abandoned._file.close(keep=False)
+    living.cancel()
+
+
+def test_a_segment_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    store = FileStore(tmp_path, ID, **STORE)
+    descriptors = len(os.listdir("/dev/fd"))
+    with monkeypatch.context() as broken:
+        broken.setattr(files.fcntl, "flock", refuse)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
+            store.begin("", np.arange(8, dtype=np.int32), 0)
+    assert list(tmp_path.glob("*/*")) == []
+    assert len(os.listdir("/dev/fd")) == descriptors
+
+
+def test_a_truncated_file_counts_as_damaged(make: Make, before: list[int], tmp_path: Path) -> None:
+    (path,) = segments(tmp_path)
+    os.truncate(path, 10)
+    local = make()
+    assert local.scheduler.stats().cold_damaged_segments == 1
+    assert not path.exists()
+
+
 def test_a_damaged_page_is_computed(make: Make, before: list[int], tmp_path: Path) -> None:
     (path,) = segments(tmp_path)
     local = make()
@@ -616,10 +719,10 @@ def read_all(store: Any, ids: np.ndarray, scope: str = "") -> torch.Tensor | Non
 @given(st.data())
 def test_a_damaged_file_never_gives_other_bytes(tmp_path: Path, data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
-    store = FileStore(folder, "id", **STORE)
+    store = FileStore(folder, ID, **STORE)
     ids = np.arange(20, dtype=np.int32)
     pages = write_segment(store, ids, scope="s")
-    (path,) = folder.glob("id/*.kv")
+    (path,) = folder.glob("*/*.kv")
     size = path.stat().st_size
     opened = data.draw(st.booleans(), "opened before the damage")
     if opened:
@@ -633,7 +736,7 @@ def test_a_damaged_file_never_gives_other_bytes(tmp_path: Path, data: st.DataObj
             file.write(bytes([byte ^ data.draw(st.integers(1, 255), "bits")]))
     else:
         os.truncate(path, data.draw(st.integers(0, size - 1), "length"))
-    for each in (store, FileStore(folder, "id", **STORE)):
+    for each in (store, FileStore(folder, ID, **STORE)):
         found = read_all(each, ids, "s")
         assert found is None or found.equal(pages[: len(found)])
         assert read_all(each, ids, "") is None
@@ -644,7 +747,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np, torch
 from ramify.runtime.cold import files
-from tests.runtime.test_cold import STORE, read_all, write_segment
+from tests.runtime.test_cold import ID, STORE, read_all, write_segment
 
 class Killed(files.NewFile):
     left = 0
@@ -659,18 +762,18 @@ class Killed(files.NewFile):
 files.NewFile = Killed
 ids = np.arange(20, dtype=np.int32)
 whole = folders = 0
-for at in range(0, 800, 11):
+for at in range(0, 1000, 11):
     folder = Path(sys.argv[1]) / str(at)
     child = os.fork()
     if not child:
         Killed.left = at
-        store = files.FileStore(folder, "id", **STORE)
+        store = files.FileStore(folder, ID, **STORE)
         write_segment(store, ids[:8])
         write_segment(store, ids, 2)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     Killed.left = 1 << 30
-    store = files.FileStore(folder, "id", **STORE)
+    store = files.FileStore(folder, ID, **STORE)
     found = read_all(store, ids)
     assert not list(folder.glob("*/*.part"))
     count = 0 if found is None else len(found)
@@ -689,7 +792,7 @@ def test_a_process_killed_at_any_byte_leaves_whole_segments(tmp_path: Path) -> N
     assert {line.split()[1] for line in done.stdout.splitlines()} == {"0", "2", "5"}
 
 
-@pytest.mark.parametrize("make_store", [lambda path: FileStore(path, "id", **STORE), lambda path: memory()])
+@pytest.mark.parametrize("make_store", [lambda path: FileStore(path, ID, **STORE), lambda path: memory()])
 def test_stores_have_one_interface(tmp_path: Path, make_store: Callable[[Path], Any]) -> None:
     store, ids = make_store(tmp_path), np.arange(20, dtype=np.int32)
     first, rest = write_segment(store, ids[:8]), write_segment(store, ids, 2)
@@ -720,6 +823,17 @@ def test_memory_drops_the_least_recently_used_segments() -> None:
     assert store.bytes == 4 * 96
 
 
+def test_pinned_memory_counts_as_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **more: empty(*shape, **more))
+    store = MemoryStore(page_size=4, page_bytes=96, most_bytes=600, pinned=True)
+    for place in range(3):
+        write_segment(store, np.arange(8, dtype=np.int32) + 100 * place)
+    assert (len(store.index.segments), store.bytes) == (2, 2 * 256)
+    store.drop(next(iter(store.index.segments.values())))
+    assert store.bytes == 256
+
+
 def test_memory_and_files_together(tiny_model: Any, tiny_folder: Path, tmp_path: Path) -> None:
     """As on a CUDA device: evicted pages are in the host's memory, and what that has dropped in files."""
 
@@ -728,18 +842,40 @@ def test_memory_and_files_together(tiny_model: Any, tiny_folder: Path, tmp_path:
         sizes = {"page_size": pool.page_size, "page_bytes": pool.page_bytes}
         return [
             MemoryStore(most_bytes=9 * PAGE_BYTES, pinned=False, **sizes),
-            FileStore(tmp_path / "cold", "id", most_bytes=1 << 30, **sizes),
+            FileStore(tmp_path / "cold", ID, most_bytes=1 << 30, **sizes),
         ]
 
     local = LocalScheduler(tiny_model, cold=stores, tuning=PAGE_BY_PAGE)
     local.scheduler.cold.gate.pays = lambda tokens, size: tokens > 0
     first = complete(local, PROMPT, OTHER)
     close(local)
-    assert [len(store.index.segments) for store in local.scheduler.cold._stores] == [1, 2]
+    assert [len(store.index.segments) for store in local.scheduler.cold._stores] == [9, 2]
     local.cache.flush()
     again = complete(local, PROMPT, OTHER)
     assert [each.ids for each in again] == [each.ids for each in first]
     assert [each.usage.cached_tokens for each in again] == [WHOLE, WHOLE]
+
+
+def test_a_store_that_fails_rests_alone(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stores(local: LocalScheduler) -> list[Any]:
+        sizes = {"page_size": local.runner.pool.page_size, "page_bytes": local.runner.pool.page_bytes}
+        return [
+            FileStore(tmp_path / "cold", ID, most_bytes=1 << 30, **sizes),
+            MemoryStore(most_bytes=1 << 30, pinned=False, **sizes),
+        ]
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    local = LocalScheduler(tiny_model, cold=stores)
+    monkeypatch.setattr(files, "NewFile", refuse)
+    for prompt in (PROMPT, OTHER):
+        complete(local, prompt)
+    close(local)
+    assert [len(store.index.segments) for store in local.scheduler.cold._stores] == [0, 2]
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.slow

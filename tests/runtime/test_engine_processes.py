@@ -36,6 +36,7 @@ from ramify.runtime.engine.engine import Engine
 from ramify.runtime.fleet.local import LocalFleet
 from ramify.runtime.fleet.supervisor import EngineSupervisor
 from ramify.runtime.frontend.frontend import Frontend
+from ramify.runtime.processes import engine_processes
 from ramify.runtime.processes.detokenizer import joined
 from ramify.runtime.processes.prestart import ROLES
 from ramify.sampling_params import SamplingParams
@@ -323,7 +324,16 @@ def test_a_worker_that_hangs_is_replaced(tiny_folder: Path) -> None:
         wait(engine.aclose())
 
 
-def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_one_clear_error(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, on_loop = engine_processes.stop, []
+
+    def watched(process: subprocess.Popen[bytes]) -> None:
+        on_loop.append(asyncio._get_running_loop() is not None)
+        stop(process)
+
+    monkeypatch.setattr(engine_processes, "stop", watched)
     with pytest.raises(NotFound):
         Engine(str(tmp_path / "nothing")).start()
     for file in tiny_folder.iterdir():
@@ -331,6 +341,8 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, tiny_f
     (tmp_path / "model.safetensors").write_bytes(b"garbage")
     with pytest.raises(RamifyError, match=r"safetensors|scheduler|header"):
         Engine(str(tmp_path), threads=1).start()
+    assert on_loop
+    assert not any(on_loop), "other models' requests would wait for the workers' ends"
 
 
 SCRIPT = """

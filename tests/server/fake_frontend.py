@@ -44,6 +44,7 @@ from ramify.runtime.frontend.replicas import Replicas
 from ramify.runtime.frontend.tasks import Tasks
 from ramify.runtime.frontend.validation import to_be_validated, validated
 from ramify.runtime.server.app.serve import bind, run_server
+from ramify.runtime.server.keys.tenants import Keys
 from ramify.runtime.server.router import Router
 from tests.fleet.fakes import model_info
 from tests.server.byte_model import EOS, chunks_of, common, prompt_bytes
@@ -283,6 +284,7 @@ class LiveServer:
         self.frontend = frontend
         self.routers = routers
         self.config = ServerConfig(**config if "batch_dir" in config else config | {"batch_gb": 0})
+        self.keys = Keys(self.config)
         self._ready = threading.Event()
         self._listener = bind("127.0.0.1", 0)
         self.port: int = self._listener.getsockname()[1]
@@ -297,7 +299,13 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         await run_server(
-            self.frontend, self.config, self._listener, self._stopping, self._ready.set, self.routers
+            self.frontend,
+            self.config,
+            self._listener,
+            self._stopping,
+            self._ready.set,
+            self.routers,
+            self.keys,
         )
 
     def __enter__(self) -> LiveServer:

@@ -19,6 +19,8 @@ from starlette.requests import Request
 
 from ramify.batches import lines, route, runner, store
 from ramify.runtime.config import ServerConfig
+from ramify.runtime.server.keys.tenants import Keys
+from ramify.runtime.server.service import Life
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of threads of other tests
 
@@ -92,11 +94,11 @@ class Server:
         frontend = SimpleNamespace(gave_up=False)
         config = ServerConfig()
         self.service: Any = SimpleNamespace(
-            config=config, max_running=2, model_name="tiny", draining=False, frontend=frontend
+            config=config, max_running=2, model_name="tiny", life=Life(), frontend=frontend
         )
         self.asked: list[int] = []
         self.hangs = False
-        self.runner = runner.Runner(self._answer, self.service, self.store)
+        self.runner = runner.Runner(self._answer, self.service, Keys(config), self.store)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         number = json.loads((await receive())["body"])["n"]

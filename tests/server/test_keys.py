@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import hashlib
 import json
 import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ import pytest
 from starlette.routing import Route
 
 from ramify.batches import route as batches
+from ramify.batches.runner import Places
+from ramify.batches.store import fair_room
 from ramify.cli.main import main
 from ramify.errors import InvalidRequest, Overloaded
 from ramify.loop import new_loop
@@ -31,12 +36,12 @@ from ramify.runtime.server.app.app import create_app
 from ramify.runtime.server.app.serve import bind, run_server
 from ramify.runtime.server.keys.file import hash_of, new_key, read_keys
 from ramify.runtime.server.keys.limits import Bucket
-from ramify.runtime.server.keys.paths import for_operators
-from ramify.runtime.server.keys.tenants import Caller, Keys, expected_tokens
+from ramify.runtime.server.keys.tenants import OPEN, Account, Caller, Keys, expected_tokens
+from ramify.runtime.server.service import KEY
 from ramify.sampling_params import SamplingParams
 from tests.server.conftest import BODIES, COMPLETION, GENERATE, RESPONSE, refused
-from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
-from tests.server.test_batches import client_of
+from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer, raw_post
+from tests.server.test_batches import client_of, ended, wait_for
 from tests.server.test_programs import GRAPH
 
 ALICE, BOB, ROOT = "rk-alice", "rk-bob", "rk-root"
@@ -76,6 +81,7 @@ def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServ
         scraper={"endpoints": ["/metrics"]},
         narrow={"models": ["other-*", "adapter"], "endpoints": ["/v1/*"]},
         one={"concurrent_requests": 1},
+        storing={"requests_per_minute": 2},
         few={"requests_per_minute": 2, "tokens_per_minute": 100000},
         small={"tokens_per_minute": 60},
     )
@@ -274,22 +280,53 @@ def test_a_key_is_taken_as_a_bearer_token_and_as_x_api_key(server: LiveServer) -
     assert httpx.get(server.url + "/health").status_code == 200
 
 
-def test_each_path_is_for_clients_or_for_operators(server: LiveServer, of: Any) -> None:
+OPERATOR_ROUTES = {
+    *("GET /", "GET /live", "GET /metrics", "GET /server_info", "GET /get_server_info"),
+    *("GET /flush_cache", "POST /flush_cache", "POST /reset_prefix_cache"),
+    *("GET /replicas", "POST /replicas", "POST /replicas/{name}/drain", "POST /replicas/{name}/restart"),
+    *("POST /models/{name:path}/load", "POST /models/{name:path}/unload"),
+    *("POST /load_lora_adapter", "POST /v1/load_lora_adapter"),
+    *("POST /unload_lora_adapter", "POST /v1/unload_lora_adapter"),
+    *("POST /api/pull", "POST /api/create", "POST /api/copy", "POST /api/push", "DELETE /api/delete"),
+    *("POST /api/blobs/{digest}", "GET /api/blobs/{digest}"),
+}
+CLIENT_ROUTES = {
+    *("GET /livez", "GET /readyz", "GET /health", "GET /health_generate"),
+    *("GET /v1/models", "GET /v1/models/{model:path}", "GET /get_model_info", "GET /model_info"),
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings", "POST /v1/messages"),
+    *("POST /v1/messages/count_tokens", "POST /generate", "PUT /generate", "POST /infill"),
+    *("POST /v1/decisions", "POST /v1/systemone", "POST /v1/programs", "POST /v1/programs/{run}/results"),
+    *("POST /v1/calls", "POST /abort_request", "POST /await_tools", "POST /end_program"),
+    *("POST /v1/rerank", "POST /rerank", "POST /v2/rerank", "POST /v1/score", "POST /score"),
+    *("POST /tokenize", "POST /v1/tokenize", "POST /detokenize", "POST /v1/detokenize"),
+    *("GET /tokenizer_info", "GET /v1/tokenizer_info"),
+    *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings", "POST /api/show"),
+    *("GET /api/tags", "GET /api/ps", "GET /api/version"),
+    *("POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
+    *("GET /v1/responses/{response_id}/input_items", "POST /v1/conversations"),
+    *(f"{method} /v1/conversations/{{conversation_id}}" for method in ("GET", "POST", "DELETE")),
+    *(f"{method} /v1/conversations/{{conversation_id}}/items" for method in ("GET", "POST")),
+    *(f"{method} /v1/conversations/{{conversation_id}}/items/{{item_id}}" for method in ("GET", "DELETE")),
+    *("POST /v1/files", "GET /v1/files", "GET /v1/files/{identity}", "GET /v1/files/{identity}/content"),
+    *("DELETE /v1/files/{identity}", "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{identity}"),
+    *("POST /v1/batches/{identity}/cancel", "GET /cache", "DELETE /cache/{owner:path}"),
+}
+
+
+def test_each_route_is_for_any_key_or_for_operators(server: LiveServer, of: Any) -> None:
+    opened: set[str] = set()
+    closed: set[str] = set()
     app = create_app(FakeFrontend(), server.config, (programs.router, batches.router))
-    paths = {route.path for route in app.routes if isinstance(route, Route)}
-    closed = {path for path in paths if for_operators(path)} - {"/livez", "/readyz", "/health"}
-    assert closed >= {
-        *("/", "/live", "/metrics", "/replicas", "/replicas/{name}/drain", "/flush_cache", "/server_info"),
-        *(
-            "/load_lora_adapter",
-            "/v1/load_lora_adapter",
-            "/v1/unload_lora_adapter",
-            "/api/pull",
-            "/api/delete",
-        ),
-    }
-    assert {"/v1/chat/completions", "/v1/files", "/v1/programs", "/v1/calls", "/api/chat"}.isdisjoint(closed)
-    for path in ("/metrics", "/live", "/", "/replicas", "/flush_cache", "/new/path"):
+    for route in app.routes:
+        assert isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}:
+            path = re.sub(r"\{.*?\}", "x", route.path)
+            told = of(ALICE).request(method, path, content=b"{}").text
+            refused_path = f"The key 'alice' may not use {path}." in told
+            (closed if refused_path else opened).add(f"{method} {route.path}")
+    assert opened == CLIENT_ROUTES
+    assert closed == OPERATOR_ROUTES
+    for path in ("/metrics", "/live", "/", "/replicas", "/flush_cache"):
         error = refused(of(ALICE).get(path), 403)
         assert error["message"].startswith(f"The key 'alice' may not use {path}.")
         assert of(ROOT).get(path).status_code in (200, 404)
@@ -395,6 +432,37 @@ def test_tokens_count_by_an_estimate_and_then_as_they_were(tmp_path: Path) -> No
     assert (account.tokens.left, account.running) == (-30, 0)
     assert account.requests is not None
     assert account.requests.left == 4, "a refused request does not count"
+
+
+def test_a_hang_up_before_the_first_token_costs_the_prompt(tmp_path: Path) -> None:
+    frontend = FakeFrontend()
+    frontend.hold_after = 0
+    keys = str(write(tmp_path / "keys.toml", alice={"tokens_per_minute": 1000}))
+    server = LiveServer(frontend, keys=keys)
+    server.keys = Keys(server.config, lambda: 0.0)
+    account = server.keys.named("alice")
+    assert account is not None
+    bucket = account.tokens
+    assert bucket is not None
+    body = json.dumps({"model": MODEL, "prompt": "x" * 100, "max_tokens": 2}).encode()
+    head, _, rest = raw_post("/v1/completions", body).partition(b"\r\n")
+    with server:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head + b"\r\nx-api-key: rk-alice\r\n" + rest)
+            assert frontend.held.wait(60)
+            assert bucket.left == 1000 - 27
+        wait_for(lambda: bucket.left != 1000 - 27)
+        assert bucket.left == 1000 - 25
+
+
+def test_storing_counts_as_a_request(of: Any) -> None:
+    storing = of("rk-storing")
+    conversation = storing.post("/v1/conversations", json={}).json()["id"]
+    item = {"items": [{"role": "user", "content": "hi"}]}
+    assert storing.post(f"/v1/conversations/{conversation}/items", json=item).status_code == 200
+    for path in ("/v1/conversations", f"/v1/conversations/{conversation}/items"):
+        assert refused(storing.post(path, json=item), 429)["param"] == "requests_per_minute"
+    assert len(storing.get(f"/v1/conversations/{conversation}/items").json()["data"]) == 1
 
 
 def test_requests_a_minute_and_the_headers(of: Any) -> None:
@@ -594,8 +662,10 @@ def test_batch_files_are_of_their_key(of: Any, server: LiveServer, frontend: Fak
         assert of(key).get("/v1/files").json()["data"] == []
 
 
-def test_a_batch_of_a_key_that_was_removed_fails(tmp_path: Path) -> None:
-    """Its key is removed while the server is down."""
+def test_a_batch_of_a_key_that_was_removed_waits_for_the_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its key is removed while the server is down, and back after a SIGHUP."""
     given = {
         "keys": str(write(tmp_path / "keys.toml", alice={}, bob={})),
         "batch_dir": str(tmp_path / "files"),
@@ -606,17 +676,104 @@ def test_a_batch_of_a_key_that_was_removed_fails(tmp_path: Path) -> None:
         batch = start(bob, BATCH_LINE)
         assert frontend.held.wait(60)
     write(tmp_path / "keys.toml", alice={})
-    described = tmp_path / "files" / f"{batch.id}.json"
-    with LiveServer(FakeFrontend(), batches.router, **given):
-        while b'"status":"failed"' not in described.read_bytes():
-            time.sleep(0.01)
-    write(tmp_path / "keys.toml", alice={}, bob={})
     with LiveServer(FakeFrontend(), batches.router, **given) as server, client_of(server.url, BOB) as bob:
-        found = bob.batches.retrieve(batch.id)
-    assert found.status == "failed"
-    assert found.errors is not None
-    assert found.errors.data is not None
-    assert found.errors.data[0].code == "unauthorized"
+        wait_for(lambda: f"{batch.id} waits: the API key" in caplog.text)
+        write(tmp_path / "keys.toml", alice={}, bob={})
+        server.call(server.keys.reload)
+        found = ended(bob, batch.id)
+    assert (found.status, found.request_counts.completed) == ("completed", 1)
+
+
+def test_batch_files_of_api_key_keep_their_owner() -> None:
+    """As before there were files of keys: folders of batch files outlive a server's version."""
+    account = Keys(ServerConfig(api_key="sesame")).named("default")
+    assert account is not None
+    assert account.owner == hashlib.blake2b(b"sesame", digest_size=16).hexdigest()
+
+
+def test_lines_that_wait_for_a_limit_keep_no_place_and_no_turn(tmp_path: Path) -> None:
+    """Alice's batches are all that may be computed at a time, with more lines than there are places."""
+    keys = write(tmp_path / "keys.toml", alice={"requests_per_minute": 1}, bob={}, root={"admin": True})
+    given = {"keys": str(keys), "batch_dir": str(tmp_path / "files")}
+    lines = [json.loads(BATCH_LINE) | {"custom_id": str(number)} for number in range(45)]
+    text = "\n".join(map(json.dumps, lines)).encode()
+    with (
+        LiveServer(FakeFrontend(), batches.router, **given) as server,
+        client_of(server.url, ALICE) as alice,
+        client_of(server.url, BOB) as bob,
+    ):
+
+        def refusals() -> int:
+            told = httpx.get(server.url + "/metrics", headers={"x-api-key": ROOT}).text
+            found = re.search(r'^ramify_key_refusals_total{key="alice",.*} (\d+)', told, re.MULTILINE)
+            return 0 if found is None else int(found[1])
+
+        for _ in range(4):
+            start(alice, text)
+        wait_for(lambda: refusals() >= 160)
+        assert ended(bob, start(bob, BATCH_LINE).id).request_counts.completed == 1
+
+
+async def test_a_free_place_goes_to_the_owner_that_holds_fewest() -> None:
+    places, order = Places(2), list[str]()
+    going = asyncio.Event()
+
+    async def take(owner: str) -> None:
+        async with places.place(owner):
+            order.append(owner)
+            await going.wait()
+
+    tasks = [asyncio.create_task(take(owner)) for owner in ("alice", "alice", "alice", "alice", "bob")]
+    await asyncio.sleep(0)
+    assert order == ["alice", "alice"]
+    tasks[2].cancel()
+    tasks[0].cancel()
+    await asyncio.wait(tasks[:1])
+    await asyncio.sleep(0)
+    assert order == ["alice", "alice", "bob"]
+    going.set()
+    await asyncio.wait(tasks)
+    assert order == ["alice", "alice", "bob", "alice"]
+    async with places.place("bob"), places.place("bob"):
+        order.append("both are free")
+
+
+def test_a_key_leaves_room_for_files_of_others(tmp_path: Path) -> None:
+    given = {
+        "keys": str(write(tmp_path / "keys.toml", alice={}, bob={})),
+        "batch_dir": str(tmp_path / "files"),
+        "batch_gb": 8000 / 2**30,
+    }
+    content = BATCH_LINE + b" " * 800
+    with (
+        LiveServer(FakeFrontend(), batches.router, **given) as server,
+        client_of(server.url, ALICE) as alice,
+        client_of(server.url, BOB) as bob,
+    ):
+        for _ in range(3):
+            alice.files.create(file=content, purpose="batch")
+        with pytest.raises(openai.APIStatusError, match="3 are of this key") as raised:
+            alice.files.create(file=content, purpose="batch")
+        assert raised.value.status_code == 507
+        bob.files.create(file=content, purpose="batch")
+
+
+def test_keys_that_take_what_they_can_have_equal_parts(tmp_path: Path) -> None:
+    keys = Keys(ServerConfig(keys=str(write(tmp_path / "keys.toml", alice={}, bob={}))))
+
+    def may_take(account: Account, taken: Counter[str]) -> bool:
+        context = contextvars.copy_context()
+        context.run(KEY.set, Caller(account))
+        return context.run(fair_room, taken, 1, 90)
+
+    accounts = [keys.named("alice"), keys.named("bob")]
+    taken = Counter[str]()
+    for account in [*accounts, *accounts] * 90:
+        assert account is not None
+        taken[account.owner] += may_take(account, taken)
+    assert set(taken.values()) <= {30, 31}
+    assert may_take(OPEN, Counter({"": 89}))
+    assert not may_take(OPEN, Counter({"": 90}))
 
 
 def start(client: openai.OpenAI, lines: bytes) -> Any:

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from ramify.errors import WorkerDied
-from ramify.logs import JsonLines, fields
+from ramify.logs import JsonLines, configure_logging, fields
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.processes.worker_process import Orders
 from ramify.runtime.server.service import Service
-from tests.server.conftest import BODIES, CHAT, COMPLETION
+from tests.server.conftest import BODIES, CHAT, COMPLETION, GENERATE
 from tests.server.fake_frontend import MODEL, FakeFrontend, LiveServer
 from tests.server.test_serve_process import SCRIPT
 
@@ -251,6 +251,24 @@ def test_a_line_is_json_whatever_is_logged() -> None:
     assert found["message"] == "a\né?"
     assert (found["rid"], found["zero"]) == ("r", 0)
     assert not {"none", "empty"} & found.keys()
+
+
+def test_no_text_of_a_client_looks_like_a_line_of_its_own(
+    http: httpx.Client, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = "a\n2026-11-28 forged\x1b[31m"
+    http.post("/generate", json=GENERATE | {"rid": forged})
+    (line,) = [text for text in lines.texts if text.startswith("rid=")]
+    assert line.startswith(r"rid=a\n2026-11-28 forged\x1b[31m endpoint=/generate ")
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    configure_logging("info", "text", "p")
+    (handler,) = root.handlers
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "%s\u2028é", (forged,), None)
+    first, *others = handler.format(record).split("\n")
+    assert first.endswith("p INFO x: a")
+    assert others == [r"  2026-11-28 forged\x1b[31m", "  é"]
 
 
 def test_everything_on_standard_error_is_json() -> None:

@@ -127,7 +127,6 @@ def test_options_without_an_effect_are_named(http: httpx.Client, frontend: FakeF
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"think": "very"}, "think"),
         ({"response_format": {}}, "response_format"),
-        ({"model": None}, "model is missing"),
         ({"keep_alive": 0, "prompt": "", "messages": []}, "keep_alive"),
         ({"keep_alive": "0s", "prompt": "", "messages": []}, "keep_alive"),
     ],

@@ -149,7 +149,7 @@ def test_other_endpoints_are_refused_by_name(http: httpx.Client, method: str, pa
     answer = http.request(method, path, json={"model": MODEL})
     assert answer.status_code == 400
     if method != "HEAD":
-        assert answer.json()["error"].startswith(f"{path} is not supported: this server has one model")
+        assert answer.json()["error"].startswith(f"{path} is not supported: this server fetches")
 
 
 def test_unknown_paths_and_models(http: httpx.Client) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.errors import RamifyError
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.app.serve import PORT_IN_USE, bind, for_others, serve
 
@@ -138,3 +139,18 @@ def test_binds_ipv6() -> None:
         pytest.skip("no IPv6 loopback on this machine")
     with listener:
         assert listener.family == socket.AF_INET6
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"cold_dir": "/proc/nope"}, "cold_dir is '/proc/nope', which is no folder"),
+        ({"cold_dir": __file__}, "cold_dir is .*File exists"),
+        ({"host_kv_gb": 1, "keep_alive": "5m", "device": "cpu"}, "host_kv_gb is 1 on the CPU"),
+    ],
+)
+def test_options_that_no_load_could_have_are_refused_at_the_start(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(RamifyError, match=named):
+        serve(ServerConfig(port=0, **options))

@@ -21,6 +21,7 @@ from ramify.cli.flags import given_fields
 from ramify.cli.main import command_parser
 from ramify.engine_messages import GetCache
 from ramify.errors import InvalidRequest, NotFound
+from ramify.model_info import KvRoom
 from ramify.programs import route as programs
 from ramify.runtime.config import EngineConfig, ServerConfig
 from ramify.runtime.frontend.frontend import Frontend
@@ -43,8 +44,11 @@ class _Frontend(Holding):
         super().__init__()
         self.config = config
         name = config.model
+        room = KvRoom(
+            tokens=4096, kept_tokens=4096, bytes_per_token=1, bound="option", text="4,096 tokens", remedy=""
+        )
         self.info = msgspec.structs.replace(
-            self.info, name=name, path=f"/models/{name}", fingerprint=f"print-{name}"
+            self.info, name=name, path=f"/models/{name}", fingerprint=f"print-{name}", kv_room=room
         )
         self.pids: dict[str, int] = {}
         self.stopped = threading.Event()
@@ -148,8 +152,10 @@ def test_a_name_is_suggested_and_a_request_without_one_gets_the_first_model(
     error = refused(http.post("/v1/chat/completions", json={**CHAT, "model": "hug"}), 404)
     assert "Did you mean huge?" in error["message"]
     assert ready(http) == set()
-    assert http.post("/generate", json=GENERATE).status_code == 200
-    assert ready(http) == {"a"}
+    for path, body in BODIES:
+        assert http.post(path, json={**body, "model": None}).status_code == 200, path
+        assert ready(http) == {"a"}
+        assert http.post(path, json={**body, "model": "a:latest"}).status_code == 200, path
     assert http.get("/get_model_info", params={"model": "b"}).json()["served_model_name"] == "b"
     assert http.get("/get_model_info").json()["served_model_name"] == "a"
 
@@ -287,6 +293,8 @@ def test_keep_alive_of_ollamas_package(several: _Server, http: httpx.Client) -> 
     assert running[0].expires_at is not None
     answer = client.generate("b", keep_alive=-1)
     assert answer.done_reason == "load"
+    assert answer.load_duration
+    assert answer.load_duration == answer.total_duration
     assert {one.model for one in client.ps().models} == {"a", "b"}
     for name in ("a", "c"):  # c was not loaded, and is not for this
         assert client.generate(name, keep_alive=0).done_reason == "unload"
@@ -303,6 +311,7 @@ def test_keep_alive_of_ollamas_package(several: _Server, http: httpx.Client) -> 
 def test_load_and_unload_by_name(http: httpx.Client) -> None:
     answer = http.post("/models/b/load", json={"keep_alive": "5m"}).json()
     assert (answer["name"], answer["state"], answer["keep_alive_s"]) == ("b", "ready", 300.0)
+    assert (answer["resident"], answer["kv_tokens"]) == (0, 4096)
     assert http.post("/models/b/unload").json()["state"] == "unloaded"
     assert refused(http.post("/models/x/load"), 404)["code"] == "not_found"
     assert "keep_alive" in refused(http.post("/models/b/load", json={"keep_alive": "x"}))["message"]
@@ -451,6 +460,14 @@ def test_a_body_that_names_no_model_loads_no_other(http: httpx.Client, path: str
     assert answer.status_code in (200, 400, 404, 422), answer.text
     assert answer.status_code >= 400 or path == "/models/a/load"
     assert ready(http) <= {"a"}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[path for path, _ in BODIES])
+def test_an_unknown_field_is_refused_before_a_load(http: httpx.Client, path: str, body: Any) -> None:
+    answer = http.post(path, json={**body, "model": "b", "temperatur": 1})
+    assert answer.status_code == 400
+    assert "temperatur is not a field of this request" in answer.text
+    assert ready(http) == set()
 
 
 def test_one_model_that_is_always_loaded_is_not_unloaded() -> None:

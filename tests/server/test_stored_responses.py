@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -401,6 +402,19 @@ def test_the_least_recently_used_are_dropped(store: ResponseStore) -> None:
     assert store.find(StoredResponse, "r1", "") is None
     assert store.find(StoredResponse, "r0", "") is not None
     assert [*store.ended] == ["p1"]
+
+
+def test_a_key_that_floods_the_store_drops_its_own(store: ResponseStore) -> None:
+    ours = dataclasses.replace(response(0, []), owner="bob")
+    store.add(ours)
+    for number in range(1, 9):
+        store.add(dataclasses.replace(response(number, []), owner="alice"))
+    assert store.find(StoredResponse, "r0", "") is ours
+    assert store.find(StoredResponse, "r8", "") is not None
+    large = [Item("large", b"x" * 700)]
+    store.add(dataclasses.replace(response(9, large), owner="alice"))
+    assert store.find(StoredResponse, "r0", "") is ours
+    assert (len(store), store.bytes) == (2, 920)
 
 
 def test_only_requests_that_run_are_uses(store: ResponseStore) -> None:

@@ -40,7 +40,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
             "c",
         ],
     ),
-    ("/v1/chat/completions", {"a": 1, "messages": 5}, ["model", "messages", "a"]),
+    ("/v1/chat/completions", {"a": 1, "messages": 5}, ["messages", "a"]),
     ("/v1/chat/completions", {"model": "other", "messages": [], "n": "x"}, ["model", "messages", "n"]),
     (
         "/v1/chat/completions",

@@ -24,7 +24,7 @@ SHARED = ("pages_", "unheld")
 """Beginnings of the fields that are about the requests of all keys."""
 
 
-@router.get("/cache")
+@router.get("/cache", any_key=True)
 async def cache_contents(request: Request) -> Response:
     """List the holds of each loaded model, with the ends of their texts only if the server shows texts
     (`live_texts`)."""
@@ -44,7 +44,7 @@ async def cache_contents(request: Request) -> Response:
     return json_response({"models": models})
 
 
-@router.delete("/cache/{owner:path}")
+@router.delete("/cache/{owner:path}", any_key=True)
 async def release_hold(request: Request, owner: str) -> Response:
     """Release what a program, a session or a pin holds, of any model."""
     services, identity = await _services(request), _own() + owner

@@ -87,7 +87,7 @@ async def live_figures(request: Request) -> Response:
     service = Service.serving(request)
     models = several_models(request)
     if models is not None:
-        service = models.shown(request.query_params.get("model")) or service
+        service = await models.shown(request.query_params.get("model")) or service
     snapshots: dict[str, SnapshotCache] = request.app.state.snapshots
     if service.model_name not in snapshots:
         snapshots[service.model_name] = SnapshotCache(service)
@@ -114,5 +114,5 @@ async def live_figures(request: Request) -> Response:
         "chosen": None if chosen is None else chosen.details(now),
     }
     if models is not None:
-        body["models"] = {one.name: one.state for one in models.pool.statuses()}
+        body["models"] = {one.name: one.state for one in models.allowed_statuses()}
     return json_response(body)

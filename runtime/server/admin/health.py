@@ -31,7 +31,7 @@ class Unhealthy(EngineError):
     status = 503
 
 
-@router.get("/livez")
+@router.get("/livez", any_key=True)
 async def livez(request: Request) -> Response:
     """Liveness: 200 while this process answers, also while the server drains or engine processes restart; 503
     once the engine has closed for good."""
@@ -41,11 +41,11 @@ async def livez(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
-@router.get("/readyz")
-@router.get("/health")
+@router.get("/readyz", any_key=True)
+@router.get("/health", any_key=True)
 async def health(request: Request) -> Response:
     """Readiness: 200 while the scheduler replies and the server accepts requests; else 503. With several
-    models one healthy scheduler is enough, and the body has the state of each model."""
+    models one healthy scheduler is enough, and the body has the state of each model that the key may use."""
     service = Service.serving(request)
     _check(service)
     body: dict[str, Any] = {"status": "ok", "heartbeat_age_s": service.frontend.heartbeat_age_s}
@@ -54,12 +54,12 @@ async def health(request: Request) -> Response:
             one.name: one.state
             if (frontend := models.pool.frontends.get(one.name)) is None or frontend.healthy
             else "unhealthy"
-            for one in models.pool.statuses()
+            for one in models.allowed_statuses()
         }
     return json_response(body)
 
 
-@router.get("/health_generate", uses_model=True)
+@router.get("/health_generate", uses_model=True, any_key=True)
 async def health_generate(request: Request) -> Response:
     """Health check by a generation: 200 if it yields a token within `GENERATE_LIMIT_S` seconds; else 503."""
     service = Service.serving(request)

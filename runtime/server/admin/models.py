@@ -7,10 +7,11 @@ from starlette.responses import Response
 
 from ramify.errors import UnsupportedField
 from ramify.runtime.models.names import keep_alive_s
-from ramify.runtime.models.pool import KEEP, KeepAlive, ModelPool, ModelStatus
+from ramify.runtime.models.pool import KEEP, KeepAlive
+from ramify.runtime.models.status import ModelStatus
 from ramify.runtime.server.body import read_body
 from ramify.runtime.server.fields import Fields, json_response
-from ramify.runtime.server.models import several_models, status_body
+from ramify.runtime.server.models import Models, several_models, status_body
 from ramify.runtime.server.router import Router
 from ramify.runtime.server.service import Service
 from ramify.runtime.server.sse import while_connected
@@ -27,24 +28,30 @@ async def load_model(request: Request, name: str) -> Response:
     given = fields.take("keep_alive", str | float | int)
     fields.refuse_rest()
     kept: KeepAlive = KEEP if given is None else keep_alive_s(given)
-    return _answer(await while_connected(request.receive, _pool(request).load(name, kept)))
+    models = _models(request)
+    model = await while_connected(request.receive, models.find_allowed(name))
+    await while_connected(request.receive, models.pool.load(model, kept))
+    await models.pool.measure()
+    return _answer(models.pool.status(model))
 
 
 @router.post("/models/{name:path}/unload", uses_model=False)
 async def unload_model(request: Request, name: str) -> Response:
     """Unload a model. The response is sent when its requests have ended and its processes are gone."""
     await read_body(request)
-    return _answer(await while_connected(request.receive, _pool(request).unload(name)))
+    models = _models(request)
+    model = await while_connected(request.receive, models.find_allowed(name))
+    return _answer(await while_connected(request.receive, models.pool.unload(model)))
 
 
-def _pool(request: Request) -> ModelPool:
+def _models(request: Request) -> Models:
     if (models := several_models(request)) is None:
         raise UnsupportedField(
             f"This server has one model, {Service.serving(request).model_name!r}, which is always loaded.",
             field="model",
             remedy="Serve several, or start the server with --keep-alive.",
         )
-    return models.pool
+    return models
 
 
 def _answer(status: ModelStatus) -> Response:

@@ -40,7 +40,7 @@ router = Router()
 _SPELLING = COMMON | {"max_tokens": "max_tokens", "stop_sequences": "stop"}
 
 
-@router.post(MESSAGES.path)
+@router.post(MESSAGES.path, any_key=True)
 async def messages(request: Request) -> Response:
     asked, headers = await parse_body(request, MESSAGES, _parse_message)
     request_id = f"req_{asked.generation.rid.removeprefix('msg_')}"
@@ -60,7 +60,7 @@ async def messages(request: Request) -> Response:
     return json_response(asked.writer.message, headers)
 
 
-@router.post(COUNT_TOKENS.path)
+@router.post(COUNT_TOKENS.path, any_key=True)
 async def count_tokens(request: Request) -> Response:
     prompt, headers = await parse_body(request, COUNT_TOKENS, _parse_count)
     # Chat templates write special tokens themselves.
@@ -143,7 +143,7 @@ async def _events(
 
 def _take_model(service: Service, fields: Fields) -> tuple[str, str]:
     """(the model, the LoRA adapter that it names or "")."""
-    model: str = fields.need("model")
+    model: str = fields.take("model", str) or service.model_name
     try:
         return model, lora_of(service, model)
     except NotFound as error:
@@ -191,20 +191,25 @@ class _AnthropicRoute(Route):
 _models = Router(_AnthropicRoute)
 
 
-@_models.get("/v1/models")
+@_models.get("/v1/models", any_key=True)
 async def list_models(request: Request) -> Response:
     served = await served_models(request)
     cards = [_card(request, one, name) for one in served for name in one.names]
     return json_response(
-        {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        {
+            "data": cards,
+            "has_more": False,
+            "first_id": cards[0]["id"] if cards else None,
+            "last_id": cards[-1]["id"] if cards else None,
+        }
     )
 
 
-@_models.get("/v1/models/{model:path}")
+@_models.get("/v1/models/{model:path}", any_key=True)
 async def get_model(request: Request, model: str) -> Response:
     served = await served_model(request, model)
     lora = "" if served.service is None else lora_of(served.service, model)
-    name = lora or (model if model in served.names else next(iter(served.names)))
+    name = lora or (model if model in served.names else served.identity)
     return json_response(_card(request, served, name))
 
 

@@ -26,7 +26,7 @@ from ramify.runtime.server.decisions import rerank, systemone
 from ramify.runtime.server.errors import add_error_handlers
 from ramify.runtime.server.keys.tenants import Keys
 from ramify.runtime.server.llamacpp import infill
-from ramify.runtime.server.models import LetGo, Models
+from ramify.runtime.server.models import Models, ReleaseModel
 from ramify.runtime.server.ollama import endpoints as ollama
 from ramify.runtime.server.ollama import models as ollama_models
 from ramify.runtime.server.openai import embeddings, tokenize
@@ -40,11 +40,16 @@ from ramify.runtime.server.sglang import endpoints as sglang
 from ramify.runtime.server.telemetry.middleware import REQUEST_ID_HEADER, FollowTrace, NameRequest
 
 
-def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequence[Router] = ()) -> Starlette:
+def create_app(
+    frontend: FrontendProtocol,
+    config: ServerConfig,
+    routers: Sequence[Router] = (),
+    keys: Keys | None = None,
+) -> Starlette:
     """Make the application for `frontend`, to be served on the event loop that started `frontend`.
 
     With `Models` each request has the frontend of its model. `routers`: further ones, whose paths are not
-    suggested for an unknown one.
+    suggested for an unknown one. `keys`: those of `config`; None if they have not been read yet.
     """
     # Routes are searched in this order. Programs send most requests, and the shortest. Anthropic's lists of
     # models, for requests that name its API, have the paths of OpenAI's.
@@ -71,11 +76,11 @@ def create_app(frontend: FrontendProtocol, config: ServerConfig, routers: Sequen
     app.state.snapshots = {}
     add_error_handlers(app, [route.path for route in own])
     if several is not None:
-        app.add_middleware(LetGo)
+        app.add_middleware(ReleaseModel)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(NameClient)
     # The last one added is the outermost: refused requests are counted, and a CORS preflight needs no key.
-    app.state.keys = keys = Keys(config)
+    app.state.keys = keys = Keys(config) if keys is None else keys
     if keys:
         open_paths = ("/metrics",) if config.open_metrics else ()
         app.add_middleware(RequireKey, keys=keys, open_paths=open_paths)

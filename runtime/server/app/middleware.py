@@ -7,6 +7,7 @@ import base64
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Iterable, Iterator
 
 from starlette.datastructures import Headers
@@ -14,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramify.errors import EngineError, Unauthorized
 from ramify.runtime.server.errors import error_response, of_anthropic
-from ramify.runtime.server.keys.tenants import ACCOUNT, Account, Caller, Keys, NotAllowed
+from ramify.runtime.server.keys.file import Key
+from ramify.runtime.server.keys.tenants import ACCOUNT, Account, Caller, Keys
 from ramify.runtime.server.metrics import Metrics
 from ramify.runtime.server.service import CLIENT, KEY, ended_by_stop
 
@@ -50,8 +52,8 @@ class OneFormOfPath:
 
 class RequireKey:
     """Middleware that sets `KEY`. It answers 401 to requests without ``Authorization: Bearer <key>`` (RFC
-    6750) and without ``x-api-key: <key>``, as Anthropic's clients send it, and 403 to a path that the key may
-    not use. The paths of probes and `open_paths` need no key.
+    6750) and without ``x-api-key: <key>``, as Anthropic's clients send it. The paths of probes and
+    `open_paths` need no key; what they tell of models is about those that a given key may use.
 
     The dashboard also accepts basic authentication (RFC 7617) with any user name and the key as the password.
     There a key that may not see the dashboard gets 401, so that the browser asks for another one.
@@ -64,11 +66,17 @@ class RequireKey:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         browser = scope["path"] in _BROWSER_PATHS
         account: Account | None = scope.get(ACCOUNT) or self._keys.find(_given_keys(scope, browser))
+        if scope["path"] in self._open:
+            models = () if account is None else account.key.models
+            nobody = Key(name="", hash="", models=models, endpoints=tuple(self._open))
+            KEY.set(Caller(Account(nobody, "", "", time.monotonic)))
+            await self.app(scope, receive, send)
+            return
         if account is None:
             error = Unauthorized("The API key is missing or wrong.", remedy="Send it as a bearer token.")
             response = error_response(error, scope)
@@ -77,22 +85,20 @@ class RequireKey:
             await response(scope, receive, send)
             return
         caller = Caller(account)
+        scheme = Headers(scope=scope).get("authorization", "")
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start":
                 told = account.headers(anthropic=of_anthropic(scope))
+                if browser and message["status"] == 403 and scheme.lower().startswith("basic "):
+                    told.append((b"www-authenticate", _ASK.encode()))
+                    message = {**message, "status": 401}
                 message = {**message, "headers": [*message.get("headers", ()), *told]}
             await send(message)
 
         try:
-            caller.check_path(scope["path"])
             KEY.set(caller)
             await self.app(scope, receive, send_with_limits)
-        except NotAllowed as refusal:
-            response = error_response(refusal, scope)
-            if browser and Headers(scope=scope).get("authorization", "").lower().startswith("basic "):
-                response.status_code, response.headers["www-authenticate"] = 401, _ASK
-            await response(scope, receive, send)
         finally:
             caller.end()
 

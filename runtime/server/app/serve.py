@@ -15,23 +15,23 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from ramify.logs import configure_logging
 from ramify.loop import cancel_at_end, new_loop
+from ramify.runtime.cold.checks import check_folder, host_kv_on_cpu
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.host_names import ip_address
+from ramify.runtime.inspect.machine import this_machine
 from ramify.runtime.server.app.notify import keep_alive, notify
-from ramify.runtime.server.keys.file import read_keys
+from ramify.runtime.server.keys.tenants import Keys
 from ramify.spans import tracer_of
 
 if TYPE_CHECKING:
     from ramify.runtime.frontend.frontend import Frontend
     from ramify.runtime.processes.prestart import PrestartedWorkers
-    from ramify.runtime.server.keys.tenants import Keys
     from ramify.runtime.server.models import Models
     from ramify.runtime.server.router import Router
     from ramify.runtime.server.service import FrontendProtocol
@@ -59,7 +59,8 @@ def serve(
     notice: Callable[[], None] | None = None,
 ) -> int:
     """Serve until a signal arrives. Returns the exit status. Raises an error if the engine processes cannot
-    be started, and `InvalidRequest` if the file of keys is wrong.
+    be started, `InvalidRequest` if the file of keys is wrong or `cold_dir` can be no folder, and
+    `UnsupportedField` for an option that no model could be loaded with.
 
     `routes` returns additional routers, whose lifespans end before the drain. It is called in a thread while
     the workers start, so it may import large modules. `workers`: processes for the engine core of the first
@@ -68,8 +69,10 @@ def serve(
     configure_logging(config.log_level, config.log_format, "frontend")
     if config.otel:
         tracer_of()  # raises before the model is loaded
-    if config.keys is not None:
-        read_keys(Path(config.keys).expanduser())
+    keys = Keys(config)
+    check_folder(config)
+    if config.keeps_alive and config.host_kv_gb is not None and this_machine(config.device).device == "cpu":
+        raise host_kv_on_cpu(config)  # before the first load, which may be much later
     if notice is not None:
         notice()
     try:
@@ -80,11 +83,15 @@ def serve(
         print(f"ramify: Cannot listen on {address}: {error.strerror}.{remedy}", file=sys.stderr)
         return PORT_IN_USE
     with listener, asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(_serve(config, listener, routes, workers))
+        return runner.run(_serve(config, keys, listener, routes, workers))
 
 
 async def _serve(
-    config: ServerConfig, listener: socket.socket, routes: Routes, workers: PrestartedWorkers | None
+    config: ServerConfig,
+    keys: Keys,
+    listener: socket.socket,
+    routes: Routes,
+    workers: PrestartedWorkers | None,
 ) -> int:
     frontend = _frontend(config, workers)
     with stop_signals() as stopping:
@@ -107,6 +114,7 @@ async def _serve(
                     f"Serving {_named(frontend)} on {url}{for_others(config.host, port)}", flush=True
                 ),
                 routers=routers,
+                keys=keys,
             )
         finally:
             start.cancel()
@@ -157,12 +165,14 @@ async def run_server(
     stopping: StopSignal,
     on_ready: Callable[[], None],
     routers: Sequence[Router] = (),
+    keys: Keys | None = None,
 ) -> None:
-    """Serve a started `frontend` on `listener` until `stopping` is set, then drain."""
+    """Serve a started `frontend` on `listener` until `stopping` is set, then drain. `keys`: as for
+    `create_app`."""
     from ramify.runtime.server.app.app import create_app
     from ramify.runtime.server.app.connection import Connection
 
-    app = create_app(frontend, config, routers)
+    app = create_app(frontend, config, routers, keys)
     server = _Server(
         uvicorn.Config(
             app,

@@ -33,7 +33,7 @@ class _Parsed(NamedTuple):
     header: dict[str, Any]
 
 
-@router.post(DECISIONS.path)
+@router.post(DECISIONS.path, any_key=True)
 async def decisions(request: Request) -> Response:
     parsed, headers = await parse_body(request, DECISIONS, _parse)
     found = await answers_of(request, parsed.asked, partial(path_of, parsed.questions))

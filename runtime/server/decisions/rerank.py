@@ -56,9 +56,9 @@ class _Ranked(NamedTuple):
     top_n: int
 
 
-@router.post(RERANK.path)
-@router.post("/rerank")
-@router.post("/v2/rerank")
+@router.post(RERANK.path, any_key=True)
+@router.post("/rerank", any_key=True)
+@router.post("/v2/rerank", any_key=True)
 async def rerank(request: Request) -> Response:
     ranked, headers = await parse_body(request, RERANK, _parse_rerank)
     found = await answers_of(request, ranked.asked, partial(_path_of, "documents", ranked.asked, None))
@@ -117,8 +117,8 @@ class _Scored(NamedTuple):
     """Name of the field with the texts."""
 
 
-@router.post(SCORE.path)
-@router.post("/score")
+@router.post(SCORE.path, any_key=True)
+@router.post("/score", any_key=True)
 async def score(request: Request) -> Response:
     scored, headers = await parse_body(request, SCORE, _parse_score)
     found = await answers_of(

@@ -40,7 +40,7 @@ class _Parsed(NamedTuple):
     header: dict[str, Any]
 
 
-@router.post(SYSTEM_ONE.path)
+@router.post(SYSTEM_ONE.path, any_key=True)
 async def system_one(request: Request) -> Response:
     parsed, headers = await parse_body(request, SYSTEM_ONE, _parse)
     request_id = request.scope["request_id"] = parsed.header["id"]

@@ -1,7 +1,6 @@
 """API keys: who may send which requests, and how many.
 
 - `file`: the file of keys, and new keys.
-- `paths`: the paths that are for keys of operators.
 - `limits`: requests and tokens a minute.
 - `tenants`: the keys of a server, what each has in flight, and the form that its requests have in the engine.
 """

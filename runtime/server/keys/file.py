@@ -55,13 +55,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     models: tuple[str, ...] = ("*",)
     """Patterns of the names of models and adapters that it may use."""
     endpoints: tuple[str, ...] = ()
-    """Patterns of the paths that it may use; empty for all that are open to it (`paths.CLIENT_PATHS`). A path
-    for operators has to be written out."""
+    """Patterns of the paths that it may use; empty for all that are for any key. A path for operators has to
+    be written out."""
     admin: bool = False
     """Whether it may use the paths for operators."""
 
     @property
-    def most_priority(self) -> int:
+    def effective_max_priority(self) -> int:
         return self.priority if self.max_priority is None else self.max_priority
 
 
@@ -121,9 +121,9 @@ def _key(name: str, table: Any) -> Key:
             f"{place}.hash must be sha256: and 64 hexadecimal digits, as `ramify keys new` prints it."
         )
     _check_name(f"{place}.scope", key.scope)
-    for field in ("priority", "most_priority"):
-        checked_priority(getattr(key, field), f"{place}.{field.replace('most', 'max')}")
-    if key.most_priority < key.priority:
+    checked_priority(key.priority, f"{place}.priority")
+    checked_priority(key.effective_max_priority, f"{place}.max_priority")
+    if key.effective_max_priority < key.priority:
         raise ValueError(f"{place}.max_priority is below priority, {key.priority}.")
     return key
 

@@ -14,6 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,6 @@ from ramify.priority import BATCH, MOST
 from ramify.runtime.config import ServerConfig
 from ramify.runtime.server.keys.file import OWN, Key, hash_of, read_keys
 from ramify.runtime.server.keys.limits import Bucket
-from ramify.runtime.server.keys.paths import for_operators, matches
 
 logger = logging.getLogger("ramify.server")
 
@@ -51,10 +51,12 @@ class Account:
     """A key, and what it has in flight. It outlives a change of its key in the file.
 
     prefix : beginning of the key's ids in the engine; "" on a server without a file of keys
+    owner : the name under which batch files are kept; "" without keys
     """
 
-    def __init__(self, key: Key, prefix: str, clock: Callable[[], float]) -> None:
+    def __init__(self, key: Key, prefix: str, owner: str, clock: Callable[[], float]) -> None:
         self.prefix = prefix
+        self.owner = owner
         self.running = 0
         """HTTP requests in flight that generate."""
         self.rids: set[str] = set()
@@ -74,11 +76,6 @@ class Account:
         if old is not None:
             return old.renewed(limit)
         return None if limit is None else Bucket(limit, self._clock)
-
-    @property
-    def owner(self) -> str:
-        """The name under which batch files are kept; "" without keys."""
-        return self.key.hash if self.key.name in ("", DEFAULT) else f"key:{self.key.name}"
 
     def headers(self, *, anthropic: bool) -> list[tuple[bytes, bytes]]:
         """The response headers about the limits, in OpenAI's or in Anthropic's words."""
@@ -131,18 +128,18 @@ class Caller:
 
     # --- what it may do ---------------------------------------------------------------------------
 
-    def check_path(self, path: str) -> None:
-        """Raise `NotAllowed` unless the key may use `path`."""
+    def check_path(self, path: str, *, any_key: bool) -> None:
+        """Raise `NotAllowed` unless the key may use `path`, which is for operators or for `any_key`."""
         key = self.key
-        if key.endpoints and not matches(path, key.endpoints):
+        if key.endpoints and not _matches(path, key.endpoints):
             told = f"It may use {', '.join(key.endpoints)}."
             raise NotAllowed(f"The key {key.name!r} may not use {path[:100]}.", remedy=told)
-        if for_operators(path) and not key.admin and path not in key.endpoints:
+        if not any_key and not key.admin and path not in key.endpoints:
             told = "Use a key with admin = true, or name the path in the key's endpoints."
             raise NotAllowed(f"The key {key.name!r} may not use {path[:100]}.", remedy=told)
 
     def may_use(self, model: str) -> bool:
-        return matches(model, self.key.models)
+        return _matches(model, self.key.models)
 
     def check_model(self, names: Iterable[str]) -> None:
         """Raise `NotAllowed` unless the key may use a model that has these `names`."""
@@ -153,6 +150,11 @@ class Caller:
                 field="model",
                 remedy=f"It may use {', '.join(self.key.models) or 'none'}.",
             )
+
+    def check_operator(self, act: str) -> None:
+        """Raise `NotAllowed` unless the key is an operator's, who alone may do `act`."""
+        if not self.key.admin:
+            raise NotAllowed(f"The key {self.name!r} may not {act}.", remedy="Use a key with admin = true.")
 
     def pinned_share(self, of_all: float) -> float:
         """Share of the KV pages that the key's pins may hold, where all pins together may hold `of_all`."""
@@ -165,11 +167,11 @@ class Caller:
         key = self.key
         if not asked:
             return min(BATCH, key.priority) if batch else key.priority
-        if asked > key.most_priority:
+        if asked > key.effective_max_priority:
             raise NotAllowed(
                 f"The key {key.name!r} may not have the priority {asked}.",
                 field="priority",
-                remedy=f"It may have at most {key.most_priority}.",
+                remedy=f"It may have at most {key.effective_max_priority}.",
             )
         return asked
 
@@ -208,19 +210,19 @@ class Caller:
 
     # --- limits -----------------------------------------------------------------------------------
 
-    def begin(self, request: Generate) -> int:
+    def begin(self, request: Generate | None) -> int:
         """Count a generation: with the first one the HTTP request, and the tokens that `request` is expected
         to take. Returns these tokens, for `settle`. Raises `Overloaded` if a limit is reached; its field
-        names the limit."""
+        names the limit. None counts a HTTP request that stores without generating."""
         account, key = self.account, self.key
-        tokens = 0 if account.tokens is None else expected_tokens(request)
+        tokens = 0 if account.tokens is None or request is None else expected_tokens(request)
         if not self._begun:
             most = key.concurrent_requests
             if most is not None and account.running >= most:
                 self._refuse("concurrent_requests", f"{account.running} requests run", most, BUSY_S)
             if account.requests is not None and (wait := account.requests.wait_s(1)):
                 self._refuse("requests_per_minute", "no request is left", account.requests.limit, wait)
-        if account.tokens is not None:
+        if account.tokens is not None and request is not None:
             if wait := account.tokens.wait_s(tokens):
                 left = max(0, math.floor(account.tokens.left))
                 told = f"the request counts as {tokens} tokens, and {left} are left"
@@ -258,9 +260,21 @@ class Caller:
         )
 
 
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether `name` matches one of `patterns`, in which * stands for any characters."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def expected_tokens(request: Generate) -> int:
-    """The tokens that `request` counts for until it ends: a quarter of its prompt's characters, its token
-    ids, and the output, of which at most `OUTPUT_ESTIMATE` tokens count."""
+    """The tokens that `request` counts for until it ends: those of its prompt by `expected_prompt`, and the
+    output, of which at most `OUTPUT_ESTIMATE` tokens count."""
+    most = request.sampling.max_tokens
+    return expected_prompt(request) + (OUTPUT_ESTIMATE if most is None else min(most, OUTPUT_ESTIMATE))
+
+
+def expected_prompt(request: Generate) -> int:
+    """The tokens that a prompt counts for until it is tokenised: a quarter of its characters, and its token
+    ids."""
     characters = len(request.tools) + sum(len(turn.content) for turn in request.chat or ())
     ids = 0
     for segment in request.prompt:
@@ -268,12 +282,10 @@ def expected_tokens(request: Generate) -> int:
             characters += len(segment)
         else:
             ids += len(segment)
-    most = request.sampling.max_tokens
-    output = OUTPUT_ESTIMATE if most is None else min(most, OUTPUT_ESTIMATE)
-    return math.ceil(characters / CHARACTERS_PER_TOKEN) + ids + output
+    return math.ceil(characters / CHARACTERS_PER_TOKEN) + ids
 
 
-OPEN = Account(Key(name="", hash="", max_priority=MOST, admin=True), "", time.monotonic)
+OPEN = Account(Key(name="", hash="", max_priority=MOST, admin=True), "", "", time.monotonic)
 """The account of everybody, on a server without keys."""
 
 
@@ -286,7 +298,9 @@ class Keys:
     def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = None if config.keys is None else Path(config.keys).expanduser()
         self._default = None
+        self._default_owner = ""
         if config.api_key is not None:
+            self._default_owner = hashlib.blake2b(config.api_key.encode(), digest_size=16).hexdigest()
             self._default = Key(
                 name=DEFAULT,
                 hash=hash_of(config.api_key),
@@ -349,6 +363,8 @@ class Keys:
             if (account := self._accounts.get(name)) is not None:
                 account.change(key)
             else:
-                account = Account(key, "" if self.path is None else f"{name}/", self._clock)
+                prefix = "" if self.path is None else f"{name}/"
+                owner = self._default_owner if key is self._default else f"key:{name}"
+                account = Account(key, prefix, owner, self._clock)
             accounts[name] = account
         self._accounts = accounts

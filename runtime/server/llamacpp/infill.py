@@ -41,7 +41,7 @@ class Infill(NamedTuple):
     response_fields: Sequence[str]
 
 
-@router.post("/infill")
+@router.post("/infill", any_key=True)
 async def infill(request: Request) -> Response:
     parsed, headers = await parse_body(request, INFILL, _parse)
     if parsed.stream:

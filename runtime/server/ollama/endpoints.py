@@ -20,7 +20,7 @@ from ramify.runtime.models.names import keep_alive_s
 from ramify.runtime.server.body import peek_body
 from ramify.runtime.server.fields import Fields, decode, json_response
 from ramify.runtime.server.leases import hint_of
-from ramify.runtime.server.models import Models, several_models
+from ramify.runtime.server.models import LOAD_NS, Models, several_models
 from ramify.runtime.server.ollama.messages import CHAT, GENERATE, take_format
 from ramify.runtime.server.ollama.options import ignore_options, take_model, take_options
 from ramify.runtime.server.ollama.writer import AnswerWriter, error_line, line
@@ -30,7 +30,7 @@ from ramify.runtime.server.openai.turn_parser import TurnFormat
 from ramify.runtime.server.params import explain_by_field, explained, take_prompts
 from ramify.runtime.server.parsing import Parser, parse_body
 from ramify.runtime.server.router import Router
-from ramify.runtime.server.service import Service
+from ramify.runtime.server.service import KEY, Service
 from ramify.runtime.server.sse import EventStream, collect, while_connected
 from ramify.runtime.server.tables import ollama as tables
 from ramify.runtime.server.tables.rows import Endpoint
@@ -54,12 +54,12 @@ class _Answer(NamedTuple):
     stream: bool
 
 
-@router.post("/api/chat", uses_model=False)
+@router.post("/api/chat", uses_model=False, any_key=True)
 async def chat(request: Request) -> Response:
     return await _respond(request, tables.CHAT, _parse_chat)
 
 
-@router.post("/api/generate", uses_model=False)
+@router.post("/api/generate", uses_model=False, any_key=True)
 async def generate(request: Request) -> Response:
     return await _respond(request, tables.GENERATE, _parse_generate)
 
@@ -68,8 +68,9 @@ async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer])
     if (models := several_models(request)) is not None:
         if (unloaded := await _unload(models, request)) is not None:
             return unloaded
-        await models.hold(request)
+        await models.acquire(request)
     (chunks, writer, stream), headers = await parse_body(request, endpoint, parse)
+    writer.load_ns = request.scope.get(LOAD_NS, 0)
     if chunks is None:
         return json_response(writer.loaded(), headers)
     if stream:
@@ -82,23 +83,26 @@ async def _respond(request: Request, endpoint: Endpoint, parse: Parser[_Answer])
 class _Unload(msgspec.Struct):
     """Fields of a body without a prompt whose `keep_alive` is 0, which asks to unload the model."""
 
-    model: str
     keep_alive: str | float
+    model: str = ""
     prompt: str = ""
     suffix: str = ""
     messages: list[msgspec.Raw] = []
 
 
 async def _unload(models: Models, request: Request) -> Response | None:
-    """Unload the model if the body asks for it; None if it does not."""
+    """Unload the model if the body asks for it; None if it does not. Raises `NotAllowed` unless the key is an
+    operator's: an unload makes the requests of all keys wait."""
     try:
         asked: _Unload = decode(await peek_body(request), _Unload, "")
     except InvalidRequest:
         return None
     if asked.prompt or asked.suffix or asked.messages or keep_alive_s(asked.keep_alive) != 0:
         return None
-    await while_connected(request.receive, models.pool.unload(asked.model))
-    writer = AnswerWriter(asked.model, TurnFormat(), chat=request.url.path == tables.CHAT.path)
+    model = await while_connected(request.receive, models.find_allowed(asked.model))
+    KEY.get().check_operator(f"unload the model {model!r}")
+    await while_connected(request.receive, models.pool.unload(model))
+    writer = AnswerWriter(asked.model or model, TurnFormat(), chat=request.url.path == tables.CHAT.path)
     return json_response(writer.loaded() | {"done_reason": "unload"})
 
 
@@ -185,18 +189,20 @@ class _Embeddings(NamedTuple):
     dimensions: int | None
 
 
-@router.post("/api/embed")
+@router.post("/api/embed", any_key=True)
 async def embed(request: Request) -> Response:
     started = time.perf_counter_ns()
     (streams, model, dimensions), headers = await parse_body(request, tables.EMBED, _parse_embed)
     results = await _results(request, streams)
     vectors = [vector_of(result.embedding, dimensions, normalize=True).tolist() for result in results]
     tokens = sum(result.usage.prompt_tokens for result in results)
-    body = {"model": model, "embeddings": vectors, "total_duration": time.perf_counter_ns() - started}
-    return json_response(body | {"load_duration": 0, "prompt_eval_count": tokens}, headers)
+    load: int = request.scope.get(LOAD_NS, 0)
+    total = time.perf_counter_ns() - started + load
+    body = {"model": model, "embeddings": vectors, "total_duration": total, "load_duration": load}
+    return json_response(body | {"prompt_eval_count": tokens}, headers)
 
 
-@router.post("/api/embeddings")
+@router.post("/api/embeddings", any_key=True)
 async def embeddings(request: Request) -> Response:
     """The older endpoint, for one text. Its embedding is not normalised."""
     parsed, headers = await parse_body(request, tables.EMBEDDINGS, _parse_embeddings)
@@ -233,8 +239,9 @@ def _parse_embedding(
     pooling = pooling_for(service.frontend.info, fields.take("pooling", str))
     dimensions: int | None = fields.take("dimensions", int) if field == "input" else None
     ignore_options(service, fields)
-    if service.keeps_alive:
-        fields.take("keep_alive", Any)  # `Models.hold` has read it
+    fields.take("keep_alive", Any)  # `Models.acquire` has read it
+    if not service.keeps_alive:
+        fields.ignore({"keep_alive": None})
     fields.finish(endpoint.whole)
     streams = []
     for index, text in enumerate(texts):

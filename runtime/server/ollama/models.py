@@ -45,18 +45,18 @@ _TOOLS = "{# Tools are written into the system turn, as this template does not r
 models whose template has the word."""
 
 
-@router.get("/api/version")
+@router.get("/api/version", any_key=True)
 async def version(_: Request) -> Response:
     return json_response({"version": API_VERSION, "ramify": __version__})
 
 
-@router.get("/api/tags")
+@router.get("/api/tags", any_key=True)
 async def tags(request: Request) -> Response:
     served = await served_models(request)
     return json_response({"models": [entry for one in served for entry in await _entries(one)]})
 
 
-@router.get("/api/ps")
+@router.get("/api/ps", any_key=True)
 async def running(request: Request) -> Response:
     """The models in memory. `expires_at` is there only for a model that will be unloaded."""
     models: list[Body] = []
@@ -75,14 +75,14 @@ async def running(request: Request) -> Response:
     return json_response({"models": models})
 
 
-@router.post("/api/show", uses_model=False)
+@router.post("/api/show", uses_model=False, any_key=True)
 async def show(request: Request) -> Response:
     if (models := several_models(request)) is not None:
         wanted = decode(await peek_body(request), _Named, "")
         found = await models.find(wanted.model or wanted.name)
         if found.service is None:
             return json_response(await _show_unloaded(found))
-        await models.hold(request)
+        await models.acquire(request)
     lora, headers = await parse_body(request, tables.SHOW, _parse_show)
     service = Service.serving(request)
     info = service.frontend.info
@@ -120,7 +120,7 @@ async def _show_unloaded(served: ServedModel) -> Body:
     """The part of the answer that the files of a model tell. Clients ask about each model of a list, so none
     is loaded for it."""
     stored = await _stored(served.path)
-    entry = _entry(served, stored, next(iter(served.names)))
+    entry = _entry(served, stored, served.identity)
     known: Body = {} if stored is None else stored.metadata
     family = known.get("general.architecture") or "general"
     if served.context_length is not None:
@@ -146,7 +146,7 @@ async def pull(request: Request) -> Response:
     """A served model is here already. Another one is refused."""
     if (models := several_models(request)) is not None:
         wanted = decode(await peek_body(request), _Named, "")
-        models.pool.resolve(wanted.model or wanted.name)
+        await models.find_allowed(wanted.model or wanted.name)
         return Response(line({"status": "success"}), media_type="application/x-ndjson")
     _, headers = await parse_body(request, tables.PULL, _parse_pull)
     return Response(line({"status": "success"}), headers=headers, media_type="application/x-ndjson")
@@ -156,7 +156,7 @@ def _parse_pull(service: Service, fields: Fields) -> None:
     try:
         take_model(service, fields, old=True)
     except NotFound:
-        raise _one_model(service, "/api/pull") from None
+        raise _no_change("/api/pull") from None
     fields.take("stream", bool)
     fields.finish(tables.PULL.whole)
 
@@ -168,12 +168,12 @@ def _parse_pull(service: Service, fields: Fields) -> None:
 @router.post("/api/blobs/{digest}", uses_model=False)
 @router.get("/api/blobs/{digest}")
 async def manage(request: Request, **_: str) -> Response:
-    raise _one_model(Service.serving(request), request.url.path)
+    raise _no_change(request.url.path)
 
 
-def _one_model(service: Service, path: str) -> UnsupportedField:
+def _no_change(path: str) -> UnsupportedField:
     return UnsupportedField(
-        f"{path} is not supported: this server has one model, {service.model_name!r}.",
+        f"{path} is not supported: this server fetches, makes and removes no models.",
         field="model",
         remedy="Fetch another one with `ramify pull MODEL`, and serve it with `ramify serve MODEL`.",
     )
@@ -188,7 +188,7 @@ async def _entries(served: ServedModel) -> list[Body]:
 def _entry(served: ServedModel, stored: StoredModel | None, name: str, lora: str = "") -> Body:
     """A model, or with `lora` this adapter of it, under `name`."""
     service = served.service
-    details: Body = {"parent_model": next(iter(served.names)) if lora else ""}
+    details: Body = {"parent_model": served.identity if lora else ""}
     entry: Body = {"name": name, "model": name, "details": details}
     if service is not None and lora:
         entry["digest"] = service.frontend.loras.loaded[lora].revision

@@ -5,7 +5,7 @@ An option that cannot change the answer is ignored by name; another one is taken
 
 from __future__ import annotations
 
-from ramify.errors import InvalidRequest, NotFound, UnsupportedField
+from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.openai.request import check_context, lora_of
 from ramify.runtime.server.params import take_sampling
@@ -21,9 +21,6 @@ SPELLING = {
 }
 """Option of Ollama's → ours."""
 
-LATEST = ":latest"
-"""The tag that Ollama gives to a name without a tag."""
-
 WHOLE_CONTEXT = -1
 """The value of ``repeat_last_n`` that lets penalties look at all tokens."""
 
@@ -31,19 +28,15 @@ WHOLE_CONTEXT = -1
 def take_model(service: Service, fields: Fields, *, old: bool = False) -> tuple[str, str]:
     """(``model`` as the client wrote it, the LoRA adapter that it names or "").
 
-    A name with ``:latest`` names the same model as without. With `old` the model may stand in ``name``, where
-    older releases had it. Raises `NotFound` for a model that is not served.
+    Without one it is the served model. With `old`, of requests about a model, it is required, and may stand
+    in ``name``, where older releases had it. Raises `InvalidRequest` if it is missing there, and `NotFound`
+    for a model that is not served.
     """
     name: str = fields.take("name", str, "") if old else ""
-    model: str = fields.take("model", str, "") or name
+    model: str = fields.take("model", str) or name or ("" if old else service.model_name)
     if not model:
         raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
-    try:
-        return model, lora_of(service, model)
-    except NotFound:
-        if not model.endswith(LATEST):
-            raise
-        return model, lora_of(service, model.removesuffix(LATEST))
+    return model, lora_of(service, model)
 
 
 def take_options(service: Service, fields: Fields) -> SamplingParams:

@@ -47,6 +47,8 @@ class AnswerWriter:
         """(name, pieces of the arguments) of each call so far."""
         self._sent_calls = 0
         self._extras: Body = {}
+        self.load_ns = 0
+        """Time for which the request waited until the model was loaded, in nanoseconds."""
 
     def push(self, chunk: TextChunk) -> list[Body]:
         """The lines for `chunk`: one for its text, if there is any, and at the end of the answer the last."""
@@ -84,7 +86,8 @@ class AnswerWriter:
 
     def loaded(self) -> Body:
         """The answer to a request without a prompt, which loads the model on Ollama."""
-        return self._body(done=True, done_reason="load")
+        durations: Body = {"total_duration": self.load_ns, "load_duration": self.load_ns}
+        return self._body(done=True, done_reason="load", **durations)
 
     def _text(self, events: Sequence[TurnEvent]) -> Body:
         """The fields for the text and the calls in `events`; empty if there is nothing to send."""
@@ -138,11 +141,11 @@ class AnswerWriter:
         return {**header, "message": message, **fields}
 
     def _figures(self, usage: Usage) -> Body:
-        """Numbers of tokens, and times in nanoseconds. The model is loaded already, so that takes no time."""
+        """Numbers of tokens, and times in nanoseconds."""
         numbers = usage_body([usage], 1)
         return {
-            "total_duration": time.perf_counter_ns() - self._started,
-            "load_duration": 0,
+            "total_duration": time.perf_counter_ns() - self._started + self.load_ns,
+            "load_duration": self.load_ns,
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(usage.prefill_s),
             "eval_count": usage.completion_tokens,

@@ -42,7 +42,7 @@ class _Parsed(NamedTuple):
     normalize: bool
 
 
-@router.post(EMBEDDING.path)
+@router.post(EMBEDDING.path, any_key=True)
 async def embeddings(request: Request) -> Response:
     parsed, headers = await parse_body(request, EMBEDDING, _parse)
     results = await while_connected(request.receive, collect(parsed.streams))

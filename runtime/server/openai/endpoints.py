@@ -46,7 +46,7 @@ _COMPLETION_SPELLING = OPENAI_SPELLING | {"n": "n", "max_tokens": "max_tokens"}
 _CHAT_SPELLING = _COMPLETION_SPELLING | {"max_completion_tokens": "max_tokens"}
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", any_key=True)
 async def list_models(request: Request) -> Response:
     service = Service.serving(request)
     served = await served_models(request)
@@ -62,14 +62,14 @@ async def list_models(request: Request) -> Response:
     return json_response({"object": "list", "data": cards, "models": models}, headers)
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", any_key=True)
 async def get_model(request: Request, model: str) -> Response:
     served, started = await served_model(request, model), Service.serving(request).started_at
     lora = "" if served.service is None else lora_of(served.service, model)
     return json_response(_card(served, started, lora or (model if model in served.names else ""), lora=lora))
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", any_key=True)
 async def chat_completions(request: Request) -> Response:
     (parsed, formatter), headers = await parse_body(request, CHAT, _parse_chat)
     return await _respond(request, parsed, formatter, headers)
@@ -103,7 +103,7 @@ def _parse_chat(service: Service, fields: Fields) -> tuple[ParsedRequest, Respon
     return parsed, formatter
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", any_key=True)
 async def completions(request: Request) -> Response:
     (parsed, formatter, echoed), headers = await parse_body(request, COMPLETION, _parse_completion)
     if echoed:
@@ -224,7 +224,7 @@ def _metadata(card: Body) -> Body:
 
 def _card(served: ServedModel, started: int, name: str, lora: str = "") -> Body:
     """The entry of the model, or with `lora` of this adapter, under `name` ("": its id)."""
-    service, (own, *_) = served.service, served.names
+    service, own = served.service, served.identity
     card: Body = {
         "id": name or own,
         "object": "model",

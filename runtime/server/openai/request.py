@@ -13,6 +13,7 @@ from ramify.errors import Cancelled, InvalidRequest, NotFound, UnsupportedField
 from ramify.messages import HELD_S, Finish, Generate, TextChunk
 from ramify.priority import BATCH
 from ramify.runtime.lora_names import unknown
+from ramify.runtime.models.names import LATEST
 from ramify.runtime.server.fields import Fields
 from ramify.runtime.server.leases import take_hint
 from ramify.runtime.server.metrics import ChoiceUsages
@@ -50,12 +51,10 @@ class ParsedRequest(NamedTuple):
 
 def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]:
     """Take the model and the service tier from `fields`, and return the fields with which every response body
-    starts. The response's id starts with `prefix`. Raises `InvalidRequest` if no model is named, and
-    `NotFound` for a model that is not served."""
+    starts. The response's id starts with `prefix`. Without a model it is the served one. Raises `NotFound`
+    for a model that is not served."""
     tier = fields.take("service_tier", ServiceTier)
-    model: str | None = fields.take("model", str)
-    if model is None:
-        raise InvalidRequest("model is missing.", field="model", remedy=f"This is {service.model_name!r}.")
+    model: str = fields.take("model", str) or service.model_name
     lora_of(service, model)
     header = {"id": prefix + service.frontend.new_rid(), "created": int(time.time()), "model": model}
     return header if tier is None else {**header, "service_tier": "default" if tier == "auto" else tier}
@@ -64,9 +63,15 @@ def take_header(service: Service, fields: Fields, prefix: str) -> dict[str, Any]
 def lora_of(service: Service, model: str) -> str:
     """The LoRA adapter that `model` names, as "name" or "base:name"; "" if it names only the base model.
 
-    Raises `NotFound` for a model that is not served, and `NotAllowed` for one that the key may not use.
+    A name with Ollama's tag ":latest" means the same as without. Raises `NotFound` for a model that is not
+    served, and `NotAllowed` for one that the key may not use.
     """
-    lora = _lora_of(service, model)
+    try:
+        lora = _lora_of(service, model)
+    except NotFound:
+        if not model.endswith(LATEST):
+            raise
+        lora = _lora_of(service, model := model.removesuffix(LATEST))
     service.check_model(lora or model)
     return lora
 

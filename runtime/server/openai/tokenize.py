@@ -35,8 +35,8 @@ R = TypeVar("R")
 _CHAT = dataclasses.replace(CHAT_COMPLETIONS, take_format=lambda fields: None)
 
 
-@router.post("/tokenize")
-@router.post("/v1/tokenize")
+@router.post("/tokenize", any_key=True)
+@router.post("/v1/tokenize", any_key=True)
 async def tokenize(request: Request) -> Response:
     service = Service.serving(request)
     parsed, headers = await parse_body(request, TOKENIZE, _parse_tokenize)
@@ -88,8 +88,8 @@ def _parse_tokenize(service: Service, fields: Fields) -> _Texts:
     return _Texts(given, messages, not chat if special is None else special, spelled)
 
 
-@router.post("/detokenize")
-@router.post("/v1/detokenize")
+@router.post("/detokenize", any_key=True)
+@router.post("/v1/detokenize", any_key=True)
 async def detokenize(request: Request) -> Response:
     service = Service.serving(request)
     (ids, skip, many), headers = await parse_body(request, DETOKENIZE, _parse_detokenize)
@@ -130,8 +130,8 @@ async def texts_of(service: Service, prompts: Sequence[Segment]) -> list[str]:
     return [one if isinstance(one, str) else next(found) for one in prompts]
 
 
-@router.get("/tokenizer_info", uses_model=True)
-@router.get("/v1/tokenizer_info", uses_model=True)
+@router.get("/tokenizer_info", uses_model=True, any_key=True)
+@router.get("/v1/tokenizer_info", uses_model=True, any_key=True)
 async def tokenizer_info(request: Request) -> Response:
     """The special tokens and the chat template, under the names of a tokenizer_config.json."""
     info = Service.serving(request).frontend.info

@@ -110,8 +110,8 @@ class ParsedRequest(NamedTuple):
     """Whether log-probabilities include the texts of the tokens."""
 
 
-@router.post("/generate")
-@router.put("/generate")
+@router.post("/generate", any_key=True)
+@router.put("/generate", any_key=True)
 async def generate(request: Request) -> Response:
     service = Service.serving(request)
     parsed, headers = await parse_body(request, GENERATE, _parse_request)
@@ -124,8 +124,8 @@ async def generate(request: Request) -> Response:
     return json_response(bodies if parsed.batch else bodies[0], headers)
 
 
-@router.get("/get_model_info", uses_model=True)
-@router.get("/model_info", uses_model=True)
+@router.get("/get_model_info", uses_model=True, any_key=True)
+@router.get("/model_info", uses_model=True, any_key=True)
 async def get_model_info(request: Request) -> Response:
     service = Service.serving(request)
     service.check_name(request.query_params.get("model", ""))
@@ -146,7 +146,7 @@ async def flush_cache(request: Request) -> Response:
     return json_response({"flushed": True})
 
 
-@router.post("/abort_request", uses_model=False)
+@router.post("/abort_request", uses_model=False, any_key=True)
 async def abort_request(request: Request) -> Response:
     rid, headers = await parse_body(request, ABORT, _parse_abort)
     return json_response({"aborted": Service.serving(request).abort(rid)}, headers)
@@ -232,7 +232,7 @@ def _adapters(frontend: FrontendProtocol, headers: Mapping[str, str]) -> Respons
     return json_response({"success": True, "loaded_adapters": loaded}, headers)
 
 
-@router.post("/await_tools", uses_model=False)
+@router.post("/await_tools", uses_model=False, any_key=True)
 async def await_tools(request: Request) -> Response:
     (program, branch, tools), _ = await parse_body(request, AWAIT_TOOLS, _parse_awaited)
     await Service.serving(request).await_tools(program, branch, tools)
@@ -248,7 +248,7 @@ def _parse_awaited(service: Service, fields: Fields) -> tuple[str, str, tuple[st
     return program, branch, tools
 
 
-@router.post("/end_program", uses_model=False)
+@router.post("/end_program", uses_model=False, any_key=True)
 async def end_program(request: Request) -> Response:
     (program, scope), _ = await parse_body(request, END_PROGRAM, _parse_ended)
     await Service.serving(request).end_program(scoped(program, scope))

@@ -37,7 +37,11 @@ _OBJECTS = (
 )
 _PROMPT = FieldTable(
     "",
-    taken("model", "the served model, `default`, or a [LoRA adapter](lora.md) as `name` or `model:name`"),
+    taken(
+        "model",
+        "the served model, `default`, or a [LoRA adapter](lora.md) as `name` or `model:name`; without it the"
+        " first model",
+    ),
     taken(
         "messages system",
         "text, thinking, calls and their results. No images and documents. Messages of the role system may"

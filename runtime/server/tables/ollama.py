@@ -5,12 +5,16 @@ from __future__ import annotations
 from ramify.runtime.server.tables.openai import FUNCTION, PART, TOOL, TOOL_CHOICES, TOOLS
 from ramify.runtime.server.tables.rows import Endpoint, FieldTable, ignored, refused, taken
 
-_MODEL = taken("model", "the served model, `default`, or a LoRA adapter; with the tag `:latest` or without")
+_MODEL = taken(
+    "model",
+    "the served model, `default`, or a LoRA adapter; with the tag `:latest` or without. Where a text is"
+    " generated or embedded, without it the first model",
+)
 _OLD_NAME = taken("name", "the same as `model`, for older clients")
-_KEEP_ALIVE = ignored(
+_KEEP_ALIVE = taken(
     "keep_alive",
-    "a server of one model keeps it loaded, and refuses 0 without a prompt, which asks to unload it; with"
-    " several models it is heeded ([server.md](server.md#several-models))",
+    "the time for which the model stays loaded ([several models](#several-models)). No effect on a server of"
+    " one model that is always loaded, which refuses 0 without a prompt",
 )
 _RAW = "With raw or a suffix the prompt is sent without the chat template."
 _IMAGES = "This server reads and writes text alone."

@@ -6,7 +6,11 @@ from ramify.runtime.server.tables.rows import Endpoint, FieldTable, ignored, ref
 
 REQUEST = FieldTable(
     "",
-    taken("model", "the served model, `default`, or a [LoRA adapter](lora.md) as `name` or `model:name`"),
+    taken(
+        "model",
+        "the served model, `default`, or a [LoRA adapter](lora.md) as `name` or `model:name`; without it the"
+        " first model",
+    ),
     taken("stream stream_options", "an error in the middle of a stream is its last event"),
     taken(
         "priority",
@@ -23,7 +27,8 @@ REQUEST = FieldTable(
     taken(
         "prompt_cache_key prompt_cache_retention prompt_cache_options",
         "the program, and its lease ([programs of other clients](#programs-of-other-clients)); equal prefixes"
-        " share one cache, whatever the key",
+        " share one cache, whatever the key. `prompt_cache_retention` is `in_memory` or `24h`; a time such as"
+        " `30m` is for `prompt_cache_options.ttl`",
     ),
     refused("moderation"),
     refused("guided_decoding_backend", "It is an option of the server: ramify serve --grammar-backend."),

@@ -20,6 +20,7 @@ from ramify.spans import (
     token_attributes,
     tracer_of,
 )
+from ramify.text import plain
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -140,7 +141,7 @@ class Generation:
         told = usage.prompt_tokens > 0  # the first chunk tells it; some end before
         logger.info(
             "rid=%s endpoint=%s status=%d finish=%s prompt=%s cached=%s output=%d ttft=%s total=%.3fs%s",
-            request.rid,
+            plain(request.rid),
             self.endpoint,
             status,
             finish,

@@ -72,7 +72,7 @@ MAX_METADATA_VALUE = 512
 _SPELLING = OPENAI_SPELLING | {"max_output_tokens": "max_tokens"}
 
 
-@router.post(RESPONSES.path)
+@router.post(RESPONSES.path, any_key=True)
 async def responses(request: Request) -> Response:
     parse = functools.partial(_parse, stored_by(request))
     (parsed, writer, storage), headers = await parse_body(request, RESPONSES, parse)

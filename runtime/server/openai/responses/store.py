@@ -7,7 +7,8 @@ once::
     resp_2   those, user "Who?", assistant "Me"                      previous_response_id: resp_1
     resp_1 is dropped: its items stay, as resp_2 has them
 
-The least recently used entries are dropped first.
+Above the bounds an entry of the key that holds most is dropped, the least recently used one: a key that
+floods the store drops what is its own.
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ class Entry:
     program: str = ""
     """Id in the engine of the program whose leases end with the last of its entries; empty if it has no
     leases."""
+    owner: str = field(default_factory=lambda: KEY.get().name)
+    """Name of the API key that stored the entry."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes beside those of the items."""
+        return 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,6 +77,10 @@ class StoredResponse(Entry):
     """The response as JSON."""
     outputs: int
     """Number of items at the end of `items` that the response itself has written."""
+
+    @property
+    def own_bytes(self) -> int:
+        return len(self.body)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -103,7 +115,14 @@ class ResponseStore:
         self.ended: dict[str, None] = {}
         """Programs whose last entry or running request has ended, and whose leases have not. A dict keeps
         their order."""
-        self.bytes = 0
+        self._entries_of: collections.Counter[str] = collections.Counter()
+        """Key → number of its entries."""
+        self._bytes_of: collections.Counter[str] = collections.Counter()
+        """Key → size of its items and bodies. An item is of one key, as cache scopes of stores are."""
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes_of.total()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,29 +143,31 @@ class ResponseStore:
 
     def add(self, entry: Entry) -> None:
         self._entries[entry.id] = entry
-        self.bytes += len(entry.body) if isinstance(entry, StoredResponse) else 0
+        self._entries_of[entry.owner] += 1
+        self._bytes_of[entry.owner] += entry.own_bytes
         self.hold_program(entry.program)
-        self._hold(entry.scope, entry.items)
+        self._hold(entry, entry.items)
         self._make_room()
 
     def append(self, conversation: Conversation, items: Sequence[Item]) -> None:
         """Append to a conversation. It may have been deleted meanwhile; then nothing is stored."""
         if self._entries.get(conversation.id) is conversation:
             conversation.items += items
-            self._hold(conversation.scope, items)
+            self._hold(conversation, items)
             self._make_room()
 
     def remove_item(self, conversation: Conversation, item_id: str) -> bool:
         """Remove an item from a conversation. Returns whether it was there."""
         removed = [item for item in conversation.items if item.id == item_id]
         conversation.items = [item for item in conversation.items if item.id != item_id]
-        self._let_go(conversation.scope, removed)
+        self._let_go(conversation, removed)
         return bool(removed)
 
     def remove(self, entry: Entry) -> None:
         del self._entries[entry.id]
-        self.bytes -= len(entry.body) if isinstance(entry, StoredResponse) else 0
-        self._let_go(entry.scope, entry.items)
+        self._entries_of[entry.owner] -= 1
+        self._bytes_of[entry.owner] -= entry.own_bytes
+        self._let_go(entry, entry.items)
         self.let_go_program(entry.program)
 
     def join_program(self, entry: Entry, program: str) -> None:
@@ -168,22 +189,31 @@ class ResponseStore:
                 self.ended[program] = None
 
     def _make_room(self) -> None:
-        while self._entries and (len(self._entries) > self._max_entries or self.bytes > self._max_bytes):
-            self.remove(next(iter(self._entries.values())))
+        while self._entries:
+            if len(self._entries) > self._max_entries:
+                held = self._entries_of
+            elif self.bytes > self._max_bytes:
+                held = self._bytes_of
+            else:
+                return
+            owner = max(held, key=held.__getitem__)
+            self.remove(next(entry for entry in self._entries.values() if entry.owner == owner))
 
-    def _hold(self, scope: str, items: Iterable[Item]) -> None:
+    def _hold(self, entry: Entry, items: Iterable[Item]) -> None:
+        scope = entry.scope
         for item in items:
             self._holders[scope, item] += 1
             if self._holders[scope, item] == 1:
-                self.bytes += len(item.data)
+                self._bytes_of[entry.owner] += len(item.data)
                 self._by_id[scope, item.id] = item
 
-    def _let_go(self, scope: str, items: Iterable[Item]) -> None:
+    def _let_go(self, entry: Entry, items: Iterable[Item]) -> None:
+        scope = entry.scope
         for item in items:
             self._holders[scope, item] -= 1
             if not self._holders[scope, item]:
                 del self._holders[scope, item]
-                self.bytes -= len(item.data)
+                self._bytes_of[entry.owner] -= len(item.data)
                 if self._by_id.get((scope, item.id)) == item:
                     del self._by_id[scope, item.id]
 

@@ -51,28 +51,28 @@ _REMEDIES = {"stream": "Get the whole response.", "starting_after": "Get the who
 _LISTING = ("limit", "order", "after")
 
 
-@router.get(RESPONSES.path + "/{response_id}")
+@router.get(RESPONSES.path + "/{response_id}", any_key=True)
 async def get_response(request: Request, response_id: str) -> Response:
     salt = _take_query(request)["cache_salt"]
     found = _used(request, StoredResponse, response_id, salt)
     return json_response(msgspec.Raw(found.body))
 
 
-@router.delete(RESPONSES.path + "/{response_id}")
+@router.delete(RESPONSES.path + "/{response_id}", any_key=True)
 async def delete_response(request: Request, response_id: str) -> Response:
     salt = _take_query(request)["cache_salt"]
     await _remove(request, _used(request, StoredResponse, response_id, salt))
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get(RESPONSES.path + "/{response_id}/input_items")
+@router.get(RESPONSES.path + "/{response_id}/input_items", any_key=True)
 async def list_input_items(request: Request, response_id: str) -> Response:
     query = _take_query(request, _LISTING)
     found = _used(request, StoredResponse, response_id, query["cache_salt"])
     return json_response(_page(found.items[: len(found.items) - found.outputs], query))
 
 
-@router.post(CONVERSATIONS.path)
+@router.post(CONVERSATIONS.path, any_key=True)
 async def create_conversation(request: Request) -> Response:
     store = stored_by(request)
     if store is None:
@@ -95,17 +95,18 @@ async def create_conversation(request: Request) -> Response:
         )
 
     conversation, headers = await parse_body(request, CONVERSATIONS, parse)
+    Service.serving(request).begin(KEY.get(), None)
     store.add(conversation)
     await end_leases(Service.serving(request), store)
     return json_response(conversation.body(), headers)
 
 
-@router.get(CONVERSATIONS.path + "/{conversation_id}")
+@router.get(CONVERSATIONS.path + "/{conversation_id}", any_key=True)
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     return json_response(_conversation(request, conversation_id)[0].body())
 
 
-@router.post(CONVERSATIONS.path + "/{conversation_id}", uses_model=False)
+@router.post(CONVERSATIONS.path + "/{conversation_id}", uses_model=False, any_key=True)
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id)
 
@@ -118,13 +119,13 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     return json_response(conversation.body(), headers)
 
 
-@router.delete(CONVERSATIONS.path + "/{conversation_id}")
+@router.delete(CONVERSATIONS.path + "/{conversation_id}", any_key=True)
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     await _remove(request, _conversation(request, conversation_id)[0])
     return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
-@router.post(CONVERSATIONS.path + "/{conversation_id}/items")
+@router.post(CONVERSATIONS.path + "/{conversation_id}/items", any_key=True)
 async def create_items(request: Request, conversation_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id, ("include",))
 
@@ -139,18 +140,19 @@ async def create_items(request: Request, conversation_id: str) -> Response:
     items, headers = await parse_body(request, NEW_ITEMS, parse)
     store = stored_by(request)
     assert store is not None
+    Service.serving(request).begin(KEY.get(), None)
     store.append(conversation, items)
     await end_leases(Service.serving(request), store)
     return json_response(_page(items, {"order": "asc", "limit": str(MAX_LIMIT)}), headers)
 
 
-@router.get(CONVERSATIONS.path + "/{conversation_id}/items")
+@router.get(CONVERSATIONS.path + "/{conversation_id}/items", any_key=True)
 async def list_items(request: Request, conversation_id: str) -> Response:
     conversation, query = _conversation(request, conversation_id, _LISTING)
     return json_response(_page(conversation.items, query))
 
 
-@router.get(CONVERSATIONS.path + "/{conversation_id}/items/{item_id}")
+@router.get(CONVERSATIONS.path + "/{conversation_id}/items/{item_id}", any_key=True)
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id)
     for item in conversation.items:
@@ -159,7 +161,7 @@ async def get_item(request: Request, conversation_id: str, item_id: str) -> Resp
     raise NotFound(f"Item with id {item_id[:100]!r} not found.")
 
 
-@router.delete(CONVERSATIONS.path + "/{conversation_id}/items/{item_id}")
+@router.delete(CONVERSATIONS.path + "/{conversation_id}/items/{item_id}", any_key=True)
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
     conversation, _ = _conversation(request, conversation_id)
     store = stored_by(request)
