@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from ramify.errors import InvalidRequest, UnsupportedNode
+from ramify.errors import InvalidRequest, UnsupportedField, UnsupportedNode
 from ramify.lang.backends.base import Backend
 from ramify.loop import wait
 from ramify.messages import Generate, TextChunk
@@ -59,7 +60,8 @@ class Router:
         """The backend called `name`, else the model of the default backend that has this name."""
         default = self.pick(self.default)
         if name not in self.backends and _has_models(default):
-            return model_of(default, name)
+            with contextlib.suppress(UnsupportedField):  # an engine of one model
+                return model_of(default, name)
         return self.pick(name, field="model")
 
     def name_of(self, backend: Backend) -> str | None:

@@ -227,8 +227,10 @@ async def create_batch(request: Request) -> Response:
         )
     unfinished = Counter([batch.owner for batch in store.batches.values() if batch.status in UNFINISHED])
     if not fair_room(unfinished, 1, MAX_UNFINISHED):
-        told = f"{unfinished.total()} batches have not ended; {unfinished[file.owner]} are of this key."
-        raise InvalidRequest(told, remedy="Wait, or cancel one.")
+        own = f"; {unfinished[file.owner]} are of this key" if file.owner else ""
+        raise InvalidRequest(
+            f"{unfinished.total()} batches have not ended{own}.", remedy="Wait, or cancel one."
+        )
     now = int(time.time())
     batch = Batch(
         id=new_id("batch_"),

@@ -72,6 +72,7 @@ async def programs(request: Request) -> Response:
     if models is not None and backend.has_others:
         # Its requests acquire their models, which may not fit side by side.
         await models.release_model(request)
+        backend.acquired = False
     at_once = max(service.max_running // max(job.graph.width, 1), 1)
     if stream:
         return _ProgramStream(service, run, job, rows, at_once)
@@ -293,6 +294,9 @@ class _Served:
         self._name = service.model_names[0] if name is None else name
         self._whole = service if models is None else models.server
         self._others: dict[str, _Served] = {}
+        self.acquired = name is None
+        """Whether the request has acquired this model. Its steps must not acquire it again: a model that is
+        to be unloaded takes no new users until those that it has are gone."""
 
     @property
     def has_others(self) -> bool:
@@ -306,7 +310,7 @@ class _Served:
                     f"{name} is an adapter.", field="model", remedy=f"Write lora={name!r}."
                 )
             return self
-        name = self._models.allowed(name)
+        name = self._models.allowed_model(name)
         if name == self._name:
             return self
         if name not in self._others:
@@ -323,7 +327,9 @@ class _Served:
                 yield chunk
 
     def _using(self) -> AbstractAsyncContextManager[Service]:
-        return nullcontext(self._service) if self._models is None else self._models.using(self._name)
+        if self._models is None or self.acquired:
+            return nullcontext(self._service)
+        return self._models.using(self._name)
 
     async def abort(self, rid: str) -> None:
         self._whole.abort(rid)

@@ -149,6 +149,8 @@ class ColdWriter:
         while (self._pending_tokens or self._write is not None) and time.monotonic() < end:
             if self._write is not None and not self._write.job.done.wait(max(0.0, end - time.monotonic())):
                 return
+            if self._write is None and self._rest_until() > self._clock():
+                return
             self._go_on(busy=False)
 
     def _go_on(self, busy: bool) -> ColdStore | None:
@@ -168,6 +170,9 @@ class ColdWriter:
         """Begin a segment of the oldest pending prefix; while `busy`, of a valuable one."""
         pending = self._pending[True] or (None if busy else self._pending[False])
         if not pending:
+            return
+        if (rest := self._rest_until()) > self._clock():
+            self._next = max(self._next, rest)
             return
         one, size, cache = pending[0], self._cache.page_size, self._cache
         ids, scope = one.prefix
@@ -189,6 +194,10 @@ class ColdWriter:
                 return
         pending.popleft()
         self._pending_tokens -= len(ids)
+
+    def _rest_until(self) -> float:
+        """Time of the clock until which all stores rest after failures."""
+        return min(self._failing.get(number, -math.inf) for number in range(len(self._stores)))
 
     def _copy_piece(self, write: _Write) -> None:
         writer = write.writer = write.writer or write.job.result

@@ -45,7 +45,7 @@ from ramify.runtime.frontend.embeddings import pooling_for, vector_of
 from ramify.runtime.frontend.frontend import Frontend
 from ramify.runtime.frontend.prompts import Prompt, check_chat, prompts_of, segments_of
 from ramify.runtime.inspect.resolve import check_name
-from ramify.runtime.models.names import keep_alive_s
+from ramify.runtime.models.names import keep_alive_s, unknown
 from ramify.runtime.models.pool import ModelPool
 from ramify.runtime.models.status import ModelStatus
 from ramify.sampling_options import read_options, resolve_options
@@ -186,7 +186,9 @@ class Engine:
         loads the model, and its `close` closes all. Raises `NotFound` for an unknown name, and
         `UnsupportedField` for an engine of one model."""
         pool = self._several()
-        name = pool.resolve(name)
+        asked, name = name, pool.resolve(name)
+        if not pool.is_model(asked):
+            raise unknown(asked, pool.names)
         if name not in self._models:
             other = self._models[name] = copy.copy(self)
             other._name, other.config, other.lora = name, pool.config_of(name), ""

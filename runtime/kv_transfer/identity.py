@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -37,6 +39,8 @@ OPTIONS = (
 """Engine options that change keys and values: options of the arithmetic and of RoPE. The context length has
 an effect on RoPE; `seed` determines the weights of a dummy model."""
 
+LIBRARIES = "torch", "numba", "transformers"
+"""Libraries that compute keys and values."""
 CODE = kernels, model, executor
 """Packages whose sources change keys and values."""
 
@@ -47,13 +51,13 @@ PIECE = 1 << 20
 def kv_identity(config: EngineConfig, pool: KvPool, weights: Path) -> str:
     """The KV identity of an engine. Two machines have the same identity if they compute the same keys and
     values for a token. The identity depends on every byte of the weights' files, the sources that compute
-    with them, the version of PyTorch, the options and the processor's instructions, and not on paths and
+    with them, the versions of `LIBRARIES`, the options and the processor's instructions, and not on paths and
     dates."""
     layers, _, *page = pool.k.shape
     parts = (
         VERSION,
         ramify.__version__,
-        torch.__version__,
+        [version(name) for name in LIBRARIES if find_spec(name)],
         [_sources(package) for package in CODE],
         [getattr(config, name) for name in OPTIONS],
         str(pool.k.dtype),

@@ -218,6 +218,10 @@ class ModelPool:
             return tuple(own)
         return (adapter, *(f"{base}:{adapter}" for base in own))
 
+    def is_model(self, name: str) -> bool:
+        """Whether `name`, which `resolve` knows, is a model's own name and no adapter's."""
+        return name.removesuffix(LATEST) in (*self.names_for(self.resolve(name)), ANY)
+
     def knows(self, name: str) -> bool:
         """Whether a model or an adapter has the name `name`."""
         return self._find(name) is not None

@@ -173,6 +173,13 @@ class Models:
         KEY.get().check_model(self.pool.names_for(name))
         return model
 
+    def allowed_model(self, name: str) -> str:
+        """As `allowed`, for a model's own name: an adapter's is unknown."""
+        model = self.allowed(name)
+        if not self.pool.is_model(name):
+            raise unknown(name, filter(KEY.get().may_use, self.names))
+        return model
+
     async def find_allowed(self, name: str | None) -> str:
         """As `allowed`. Looks through the folder for a name that is unknown."""
         with contextlib.suppress(NotFound):
@@ -200,6 +207,9 @@ class Models:
         if request.url.path.startswith(OLLAMA) and names.keep_alive is not None:
             kept = keep_alive_s(names.keep_alive)
         model = await while_connected(request.receive, self._named(request.url.path, names))
+        if kept != KEEP and not KEY.get().key.admin:  # not shorter than it is for others
+            own = self.pool.status(model).keep_alive_s
+            kept = None if kept is None or own is None else max(kept, own)
         if body and model not in self.pool.frontends:
             refuse_unknown(request.url.path, body)  # before the load, which may push another model out
         acquired: contextlib.AsyncExitStack = request.scope[ACQUIRED]

@@ -21,7 +21,7 @@ from ramify.runtime.config import ServerConfig
 from ramify.runtime.frontend.control import ControlClient
 from ramify.runtime.frontend.loras import Loras
 from ramify.runtime.frontend.replicas import Replicas
-from ramify.runtime.models.names import unknown
+from ramify.runtime.models.names import ANY, LATEST, unknown
 from ramify.runtime.server.keys.tenants import OPEN, Caller, expected_prompt
 from ramify.runtime.server.metrics import ChoiceUsages, Metrics
 from ramify.runtime.server.recent import Recent
@@ -152,9 +152,8 @@ class Service:
         KEY.get().check_model(self._adapter_names(name) if lora else self.model_names)
 
     def check_name(self, name: str) -> None:
-        """Raise `NotFound` unless `name` names the served model; "" names any. On a server of several models
-        `Models.acquire` has chosen the model by the name."""
-        if name and not self.keeps_alive and name not in (*self.model_names, "default"):
+        """Raise `NotFound` unless `name` names the served model, and no adapter; "" names any."""
+        if name and name.removesuffix(LATEST) not in (*self.model_names, ANY):
             raise unknown(name, self.model_names)
 
     @property

@@ -38,7 +38,14 @@ def post(http: httpx.Client, request: Generate) -> httpx.Response:
 def test_the_request_arrives_as_it_was_made(http: httpx.Client, frontend: FakeFrontend) -> None:
     asked = msgspec.structs.replace(ASKED, constraint=regex("a+"), every_s=0.5)
     assert post(http, asked).status_code == 200
-    assert msgspec.json.encode(frontend.requests[0]) == msgspec.json.encode(asked)
+    (received,) = frontend.requests
+    assert asked.hint is not None
+    assert received.hint is not None
+    assert received.hint.client.startswith("python-httpx/")
+    # What the server adds.
+    told = {"client": received.hint.client, "max_pinned_share": received.hint.max_pinned_share}
+    asked = msgspec.structs.replace(asked, hint=msgspec.structs.replace(asked.hint, **told))
+    assert msgspec.json.encode(received) == msgspec.json.encode(asked)
 
 
 def test_each_chunk_is_an_event(http: httpx.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -204,6 +205,29 @@ def test_a_graph_whose_models_do_not_fit_side_by_side_swaps_them(
     nodes[0]["model"] = "hug"
     error = refused(http.post("/v1/programs", json={"graph": graph}), 404)
     assert "Did you mean huge?" in error["message"]
+
+
+def test_a_program_ends_beside_an_unload_of_its_model(several: _Server, http: httpx.Client) -> None:
+    http.post("/models/a/load")
+    several.current("a").hold_after = 1
+    steps = [{"kind": "gen", "name": name, "options": {"max_tokens": 2}} for name in ("x", "y")]
+    graph = {"nodes": [{"kind": "text", "parts": ["hi"]}, *steps]}
+    with ThreadPoolExecutor(2) as threads:
+        program = threads.submit(http.post, "/v1/programs", json={"graph": graph, "model": "a"})
+        assert several.current("a").held.wait(20)
+        unload = threads.submit(http.post, "/models/a/unload")
+        while not several.pool._models["a"].closed:
+            pass
+        several.call(several.current("a").release.set)
+        assert program.result(20).json()["rows"][0]["variables"].keys() == {"x", "y"}
+        assert unload.result(20).status_code == 200
+    assert ready(http) == set()
+
+
+def test_an_adapters_name_is_no_models(several: _Server, http: httpx.Client) -> None:
+    step = {"kind": "gen", "name": "x", "options": {"max_tokens": 2}, "model": "b:poet"}
+    graph = {"nodes": [{"kind": "text", "parts": ["hi"]}, step]}
+    refused(http.post("/v1/programs", json={"graph": graph}), 404)
 
 
 def test_the_lists_of_models_load_nothing(http: httpx.Client, several: _Server) -> None:

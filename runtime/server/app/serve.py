@@ -94,7 +94,7 @@ async def _serve(
     workers: PrestartedWorkers | None,
 ) -> int:
     frontend = _frontend(config, workers)
-    with stop_signals() as stopping:
+    with stop_signals() as stopping, _reloading(keys):
         start = asyncio.gather(frontend.start(), asyncio.to_thread(_import_application, routes))
         try:
             await _until(stopping, start)
@@ -190,7 +190,8 @@ async def run_server(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     reloading = contextlib.ExitStack()
     try:
-        reloading.enter_context(_reloading(app.state.keys))
+        if keys is None:  # else the caller listens since before the load
+            reloading.enter_context(_reloading(app.state.keys))
         alive = asyncio.create_task(keep_alive(lambda: not frontend.gave_up))
         async with cancel_at_end((alive,)), app.router.lifespan_context(app):
             await _until(stopping, serving)

@@ -15,7 +15,10 @@ PROGRAMS = Endpoint(
         taken("sampling_params", "options of steps that set none"),
         taken("cache_scope priority", "as for `/generate`"),
         taken("lora", "the adapter of steps that set none"),
-        taken("model", "the model of all steps, if the server has several; without it the first one"),
+        taken(
+            "model",
+            "the model of steps that name none, if the server has several; without it the first one",
+        ),
         taken("timeout max_total_tokens max_calls", "limits of each run"),
         taken("stream events id", "server-sent events, which of them, and the client's id of the run"),
     ),
