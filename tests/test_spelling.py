@@ -83,11 +83,11 @@ def test_what_names_share_before_they_differ_makes_them_not_similar(
         ("serve --enable-priority-scheduling", "give requests a priority"),
         ("serve --enable-auto-tool-choice", "Tools can always be called"),
         ("serve --disable-log-requests", "are not logged"),
-        ("serve --swap-space 4", "are not swapped"),
+        ("serve --swap-space 4", "Here it is --host-kv-gb."),
         ("serve --polcy fcfs", "Did you mean --policy?"),
         ("run a.py:f --inptu rows.csv", "Did you mean --input?"),
         ("run a.py:f --to x essay=y", "unknown argument --to. See "),
-        ("serve one two=x", "unknown argument two=x."),
+        ("chat one two=x", "unknown argument two=x."),
     ],
 )
 def test_flags(line: str, right: str, capsys: pytest.CaptureFixture[str]) -> None:

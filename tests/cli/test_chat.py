@@ -192,7 +192,7 @@ def test_another_server(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> 
             raise error
 
         monkeypatch.setattr(rm.RuntimeEndpoint, "info", info)
-        assert isinstance(chat._connect(server.url, None), rm.OpenAI)
+        assert isinstance(chat._connect(server.url, None, None), rm.OpenAI)
 
 
 def test_a_server_that_fails(

@@ -26,6 +26,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pass
 
     monkeypatch.setattr(Frontend, "start", start)
+    monkeypatch.setattr(Frontend, "info", None)
     tell_of_default_model.cache_clear()
     yield
     tell_of_default_model.cache_clear()

@@ -17,6 +17,7 @@ from ramify.errors import InvalidRequest, UnsupportedField
 from ramify.runtime.config import EngineConfig
 from ramify.runtime.engine.engine import Engine
 from ramify.runtime.executor.kv_pool import page_bytes
+from ramify.runtime.executor.memory import with_defaults
 from ramify.runtime.executor.runner import Runner
 from ramify.runtime.inspect.machine import Machine
 from ramify.runtime.inspect.report import inspected
@@ -220,9 +221,7 @@ def test_an_inspection_counts_the_head_where_it_is_loaded(case: Case) -> None:
     files = ModelFiles("model", case.model, case.model)
 
     def found(device: Literal["cpu", "cuda"], **options: Any) -> tuple[int, int]:
-        seen = inspected(
-            files, Machine(device, "a machine", 1 << 34, "bfloat16"), EngineConfig(**options), chat=False
-        )
+        seen = inspected(files, Machine(device, "a machine", 1 << 34, "bfloat16"), EngineConfig(**options))
         return seen.weight_bytes, seen.kv_bytes_per_token
 
     without = found("cpu", speculation=False)
@@ -253,7 +252,8 @@ def _change(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tens
 
 def _start(case: Case) -> Runner | None:
     """The draft runner of an engine of `case`, as its process builds it."""
-    config = EngineConfig(num_pages=64, device="cpu", speculation=True, attention_backend="torch")
+    asked = EngineConfig(num_pages=64, device="cpu", speculation=True, attention_backend="torch")
+    config = with_defaults(asked, None)
     shape, folder = read_shape(case.model), str(case.model)
     draft = None if case.draft == case.model else str(case.draft)
     orders = Orders(

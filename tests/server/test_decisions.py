@@ -341,7 +341,6 @@ def test_json_up_to_the_limits(http: httpx.Client, frontend: FakeFrontend, data:
 MESSAGE: Any = {"role": "user", "content": "x"}
 TWO: Any = [{"value": "a"}, {"value": "b"}]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model": None}, "model"),
     ({"input": None}, "input"),
     ({"input": ""}, "input"),
     ({"input": []}, "input"),

@@ -77,7 +77,6 @@ def test_unknown_field_with_a_guess(http: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"model": None}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role"),

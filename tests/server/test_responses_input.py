@@ -221,7 +221,6 @@ def test_effort_is_told_to_the_template(client: openai.OpenAI, frontend: FakeFro
         ({"input": [CALL | {"namespace": 5}]}, "input[0].namespace", ""),
         ({"input": [CALL, {"type": "function_call_output", "call_id": "a"}]}, "input[1].output", ""),
         ({"instructions": 5}, "instructions", ""),
-        ({"model": None}, "model", ""),
         ({"store": "yes"}, "store", ""),
         ({"truncation": "head"}, "truncation", "Leave it out"),
         ({"include": ["reasoning.encrypted_content", "x"]}, "include[1]", ""),

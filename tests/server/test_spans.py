@@ -272,8 +272,8 @@ def test_a_request_to_an_engine_is_a_span_too(
 ) -> None:
     engine = rm.Engine()
     frontend = FakeFrontend()
-    monkeypatch.setattr(engine, "_frontend", frontend)
-    monkeypatch.setattr(engine, "_owner", os.getpid())
+    monkeypatch.setattr(rm.Engine, "_frontend", frontend)
+    monkeypatch.setattr(engine._life, "_owner", os.getpid())
     answer = engine.complete(SECRET, max_tokens=2)
     frontend.fail_first = WorkerDied("The scheduler died.")
     with pytest.raises(WorkerDied):

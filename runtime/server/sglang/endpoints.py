@@ -8,8 +8,8 @@ Field names, defaults and bodies are SGLang's (its HTTP server, 0.5). Difference
   ask for log-probabilities.
 - Ramify's own fields: ``prompt_segments`` (text and token ids mixed), ``constraint``, ``preambles``,
   ``program`` {program, name, lease_s, path, next_use, branch, forks, ended, parts, calls_left, limits,
-  session, pinned, client}, ``cache_scope``; in sampling_params token_healing; the routes /end_program and
-  /await_tools.
+  session, pinned, client, max_pinned_share}, ``cache_scope``; in sampling_params token_healing; the routes
+  /end_program and /await_tools.
 - ``choices`` {texts, unconditional}, Ramify's own too, scores these texts after the prompt in one request, as
   a `select` does. Nothing is generated: ``max_new_tokens`` is 0, which is its default if choices are given.
   ``meta_info.choices`` has for each text ``token_logprobs`` (SGLang's triples) and ``behind``, which is false

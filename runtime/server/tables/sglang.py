@@ -20,6 +20,7 @@ PROGRAM = FieldTable(
     "program",
     taken(
         "program name lease_s path next_use branch forks ended parts calls_left limits session pinned client"
+        " max_pinned_share"
     ),
 )
 CONSTRAINT = FieldTable("constraint", taken("kind source whitespace any_order strict definitions"))
