@@ -225,7 +225,7 @@ def _requests(running: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
     titles = ("AGE", "PROMPT", "CACHED", "OUT", "TOK/S", "STATE", "PROGRAM", "CLIENT", "KEY", "REQUEST")
     return _table(
         [f"{title}*" if title == marks[sort] else title for title in titles],
-        (11, 7, 7, 7, 7, -7, -20, -22, _key_width(rows), -64),
+        (11, 7, 7, 7, 7, -7, -20, -18, _key_width(rows), -64),
         [
             (
                 _short(row["age_s"]),
@@ -266,7 +266,7 @@ def _holds(now: Sample) -> list[str]:
     more = len(held) - len(rows) + sum(one["more_holds"] for one in now.cache)
     return [
         "",
-        *_table(titles, (11, 11, 8, 7, -10, -20, -22, _key_width(held), -80), rows),
+        *_table(titles, (11, 11, 8, 7, -10, -20, -18, _key_width(held), -80), rows),
         *([f"and {more} more"] if more else []),
     ]
 
