@@ -101,7 +101,7 @@ class Processes:
 
 
 def role_of(pid: int) -> str:
-    """What a process does, such as "scheduler"; "server" for the first one, "ended" for one that is gone."""
+    """Role of a process, such as "scheduler"; "server" for the first one, "ended" for one that is gone."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:

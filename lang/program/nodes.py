@@ -129,7 +129,7 @@ class On(NamedTuple):
     model: str | None = None
 
     def over(self, usual: On) -> On:
-        """What is named here, else what `usual` names. The usual model is one of the usual backend."""
+        """Backend and model named here, else those of `usual`, whose model is one of its backend."""
         return self if self.backend is not None else On(usual.backend, self.model or usual.model)
 
 

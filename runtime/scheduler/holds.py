@@ -1,4 +1,4 @@
-"""What is held in the prefix cache, and the cap of pins."""
+"""Holds in the prefix cache: leases and pins by owner, and the cap of pins."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ def test_a_request_arrives_as_it_was_made():
         chunks = wait(ask(backend))
     (received,) = frontend.requests
     assert received.hint.client
-    # What the server adds.
+    assert received.hint.max_pinned_share == 1.0
+    # The server adds these two.
     told = {"client": received.hint.client, "max_pinned_share": received.hint.max_pinned_share}
     expected = msgspec.structs.replace(request, hint=msgspec.structs.replace(request.hint, **told))
     assert msgspec.json.encode(received) == msgspec.json.encode(expected)

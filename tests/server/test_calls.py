@@ -42,7 +42,8 @@ def test_the_request_arrives_as_it_was_made(http: httpx.Client, frontend: FakeFr
     assert asked.hint is not None
     assert received.hint is not None
     assert received.hint.client.startswith("python-httpx/")
-    # What the server adds.
+    assert received.hint.max_pinned_share == 1.0
+    # The server adds these two.
     told = {"client": received.hint.client, "max_pinned_share": received.hint.max_pinned_share}
     asked = msgspec.structs.replace(asked, hint=msgspec.structs.replace(asked.hint, **told))
     assert msgspec.json.encode(received) == msgspec.json.encode(asked)
